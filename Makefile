@@ -1,0 +1,43 @@
+# Two commands: `make demo` runs the main job, `make test` passes the tests. Both set up .venv first, once.
+# Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
+	@echo "make test   set up, then run the tests"
+	@echo "make lint   check style and formatting"
+	@echo "make clean  remove .venv"
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/sojourn demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV)
+
+# The tested torch first and alone: what else wants torch then takes it as it is.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "sojourn: $(PYTHON) is missing; install Python 3.11 or newer (Debian: apt install python3 python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sojourn: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed (make PYTHON=python3.12 ...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "sojourn: Python's venv module is missing; install it (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "sojourn: setting up $(VENV) (a minute or two; about 3 GB)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@echo "sojourn: installing torch"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch || { echo "sojourn: torch could not be installed; see pip's message above" >&2; exit 1; }
+	@echo "sojourn: installing the engine, the load generator, the app and the test tools"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,loadgen,ui,dev]' || { echo "sojourn: the packages could not be installed; see pip's message above" >&2; exit 1; }
+	@touch $(STAMP)
+	@echo "sojourn: $(VENV) is ready"
