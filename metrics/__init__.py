@@ -1,0 +1,1 @@
+"""What is measured and what it means. Imports no torch and no engine."""

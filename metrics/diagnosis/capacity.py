@@ -1,0 +1,76 @@
+"""How many requests a second the server could serve, from its own step times: capacity told from policy."""
+
+import math
+from dataclasses import replace
+
+from metrics.diagnosis.evidence import Facts, Work, tightest
+from metrics.diagnosis.stepfacts import StepModel
+
+LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything
+# An offered load above this share of the capacity is overload: the estimate itself is good to about 10 %, and queues
+# grow without bound near 1.
+FULL = 0.95
+COMFORTABLE = 0.7  # utilisation at which an M/M/c queue of this size is short; what a fix should bring the load to
+
+
+def request_ns(model: StepModel, work: Work, batch: float) -> float:
+    """Server time that one request costs when `batch` requests decode together and share each step's fixed cost."""
+    tokens = work.computed_tokens + work.output_tokens
+    context = work.output_tokens * work.context_tokens + work.prompt_tokens
+    shared = model.step_ns * work.output_tokens / max(batch, 1.0)
+    return model.token_ns * tokens + model.context_ns * context + shared
+
+
+def kv_batch(facts: Facts, pool_blocks: float | None = None) -> float:
+    """Requests whose KV fits into the pool (or into one of `pool_blocks`) at the same time, at their mean length."""
+    if facts.steps is None or facts.work is None:
+        return math.inf
+    block = facts.engine.get("block_size") or 16
+    blocks = pool_blocks or facts.steps.pool_blocks
+    return max(1.0, blocks / math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / block))
+
+
+def without_host(facts: Facts) -> StepModel:
+    """The step model of this run if the device hid all of the host's work: what the device itself could serve."""
+    model, steps = facts.steps.model, facts.steps
+    return replace(model, step_ns=max(0.0, model.step_ns - steps.host_share * steps.wall_ns / steps.count))
+
+
+def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
+    """Largest batch whose mixed steps keep the tightest time per output token; at most LARGEST_BATCH."""
+    model, work = model or facts.steps.model, facts.work
+    bound = tightest(facts, "tpot_ms")
+    if bound is None:
+        return LARGEST_BATCH
+    per_request = model.token_ns * (1 + work.computed_tokens / work.output_tokens)
+    per_request += model.context_ns * work.context_tokens
+    return min(LARGEST_BATCH, max(1.0, (bound * 1e6 - model.step_ns) / max(per_request, 1.0)))
+
+
+def load(
+    facts: Facts, *, batch: float | None = None, work: Work | None = None, model: StepModel | None = None
+) -> float:
+    """Offered load / capacity (ρ) with the batch given, else with that which the batch cap and the KV pool allow.
+
+    NaN where the steps do not suffice for a model, and where no rate was offered. What this cannot tell: variation; a
+    ρ below 1 can still queue.
+    """
+    if facts.steps is None or facts.steps.model is None or facts.work is None:
+        return math.nan
+    cap = facts.engine.get("max_num_seqs") or LARGEST_BATCH
+    within = min(cap, kv_batch(facts)) if batch is None else batch
+    return facts.offered_rps * request_ns(model or facts.steps.model, work or facts.work, within) / 1e9
+
+
+def best_load(facts: Facts) -> float:
+    """ρ of the device alone, with the largest batch that keeps the time per output token, whatever cap and pool."""
+    if facts.steps is None or facts.steps.model is None or facts.work is None:
+        return math.nan
+    model = without_host(facts)
+    return load(facts, batch=batch_within_tpot(facts, model), model=model)
+
+
+def batch_for(facts: Facts, target: float = COMFORTABLE) -> int:
+    """Smallest batch that brings ρ to `target`; at most what the time per output token allows."""
+    largest = int(batch_within_tpot(facts))
+    return next((batch for batch in range(1, largest + 1) if load(facts, batch=batch) <= target), largest)

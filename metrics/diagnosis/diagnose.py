@@ -1,0 +1,228 @@
+"""`diagnose`: one run, or two, to the answer of the main job. Reads records, writes nothing."""
+
+import math
+
+import msgspec
+
+from metrics.diagnosis.candidate import Candidate
+from metrics.diagnosis.capacity import load
+from metrics.diagnosis.causes import cause_of_symptom, first_cause, helps
+from metrics.diagnosis.compare import devices, product_latency
+from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, shares, tightest
+from metrics.diagnosis.excess import Excess, attainment, excesses
+from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
+from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
+from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
+from metrics.goodput import class_goodput
+from metrics.ledger import LIFECYCLES
+from metrics.objectives import short
+from metrics.rundir import RunDirectory
+
+CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
+FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
+CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
+
+
+def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
+    """The diagnosis of a run; `against` adds the two symptoms that take a comparison. Raises RunError."""
+    facts = gather(run)
+    other = gather(against) if against is not None else None
+    checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}
+    ranked = _findings(facts, checks)
+    if other is not None:
+        for result, found in (product_latency(facts, other), devices(facts, other)):
+            checks[result.symptom] = result
+            ranked += [(True, found)] if found else []
+    # A cause whose own fix gains nothing goes last, whatever its symptom costs
+    findings = [found for _, found in sorted(ranked, key=lambda pair: (not pair[0], -(pair[1].goodput_lost or 0.0)))]
+    closed = closure(facts.rows)
+    warnings = _warnings(facts, closed.joined, closed.closed)
+    state, headline = _state(facts, checks, findings)
+    account_shares = shares(facts.rows)
+    return Diagnosis(
+        run=facts.name,
+        against=other.name if other else None,
+        state=state,
+        headline=headline,
+        goodput=class_goodput(facts.rows, facts.objectives),
+        ledger_share=account_shares,
+        ttft_share=shares(facts.rows, "ttft"),
+        lifecycle_share=by_lifecycle(account_shares),
+        bottleneck=_bottleneck(facts, state, findings),
+        findings=findings if state != "invalid" else [],
+        checks=[checks[symptom.key] for symptom in SYMPTOMS],
+        closure=closed,
+        warnings=warnings,
+    )
+
+
+def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool, Finding]]:
+    """Each cause once, under the symptom that loses most goodput to it, and whether its fix would gain anything.
+
+    Its title names the other symptoms too.
+    """
+    found: dict[str, list[Finding]] = {}
+    lost: dict[str, set[int]] = {}
+    useful: dict[str, bool] = {}
+    for symptom in SYMPTOMS:
+        if checks[symptom.key].status != "present":
+            continue
+        above = [excess for excess in late(facts, symptom.key) if significant(facts, excess)]
+        proposals = [(first_cause(facts, excess), excess) for excess in above if facts.joined]
+        if not above:
+            proposals = [(cause_of_symptom(facts, symptom.key), None)]
+        for cause, excess in proposals:
+            if cause is not None:
+                found.setdefault(cause.key, []).append(_finding(facts, symptom.key, cause, excess))
+                useful[cause.key] = useful.get(cause.key, False) or excess is None or helps(cause)
+                lost.setdefault(cause.key, set()).update(excess.missing if excess is not None else ())
+    return [(useful[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
+
+
+def _finding(facts: Facts, symptom: str, cause: Candidate, excess: Excess | None) -> Finding:
+    objective = ""
+    if excess is not None:
+        objective = f"{short(excess.objective)} ≤ {excess.bound_ms:g} ms"
+        objective += f" for {excess.klass}" if excess.klass else ""
+    return Finding(
+        symptom=symptom,
+        title=BY_KEY[symptom].title,
+        objective=objective,
+        cohort=cohort(facts, excess) if excess is not None else "all requests",
+        goodput_lost=excess.missed / facts.sent if excess is not None else None,
+        lifecycles=cause.lifecycles,
+        object=cause.object,
+        cause=cause.cause,
+        kind=cause.kind,
+        evidence=cause.evidence,
+        probe=cause.probe,
+        fix=cause.fix,
+    )
+
+
+def _merge(same: list[Finding], goodput_lost: float) -> Finding:
+    """One finding of those with the same cause; `goodput_lost` counts a request once, whatever it missed."""
+    ranked = sorted(same, key=lambda finding: -(finding.goodput_lost or 0.0))
+    title = " · ".join(dict.fromkeys(finding.title for finding in ranked))
+    return msgspec.structs.replace(ranked[0], title=title, goodput_lost=goodput_lost or None)
+
+
+def _state(facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding]) -> tuple[State, str]:
+    """The state and its sentence, the first that applies."""
+    kept = attainment(facts)
+    reasons = [str(reason) for reason in facts.meta.get("invalid_reasons") or ()]
+    if facts.meta.get("valid") is False and (facts.sent or reasons):
+        return "invalid", f"Not valid, measure again: {'; '.join(reasons or ['run.json gives no reason'])}"
+    if not facts.sent:
+        return "inconclusive", "No request was recorded: the run is empty, has only just begun, or is all warm-up"
+    if not facts.served:
+        error, count = next(iter(facts.errors.items()))
+        return "degraded", f"None of {facts.sent} requests was served: {count} ended with “{error}”"
+    failed = 1 - facts.served / facts.sent
+    if findings and findings[0].object == OFFERED_LOAD:
+        return "overloaded", f"Overloaded: {findings[0].cause}. {kept:.0%} of the requests keep their objectives"
+    if failed > TOLERATED_MISSES:
+        error, count = next(iter(facts.errors.items()))
+        return _failing(facts, failed, f"{count} ended with “{error}”")
+    if not facts.objectives:
+        return "inconclusive", (
+            f"{facts.served} of {facts.sent} requests were served; the scenario names no objective, so nobody can say "
+            "whether that is good. Add `objectives`"
+        )
+    misses = [excess for excess in excesses(facts) if significant(facts, excess)]
+    costly = [finding for finding in findings if finding.goodput_lost]
+    if not misses and not costly:
+        klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
+        if min(kept, least) >= 1 - TOLERATED_MISSES:
+            return "healthy", _healthy(facts, kept, findings)
+        return "degraded", _short(facts, klass)
+    if costly:
+        first = costly[0]
+        return "degraded", (
+            f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, in the "
+            f"{first.lifecycles[0]} lifecycle, because {first.cause}"
+        )
+    return "inconclusive", _inconclusive(facts, misses[0])
+
+
+def _failing(facts: Facts, failed: float, words: str) -> tuple[State, str]:
+    cause = overload(facts, None)
+    if cause is not None:
+        return "overloaded", f"Overloaded: {cause.cause}. {failed:.0%} of the requests failed, {words}"
+    return "degraded", f"{failed:.0%} of the requests failed: {words}"
+
+
+def _short(facts: Facts, klass: str) -> str:
+    """The sentence for a class that loses too many requests in all, though no objective alone loses many."""
+    rows = facts.rows[facts.rows.klass == klass]
+    failed, lost = rows[rows.status != "ok"], int((~rows.good).sum())
+    words = f"{lost} of {len(rows)} requests{f' of {klass}' if klass else ''} are lost: {lost - len(failed)} late"
+    errors = failed.error.fillna(failed.status).value_counts()
+    return words + (f", {len(failed)} failed, most of them with “{errors.index[0]}”" if len(errors) else "")
+
+
+def _healthy(facts: Facts, kept: float, findings: list[Finding]) -> str:
+    words = f"Healthy: {kept:.0%} of {facts.sent} requests keep their objectives"
+    used = load(facts)
+    words += "" if math.isnan(used) else f" at {used:.0%} of the capacity"
+    return f"{words}, though {findings[0].cause}" if findings else words
+
+
+def _inconclusive(facts: Facts, excess: Excess) -> str:
+    words = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
+    if not facts.joined:
+        return f"{words}; {UNSEEN}"
+    ranked = excess.ranked()
+    if not ranked:
+        return f"{words}, and no account is above {excess.baseline}: measure more requests first"
+    name, share = ranked[0]
+    return f"{words}; {share:.0%} of the excess is {name}, and no rule explains it: look at its slowest requests first"
+
+
+def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | None:
+    """The first lifecycle of the costliest finding, None if that is the client; without one, of the largest excess."""
+    if state in ("healthy", "invalid"):
+        return None
+    if findings:
+        first = findings[0].lifecycles[0]
+        return first if first in LIFECYCLES else None
+    saved = dict.fromkeys(LIFECYCLES, 0.0)
+    for excess in excesses(facts):
+        for name, _ in excess.ranked():
+            lifecycle = name.split(".")[0]
+            if lifecycle in saved:
+                saved[lifecycle] += excess.accounts[name] * excess.missed
+    top = max(saved, key=lambda lifecycle: saved[lifecycle])
+    return top if saved[top] > 0 else None
+
+
+def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
+    warnings = []
+    bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
+    if 0 < facts.sent < FEWEST_REQUESTS:
+        warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
+    if facts.served < facts.sent:
+        named = ", ".join(f"{count} × {error}" for error, count in list(facts.errors.items())[:3])
+        warnings.append(f"{facts.sent - facts.served} of {facts.sent} requests were not served: {named}")
+    unmeasured = int(facts.rows.tpot_unmeasured.sum())
+    if unmeasured:
+        warnings.append(
+            f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "
+            "their tokens came in one chunk): they are judged without it"
+        )
+    if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
+        warnings.append(
+            f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90), against {bound:g} ms allowed"
+        )
+    if facts.served and not facts.joined:
+        unseen = ", ".join(LIFECYCLES)
+        warnings.append(f"no server records: the accounts of {unseen} cannot be seen, only client.lag")
+    elif facts.joined < facts.served:
+        warnings.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
+    if facts.joined and facts.steps is None:
+        warnings.append("no step records: causes that show only in steps cannot be told")
+    elif facts.steps is not None and facts.steps.model is None:
+        warnings.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    if joined and closed < CLOSURE_WARNS * joined:
+        warnings.append(f"only {closed} of {joined} ledgers close within 1 % and 1 ms; shares are that uncertain")
+    return warnings

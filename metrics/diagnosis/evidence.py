@@ -1,0 +1,203 @@
+"""The facts of a run, computed once from its records; every number of a diagnosis comes from here."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from metrics.diagnosis.stepfacts import StepFacts, step_facts
+from metrics.diagnosis.verdict import Closure
+from metrics.goodput import judged, measured, measured_steps, window_ns
+from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
+from metrics.objectives import objectives_of
+from metrics.rundir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One run in numbers. `rows` is `goodput.judged` of the measured requests."""
+
+    name: str
+    path: str
+    scenario: str
+    meta: dict[str, Any]
+    objectives: list[dict[str, Any]]
+    engine: dict[str, Any]  # the settings in force, as far as they are known
+    chosen: frozenset[str]  # the settings that the scenario or the command line names; the others are defaults
+    rows: pd.DataFrame
+    steps: StepFacts | None
+    sent: int
+    served: int
+    errors: dict[str, int]  # of the requests that were not served: what they ended with → how many
+    joined: int  # served requests that have a server record
+    seconds: float  # first due → last byte
+    offered_rps: float  # NaN where all requests were due at once: such a run offers no rate
+    arrival_cv: float | None  # of the gaps between due times; None for fewer than three requests
+    lag_p90_ms: float | None
+    device_busy: float | None  # share of the time with a request in the server in which the device worked
+    declared_shared_share: float  # of the prompt tokens, what the scenario says is alike between requests
+    cached_share: float | None  # of the prompt tokens, what came from the prefix cache
+    work: "Work | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request asks of the device, on average over the served requests."""
+
+    prompt_tokens: float
+    computed_tokens: float  # of the prompt, not from the cache and not counted again after a preemption
+    output_tokens: float
+    context_tokens: float  # mean context of a decode step of one request
+
+
+def gather(run: RunDirectory) -> Facts:
+    """Reads the tables of a run. Empty tables, missing tables and a run under way are all fine."""
+    meta = run.meta()
+    objectives = meta.get("objectives") or []
+    rows = judged(measured(run.requests(), meta), objectives)
+    steps = measured_steps(run.table("steps"), rows)
+    span = window_ns(rows)
+    served = rows[rows.status == "ok"]
+    unserved = rows[rows.status != "ok"]
+    gaps = np.diff(np.sort(rows.due_ns.to_numpy(dtype="float64"))) if len(rows) > 2 else np.array([])
+    lag = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")).dropna() / 1e6
+    scenario = meta.get("scenario")
+    return Facts(
+        name=run.name,
+        path=str(run.path),
+        scenario=str(scenario.get("name", "SCENARIO")) if isinstance(scenario, dict) else str(scenario or "SCENARIO"),
+        meta=meta,
+        objectives=objectives,
+        engine=_settings(meta),
+        chosen=frozenset(name for name, value in _chosen(meta).items() if value is not None),
+        rows=rows,
+        steps=step_facts(steps),
+        sent=len(rows),
+        served=len(served),
+        errors={str(name): int(n) for name, n in unserved.error.fillna(unserved.status).value_counts().items()},
+        joined=int(served.arrived_ns.notna().sum()),
+        seconds=(span[1] - span[0]) / 1e9 if span else 0.0,
+        offered_rps=float(len(gaps) / (gaps.sum() / 1e9)) if gaps.sum() > 0 else math.nan,
+        arrival_cv=float(gaps.std() / gaps.mean()) if len(gaps) > 2 and gaps.mean() > 0 else None,
+        lag_p90_ms=float(lag.quantile(0.9)) if len(lag) else None,
+        device_busy=_device_busy(rows, steps),
+        declared_shared_share=_declared_shared_share(meta),
+        cached_share=_cached_share(served),
+        work=_work(served),
+    )
+
+
+def ledger_columns(rows: pd.DataFrame, prefix: str = "ledger") -> pd.DataFrame:
+    """The accounts of each request in milliseconds, by account name. `prefix`: ledger (to the last byte) or ttft."""
+    return pd.DataFrame(
+        {info.name: rows[f"{prefix}_{info.column}"].astype("float64") / 1e6 for info in ACCOUNTS}, index=rows.index
+    )
+
+
+def shares(rows: pd.DataFrame, prefix: str = "ledger") -> dict[str, float]:
+    """Account → share of the time of all served requests, with what is unaccounted; sums to 1. Empty if none served.
+
+    Of a request that no server recorded, all but the client's own accounts is unaccounted.
+    """
+    end, left = ("last_byte_ns", "unaccounted_ns") if prefix == "ledger" else ("first_token_ns", "ttft_unaccounted_ns")
+    served = rows[(rows.status == "ok") & rows[end].notna()]
+    latency_ms = (served[end].astype("float64") - served.due_ns.astype("float64")) / 1e6
+    whole_ms = float(latency_ms.sum())
+    if whole_ms <= 0:
+        return {}
+    booked = ledger_columns(served, prefix)
+    unseen_ms = latency_ms - booked.sum(axis=1)
+    left_ms = (served[left].astype("float64") / 1e6).fillna(unseen_ms)
+    result = {name: float(ms) / whole_ms for name, ms in booked.sum().items()}
+    return result | {UNACCOUNTED: float(left_ms.sum()) / whole_ms}
+
+
+def by_lifecycle(account_shares: dict[str, float]) -> dict[str, float]:
+    """Shares of the four lifecycles and of the client. What is unaccounted belongs to none."""
+    result = dict.fromkeys((*LIFECYCLES, "client"), 0.0)
+    for info in ACCOUNTS:
+        result[info.lifecycle] += account_shares.get(info.name, 0.0)
+    return result
+
+
+def closure(rows: pd.DataFrame) -> Closure:
+    """How well the accounts sum to the latency of the requests that client and server both recorded."""
+    joined = rows[(rows.status == "ok") & rows.unaccounted_ns.notna()]
+    latency = joined.last_byte_ns.astype("float64") - joined.due_ns.astype("float64")
+    left = joined.unaccounted_ns.astype("float64").abs()
+    share = left / latency.where(latency > 0)
+    return Closure(
+        joined=len(joined),
+        closed=sum(closes(int(ns), int(total)) for ns, total in zip(left, latency, strict=True)),
+        worst_share=float(share.max()) if len(joined) else None,
+        worst_ns=float(left.max()) if len(joined) else None,
+    )
+
+
+def tightest(facts: Facts, objective: str) -> float | None:
+    """The smallest bound that any class of this run has for an objective, in ms."""
+    bounds = [objectives_of(klass, facts.objectives).get(objective) for klass in facts.rows.klass.unique()]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _chosen(meta: dict[str, Any]) -> dict[str, Any]:
+    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
+    return {name: value for name, value in engine.items() if name != "served"}
+
+
+def _settings(meta: dict[str, Any]) -> dict[str, Any]:
+    """What the server said of itself (`engine.served.engine`), and above it what it was started with."""
+    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
+    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
+    told = served.get("engine") if isinstance(served.get("engine"), dict) else {}
+    return told | {name: value for name, value in _chosen(meta).items() if value is not None}
+
+
+def _device_busy(rows: pd.DataFrame, steps: pd.DataFrame) -> float | None:
+    """Device time / time in which at least one request was inside the server, between its arrival and its finish."""
+    spans = rows[["arrived_ns", "finished_ns"]].dropna().sort_values("arrived_ns").to_numpy(dtype="float64")
+    if not len(steps) or not len(spans):
+        return None
+    present, end = 0.0, -np.inf
+    for begin, until in spans:
+        present += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    inside = (steps.begin_ns < end) & (steps.end_ns > spans[0][0])
+    return float(min(1.0, steps.device_ns[inside].sum() / present)) if present > 0 else None
+
+
+def _declared_shared_share(meta: dict[str, Any]) -> float:
+    scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
+    classes = (scenario.get("workload") or {}).get("classes") or []
+    shared = total = 0.0
+    for klass in classes:
+        length = klass.get("prompt_tokens") or 0
+        if isinstance(length, dict):  # a distribution: its middle is near enough for a share
+            bounds = [length.get(name) or 0 for name in ("min_tokens", "max_tokens")]
+            length = length.get("tokens") or length.get("median_tokens") or sum(bounds) / 2
+        weight = klass.get("weight") or 1.0
+        shared += weight * min(klass.get("shared_prefix_tokens") or 0, length)
+        total += weight * length
+    return shared / total if total else 0.0
+
+
+def _cached_share(served: pd.DataFrame) -> float | None:
+    prompt = served.server_prompt_tokens.astype("float64")
+    cached = served.server_cached_tokens.astype("float64")
+    known = prompt.notna() & cached.notna() & (prompt > 0)
+    return float(cached[known].sum() / prompt[known].sum()) if known.any() else None
+
+
+def _work(served: pd.DataFrame) -> Work | None:
+    rows = served[served.server_prompt_tokens.notna() & (served.server_output_tokens.astype("float64") > 0)]
+    if not len(rows):
+        return None
+    prompt, output = rows.server_prompt_tokens.astype("float64"), rows.server_output_tokens.astype("float64")
+    return Work(
+        prompt_tokens=float(prompt.mean()),
+        computed_tokens=float((prompt - rows.server_cached_tokens.astype("float64").fillna(0)).clip(lower=1).mean()),
+        output_tokens=float(output.mean()),
+        context_tokens=float(((prompt + output / 2) * output).sum() / output.sum()),
+    )

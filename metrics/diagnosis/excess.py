@@ -1,0 +1,109 @@
+"""Where the time above an objective went: the ledger of the requests that miss it against those that keep it."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from metrics.diagnosis.evidence import Facts, ledger_columns
+from metrics.goodput import judged
+from metrics.objectives import OBJECTIVES, objectives_of
+
+FEWEST_KEEPERS = 5  # requests that keep the objective; below it their mean is no baseline
+# Those that keep an objective are a baseline only if they are clearly faster. Where they are nearly as slow, the cause
+# is what both have in common, and a difference of a few milliseconds would name the wrong account.
+CLEARLY_FASTER = 0.7  # of the bound
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What the requests of one class that miss one objective spent above the others."""
+
+    objective: str  # ttft_ms, tpot_ms or e2e_ms
+    klass: str
+    bound_ms: float
+    missed: int  # served requests of the class above the bound
+    sent: int  # of the class
+    mean_ms: float  # of those that miss
+    baseline: str  # what the mean is held against, in words; each account in proportion if it is the objective
+    accounts: dict[str, float]  # account → ms above the baseline, of those that miss; may be negative
+    missing: pd.Index  # their rows in Facts.rows
+
+    @property
+    def total_ms(self) -> float:
+        return sum(max(ms, 0.0) for ms in self.accounts.values())
+
+    def share(self, *names: str) -> float:
+        """The part of the excess that these accounts explain together, 0 to 1."""
+        return sum(max(self.accounts.get(name, 0.0), 0.0) for name in names) / self.total_ms if self.total_ms else 0.0
+
+    def ranked(self) -> list[tuple[str, float]]:
+        """Accounts with a positive excess and their share of it, largest first."""
+        order = sorted(self.accounts, key=lambda name: -self.accounts[name])
+        return [(name, self.share(name)) for name in order if self.accounts[name] > 0]
+
+
+def accounts_of(rows: pd.DataFrame, objective: str) -> pd.DataFrame:
+    """Each request's accounts in ms of the objective's own quantity: per output token after the first for tpot_ms."""
+    if objective == "ttft_ms":
+        return ledger_columns(rows, "ttft")
+    whole = ledger_columns(rows, "ledger")
+    if objective == "e2e_ms":
+        return whole
+    gaps = (rows.output_tokens.astype("float64") - 1).where(lambda n: n > 0)
+    return (whole - ledger_columns(rows, "ttft")).div(gaps, axis=0)
+
+
+def excesses(facts: Facts) -> list[Excess]:
+    """One for each class and objective that some served request misses; most misses first."""
+    found = []
+    for klass in sorted(facts.rows.klass.unique()):
+        rows = facts.rows[facts.rows.klass == klass]
+        for objective, bound in objectives_of(klass, facts.objectives).items():
+            excess = _excess(rows, klass, objective, bound)
+            if excess is not None:
+                found.append(excess)
+    return sorted(found, key=lambda excess: -excess.missed)
+
+
+def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:
+    served = rows[(rows.status == "ok") & rows[objective].notna()]
+    late = served[served[objective] > bound]
+    kept = served[served[objective] <= bound]
+    if not len(late):
+        return None
+    spent = accounts_of(late, objective).mean()
+    mean_ms = float(late[objective].mean())
+    if len(kept) >= FEWEST_KEEPERS and kept[objective].mean() <= CLEARLY_FASTER * bound:
+        above = spent - accounts_of(kept, objective).mean()
+        baseline = f"the {len(kept)} that keep it"
+    else:
+        above = spent * (1 - bound / mean_ms)
+        baseline = "the objective"
+    return Excess(
+        objective=objective,
+        klass=klass,
+        bound_ms=bound,
+        missed=len(late),
+        sent=len(rows),
+        mean_ms=mean_ms,
+        baseline=baseline,
+        accounts={name: float(ms) for name, ms in above.items() if pd.notna(ms)},
+        missing=late.index,
+    )
+
+
+def attainment(facts: Facts) -> float:
+    """Share of the sent requests that kept every objective of their class."""
+    return float(facts.rows.good.mean()) if facts.sent else 0.0
+
+
+def attainment_without(facts: Facts, accounts: tuple[str, ...], removed: float = 1.0) -> float:
+    """Attainment if every request had spent `removed` (0 to 1) less in these accounts: what a fix can gain at most.
+
+    An upper bound: time that one account loses may come back in another.
+    """
+    rows = facts.rows.copy()
+    for objective in OBJECTIVES:
+        saved = accounts_of(rows, objective)[list(accounts)].sum(axis=1) * removed
+        rows[objective] = rows[objective].astype("float64") - saved.fillna(0)
+    return float(judged(rows, facts.objectives).good.mean()) if len(rows) else 0.0

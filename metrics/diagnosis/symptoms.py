@@ -1,0 +1,134 @@
+"""The six symptoms: what each is called, which lifecycles it may come from, and whether a run shows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metrics.diagnosis.evidence import Facts
+from metrics.diagnosis.excess import Excess, excesses
+from metrics.diagnosis.rules_compute import LOW_DEVICE_BUSY
+from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
+from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+
+# Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
+# before it counts as a symptom.
+TOLERATED_MISSES = 0.10
+FULL_POOL = 0.95  # of the KV blocks in use at the peak
+BLOCKED = 0.05  # of the request-seconds of waiting due to KV blocks, below which a full pool hurts nobody
+NO_STEPS = f"cannot be told without the server's records of its steps: {RECORD_THE_SERVER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One complaint that people come with."""
+
+    key: str
+    title: str
+    lifecycles: tuple[str, ...]  # where its causes may lie, most often first
+    check: Callable[[Facts], tuple[Status, str]] | None  # None: it takes a second run
+
+
+def late(facts: Facts, symptom: str) -> list[Excess]:
+    """What requests spent above the objectives that belong to a symptom.
+
+    An end-to-end objective belongs to high_ttft where the first token took most of the late requests' time, else to
+    high_itl.
+    """
+    return [excess for excess in excesses(facts) if _symptom_of(facts, excess) == symptom]
+
+
+def significant(facts: Facts, excess: Excess) -> bool:
+    """Whether more of a class miss an objective than is tolerated, alone or together with all else that it loses."""
+    lost = int((~facts.rows.good[facts.rows.klass == excess.klass]).sum())
+    alone = excess.missed > TOLERATED_MISSES * excess.sent
+    together = lost > TOLERATED_MISSES * excess.sent
+    return alone or (together and excess.missed > TOLERATED_MISSES / len(OBJECTIVES) * excess.sent)
+
+
+def _symptom_of(facts: Facts, excess: Excess) -> str:
+    if excess.objective == "e2e_ms":
+        rows = facts.rows.loc[excess.missing]
+        return "high_ttft" if rows.ttft_ms.mean() >= rows.e2e_ms.mean() / 2 else "high_itl"
+    return {"ttft_ms": "high_ttft", "tpot_ms": "high_itl"}[excess.objective]
+
+
+def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, str]]:
+    def check(facts: Facts) -> tuple[Status, str]:
+        if not facts.served:
+            return "unknown", "no request was served" if facts.sent else "no client measured a request"
+        named = [k for k in facts.rows.klass.unique() if objectives_of(k, facts.objectives).get(objective)]
+        found = late(facts, symptom)
+        if not named and not found:
+            return "unknown", f"the run names no objective; add {objective} to `objectives` in the scenario"
+        worst = max(found, key=lambda excess: excess.missed / excess.sent, default=None)
+        if worst is None:
+            return "absent", f"every served request keeps its {objective}"
+        words = (
+            f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''} are above "
+            f"{worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
+        )
+        return ("present" if significant(facts, worst) else "absent"), words
+
+    return check
+
+
+def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
+    if facts.steps is None:
+        return "unknown", NO_STEPS
+    if facts.device_busy is None:
+        return "unknown", f"no request with records of both client and server: {RECORD_THE_SERVER}"
+    words = f"the device works {facts.device_busy:.0%} of the time in which a request is in the server"
+    return ("present" if facts.device_busy < LOW_DEVICE_BUSY else "absent"), words
+
+
+def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
+    steps = facts.steps
+    if steps is None:
+        return "unknown", NO_STEPS
+    waits = steps.waits.get("kv_blocks", 0.0)
+    words = (
+        f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks, {steps.preemptions} preemptions, "
+        f"{waits:.0%} of the waiting is for blocks"
+    )
+    hurts = steps.preemptions > 0 or waits > BLOCKED
+    return ("present" if steps.kv_use_max >= FULL_POOL and hurts else "absent"), words
+
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom("high_ttft", "High time to first token", ("request", "compute", "memory", "token"),
+            _latency("high_ttft", "ttft_ms")),
+    Symptom("high_itl", "High inter-token latency", ("compute", "request", "memory", "token"),
+            _latency("high_itl", "tpot_ms")),
+    Symptom("low_device_utilisation", "Low device utilisation", ("compute", "request", "token"),
+            _low_device_utilisation),
+    Symptom("vram_fills_quickly", "VRAM fills quickly", ("memory", "request"), _vram_fills_quickly),
+    Symptom("product_latency_poor", "Good benchmark, poor product latency", ("request", "token", "memory"), None),
+    Symptom("devices_do_not_help", "More devices do not help", ("compute", "request", "memory"), None),
+)  # fmt: skip
+BY_KEY = {symptom.key: symptom for symptom in SYMPTOMS}
+
+
+def check(facts: Facts, symptom: Symptom) -> SymptomCheck:
+    """One symptom on one run. Those that take two runs are unknown, with the command that would tell."""
+    if symptom.check is None:
+        status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
+    else:
+        status, reason = symptom.check(facts)
+    return SymptomCheck(
+        symptom=symptom.key,
+        title=symptom.title,
+        status=status,
+        reason=reason,
+        lifecycles=list(symptom.lifecycles),
+    )
+
+
+def cohort(facts: Facts, excess: Excess) -> str:
+    """Who is hit: the class, how many, and whether their prompts differ from those of the others."""
+    rows = facts.rows[facts.rows.klass == excess.klass]
+    hit = rows.loc[excess.missing].prompt_tokens.astype("float64").median()
+    spared = rows.drop(excess.missing).prompt_tokens.astype("float64").median()
+    name = excess.klass if excess.klass and excess.klass != EVERY_CLASS else "all classes"
+    words = f"{name}, {excess.missed} of {excess.sent} requests"
+    if spared == spared and hit == hit and spared > 0 and hit >= 2 * spared:
+        words += f", prompts of {hit:,.0f} tokens (median) against {spared:,.0f}"
+    return words

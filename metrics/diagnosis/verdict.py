@@ -1,0 +1,113 @@
+"""What a diagnosis says, as data: the terminal, the HTML report, the app and `diagnosis.json` all show this."""
+
+from typing import Literal
+
+import msgspec
+
+from metrics.goodput import ClassGoodput
+
+Kind = Literal["capacity", "policy", "workload", "client", "fault"]
+Status = Literal["present", "absent", "unknown"]
+State = Literal["healthy", "degraded", "overloaded", "inconclusive", "invalid"]
+
+UNSEEN = "the cause cannot be told without the server's records"
+RECORD_THE_SERVER = (
+    "replay with `sojourn run`, or `sojourn load … --server-run DIR` beside a `sojourn serve … --run-dir DIR`"
+)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured fact, its size, and whether it speaks for the cause or against it."""
+
+    statement: str  # "71 % of the time to first token above the objective is request.queue"
+    value: float
+    unit: str
+    supports: bool
+    source: str  # table and columns that it was computed from
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """The cheapest measurement that separates the named cause from its nearest rival."""
+
+    measurement: str
+    command: str  # a line that can be typed, or "" where none exists yet
+    rival: str  # the cause that looks alike
+    if_cause: str  # predicted outcome if the named cause is right, with a number
+    if_rival: str  # predicted outcome if the rival is
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change, what it should gain and what that prediction rests on."""
+
+    change: str
+    gain: str
+    basis: str
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A symptom with the cause that explains most of it."""
+
+    symptom: str  # key of symptoms.SYMPTOMS
+    title: str  # "High time to first token"
+    objective: str  # "ttft ≤ 500 ms for chat", or "" where none applies
+    cohort: str  # who is hit: "klass chat, prompts over 1,000 tokens"
+    goodput_lost: float | None  # share of the sent requests that miss an objective through this symptom: 0 to 1
+    lifecycles: list[str]  # most responsible first; members of ledger.LIFECYCLES or "client"
+    object: str  # the thing in the lifecycle: "KV block pool", "token budget", "front process"
+    cause: str
+    kind: Kind
+    evidence: list[Evidence]
+    probe: Probe
+    fix: Fix
+
+
+class SymptomCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the six symptoms and whether this run shows it, with the reason in numbers."""
+
+    symptom: str
+    title: str
+    status: Status
+    reason: str
+    lifecycles: list[str]
+
+
+class Closure(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the accounts sum to the client's latency over the joined requests."""
+
+    joined: int
+    closed: int  # within 1 % and 1 ms
+    worst_share: float | None
+    worst_ns: float | None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the main job for one run."""
+
+    run: str
+    against: str | None
+    state: State
+    headline: str  # one sentence: state, the first cause, its size
+    goodput: list[ClassGoodput]  # "all" first, then each class
+    ledger_share: dict[str, float]  # account name → share of all requests' time, sums to 1 with "unaccounted"
+    ttft_share: dict[str, float]
+    lifecycle_share: dict[str, float]  # the four lifecycles and "client", of all requests' time
+    bottleneck: str | None  # the lifecycle with the largest share of what could be saved, None if healthy
+    findings: list[Finding]  # most goodput lost first
+    checks: list[SymptomCheck]  # all six, in the order of symptoms.SYMPTOMS
+    closure: Closure
+    warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
+
+
+def without_finding(diagnosis: Diagnosis) -> str:
+    """What to say where the findings would stand; "" where there are some."""
+    if diagnosis.findings:
+        return ""
+    if diagnosis.state == "invalid":
+        return "The run is not valid, so no cause is named."
+    shows = any(check.status == "present" for check in diagnosis.checks)
+    served, seen = bool(diagnosis.ledger_share), bool(diagnosis.closure.joined)
+    if served and not seen and (shows or diagnosis.state in ("degraded", "overloaded")):
+        return f"{UNSEEN[0].upper()}{UNSEEN[1:]}: {RECORD_THE_SERVER}."
+    if shows:
+        return "No rule explains what this run shows: look at its slowest requests first."
+    return "No symptom of this run has a cause to name."

@@ -1,0 +1,227 @@
+"""Objectives, attainment and goodput. Pure functions over `RunDirectory.requests()`.
+
+Goodput counts the requests that kept every objective of their class (DistServe, OSDI 2024). The denominator is
+everything that was due: a failed, cancelled or missing request has kept no objective, so that a server gains nothing
+by giving up on slow requests. Latencies run from the moment when a request was meant to be sent.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
+
+# Fewest samples for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90,
+# p95 and p99; p50 by the same bound (q ** n ≤ 0.0013, the chance that n samples all lie below the quantile).
+QUANTILE_MIN_SAMPLES = {"p50": 10, "p90": 64, "p95": 130, "p99": 662}
+_QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+MOST_WINDOWS = 60  # points that a figure over time can show without becoming noise
+SHORTEST_WINDOW_S = 1.0
+
+
+class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Attainment of one class of requests. The denominator is what was sent, failures included."""
+
+    klass: str
+    objectives: dict[str, float]  # {"ttft_ms": 500.0, ...}
+    sent: int
+    completed: int
+    good: int
+    attainment: float
+    attainment_by_objective: dict[str, float]
+    goodput_rps: float
+    goodput_tokens_per_s: float
+    quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
+
+
+def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
+    """The requests that count: without the warm-up that the scenario's `measure` block declares.
+
+    `warmup_s` leaves out what was due in the first seconds of the run, `warmup_requests` the first so many requests.
+    """
+    measure = ((meta.get("scenario") or {}) if isinstance(meta.get("scenario"), dict) else {}).get("measure") or {}
+    kept = frame.sort_values("due_ns", ignore_index=True)
+    seconds, requests = measure.get("warmup_s") or 0, measure.get("warmup_requests") or 0
+    if len(kept) and seconds:
+        kept = kept[kept.due_ns >= kept.due_ns.iloc[0] + seconds * 1e9]
+    return kept.iloc[int(requests) :].reset_index(drop=True) if requests else kept.reset_index(drop=True)
+
+
+def measured_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:
+    """The steps that began when the first of the `measured` requests was due, or later."""
+    return steps[steps.begin_ns >= requests.due_ns.min()].reset_index(drop=True) if len(requests) else steps
+
+
+def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.DataFrame:
+    """The frame with `<objective>_met` (bool, NA where the class has no such objective), `tpot_unmeasured` and `good`.
+
+    Without any objective a request is good when it was served. A first token that never came misses its objective; one
+    output token has no gap that could be too long. Several tokens in one chunk have gaps that nobody could measure:
+    `tpot_met` is NA, and the request is good by its other objectives. Where a server tells no token count, the chunks
+    stand for the tokens: a chunk may hold several, so the time per output token is then an upper bound.
+    """
+    result = frame.copy()
+    result["tpot_ms"] = _tpot_with_chunks(result)
+    served = (result.status == "ok").to_numpy(copy=True)
+    by_class = {klass: objectives_of(klass, objectives) for klass in result.klass.unique()}
+    good = served.copy()
+    for name in OBJECTIVES:
+        bound = result.klass.map(lambda klass, name=name: by_class[klass].get(name, math.nan)).astype("float64")
+        latency = result[name].astype("float64")
+        kept = (latency <= bound).to_numpy(copy=True)
+        applies = bound.notna().to_numpy(copy=True)
+        if name == "tpot_ms":
+            unmeasured = served & latency.isna().to_numpy()
+            without_gap = (result.output_tokens <= 1).to_numpy(dtype=bool, na_value=False)
+            kept |= unmeasured & without_gap
+            result["tpot_unmeasured"] = applies & unmeasured & ~without_gap
+            applies &= ~result.tpot_unmeasured.to_numpy()
+        kept &= served
+        result[f"{short(name)}_met"] = pd.array(np.where(applies, kept, False), dtype="boolean")
+        result.loc[~applies, f"{short(name)}_met"] = pd.NA
+        good = good & (kept | ~applies)
+    result["good"] = good
+    return result
+
+
+def window_ns(frame: pd.DataFrame) -> tuple[int, int] | None:
+    """From the first moment when a request was due to the last byte that any client read; None without a request."""
+    if not len(frame):
+        return None
+    begin, last = int(frame.due_ns.min()), frame.last_byte_ns.max()
+    end = int(frame.due_ns.max() if pd.isna(last) else max(last, frame.due_ns.max()))
+    return begin, end
+
+
+def quantiles(values: pd.Series, failed: int = 0) -> dict[str, float | None]:
+    """p50, p90, p95, p99 and max in the unit of `values`; None where there are too few samples for the claim.
+
+    A failed request counts as slower than every served one, so that failures cannot improve a quantile; a quantile
+    that falls among them is None. `max` is that of the served requests, and always given.
+    """
+    served = np.sort(values.dropna().to_numpy(dtype="float64"))
+    count = len(served) + failed
+    result: dict[str, float | None] = {}
+    for name, quantile in _QUANTILES.items():
+        rank = math.ceil(quantile * count) - 1  # nearest rank: a latency that some request really had
+        enough = count >= QUANTILE_MIN_SAMPLES[name]
+        result[name] = float(served[rank]) if enough and rank < len(served) else None
+    result["max"] = float(served[-1]) if len(served) else None
+    return result
+
+
+def class_goodput(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[ClassGoodput]:
+    """Goodput of all requests ("all"), then of each class, over one window: first due → last byte of the run."""
+    whole = judged(frame, objectives)
+    span = window_ns(whole)
+    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
+    rows = [_class_row(EVERY_CLASS, whole, objectives_of(EVERY_CLASS, objectives), seconds)]
+    classes = sorted(klass for klass in whole.klass.unique() if klass != EVERY_CLASS)
+    # A single class under the objectives of all would repeat the first row
+    if len(classes) > 1 or any(objectives_of(klass, objectives) != rows[0].objectives for klass in classes):
+        rows += [
+            _class_row(klass, whole[whole.klass == klass], objectives_of(klass, objectives), seconds)
+            for klass in classes
+        ]
+    return rows
+
+
+def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.DataFrame:
+    """Throughput against time per output token, one row a time window of the run: the frontier that was reached.
+
+    Columns: `begin_s` (from the first due), `tpot_ms` (mean over the tokens that clients read in the window, of the
+    gap before each), `tokens_per_s` (all tokens read), `good_tokens_per_s` (those of good requests), `streams` (mean
+    number of requests between first token and last byte), `tokens`. Windows in which nobody waited for a next token
+    have a NaN `tpot_ms`. A window is at least a second, and a run has at most 60.
+
+    What this cannot show: the frontier at loads that the run did not offer.
+    """
+    columns = ["begin_s", "tpot_ms", "tokens_per_s", "good_tokens_per_s", "streams", "tokens"]
+    whole = judged(frame, objectives)
+    span = window_ns(whole)
+    streamed = whole[whole.chunk_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)] if len(whole) else whole
+    if span is None or not len(streamed):
+        return pd.DataFrame(columns=columns, dtype="float64")
+    width = max(SHORTEST_WINDOW_S, (span[1] - span[0]) / 1e9 / MOST_WINDOWS)
+    edges = span[0] + np.arange(math.ceil((span[1] - span[0]) / 1e9 / width) + 1) * width * 1e9
+    stamps, tokens, gaps, good = _reads(streamed)
+    place = np.clip(np.searchsorted(edges, stamps, side="right") - 1, 0, len(edges) - 2)
+    size = len(edges) - 1
+
+    def total(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(place, weights=weights, minlength=size)
+
+    waited = ~np.isnan(gaps)
+    waited_tokens = total(np.where(waited, tokens, 0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot_ms = np.where(waited_tokens > 0, total(np.where(waited, gaps, 0)) / 1e6 / waited_tokens, np.nan)
+    all_tokens = total(tokens)
+    return pd.DataFrame(
+        {
+            "begin_s": (edges[:-1] - span[0]) / 1e9,
+            "tpot_ms": tpot_ms,
+            "tokens_per_s": all_tokens / width,
+            "good_tokens_per_s": total(np.where(good, tokens, 0)) / width,
+            "streams": _overlap(streamed, edges),
+            "tokens": all_tokens,
+        }
+    )[columns]
+
+
+def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds: float) -> ClassGoodput:
+    sent, served = len(rows), rows[rows.status == "ok"]
+    good = rows[rows.good]
+    kept = {}
+    for name in OBJECTIVES:
+        answers = rows[f"{short(name)}_met"].dropna()
+        if len(answers):
+            kept[name] = float(answers.mean())
+    return ClassGoodput(
+        klass=klass,
+        objectives=bounds,
+        sent=sent,
+        completed=len(served),
+        good=len(good),
+        attainment=len(good) / sent if sent else 0.0,
+        attainment_by_objective=kept,
+        goodput_rps=len(good) / seconds if seconds else 0.0,
+        goodput_tokens_per_s=float(good.output_tokens.sum()) / seconds if seconds else 0.0,
+        quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
+    )
+
+
+def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:
+    told = frame.output_tokens.notna()
+    if told.all():
+        return frame.tpot_ms.astype("float64")
+    chunks = frame.chunk_ns.map(lambda stamps: 0 if stamps is None else len(stamps)).astype("float64")
+    span = frame.chunk_ns.map(lambda s: float(s[-1] - s[0]) / 1e6 if s is not None and len(s) > 1 else math.nan)
+    estimated = (span.astype("float64") / (chunks - 1)).where((frame.status == "ok") & (chunks > 1))
+    return frame.tpot_ms.astype("float64").where(told, estimated)
+
+
+def _reads(streamed: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of every chunk: when it was read, its tokens, the gap before it in ns (NaN for a first one), whether good."""
+    stamps, tokens, gaps, good = [], [], [], []
+    for chunk_ns, chunk_tokens, is_good in zip(
+        streamed.chunk_ns, streamed.chunk_tokens, streamed.good, strict=True
+    ):  # fmt: skip
+        read = np.asarray(chunk_ns, dtype="float64")
+        told = chunk_tokens is not None and len(chunk_tokens) == len(read)
+        stamps.append(read)
+        tokens.append(np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(read)))
+        gaps.append(np.concatenate([[np.nan], np.diff(read)]))
+        good.append(np.full(len(read), bool(is_good)))
+    return np.concatenate(stamps), np.concatenate(tokens), np.concatenate(gaps), np.concatenate(good)
+
+
+def _overlap(streamed: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
+    """Mean number of open streams in each window."""
+    begin = streamed.chunk_ns.map(lambda stamps: stamps[0]).to_numpy(dtype="float64")
+    end = streamed.chunk_ns.map(lambda stamps: stamps[-1]).to_numpy(dtype="float64")
+    low, high = edges[:-1, None], edges[1:, None]
+    inside = np.clip(np.minimum(end, high) - np.maximum(begin, low), 0, None)
+    return inside.sum(axis=1) / np.diff(edges)

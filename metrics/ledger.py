@@ -1,0 +1,88 @@
+"""The accounts that a request's time is booked to.
+
+Every nanosecond between the moment when a client meant to send a request and the moment when it read the last byte
+belongs to exactly one account, and an account belongs to one lifecycle. Each account is booked from two clock readings
+of its own; what no account explains is shown as `unaccounted`, never spread over the others.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+LIFECYCLES = ("token", "compute", "memory", "request")
+# Told apart also by the colour-blind (Okabe and Ito); the same in the app, the report and the dashboards.
+COLOURS = {"token": "#E69F00", "compute": "#0072B2", "memory": "#009E73", "request": "#CC79A7", "client": "#8C8C8C"}
+
+
+class Account(IntEnum):
+    """Position of an account in a ledger (`list[int]`, nanoseconds), in the order in which a request meets them."""
+
+    CLIENT_LAG = 0
+    CLIENT_NETWORK = 1
+    TOKEN_ENCODE = 2
+    REQUEST_ADMISSION = 3
+    REQUEST_QUEUE = 4
+    MEMORY_BLOCKED = 5
+    COMPUTE_PREFILL = 6
+    REQUEST_INTERFERENCE = 7
+    MEMORY_PREEMPTED = 8
+    MEMORY_RECOMPUTE = 9
+    COMPUTE_DECODE = 10
+    COMPUTE_HOST = 11
+    TOKEN_SAMPLE = 12
+    TOKEN_DECODE = 13
+    REQUEST_STREAM = 14
+
+
+@dataclass(frozen=True, slots=True)
+class AccountInfo:
+    """What an account is called, who owns it and when time goes there."""
+
+    account: Account
+    lifecycle: str  # one of LIFECYCLES, or "client"
+    noun: str
+    booked_when: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.lifecycle}.{self.noun}"
+
+    @property
+    def column(self) -> str:
+        """Suffix of its columns: `ledger_<column>` up to the last byte, `ttft_<column>` up to the first text."""
+        return f"{self.lifecycle}_{self.noun}_ns"
+
+
+ACCOUNTS: tuple[AccountInfo, ...] = (
+    AccountInfo(Account.CLIENT_LAG, "client", "lag", "meant to send → sent: the load generator's own lateness"),
+    AccountInfo(Account.CLIENT_NETWORK, "client", "network", "sent → arrived, and written → read by the client"),
+    AccountInfo(Account.TOKEN_ENCODE, "token", "encode", "parse, chat template, tokenise"),
+    AccountInfo(Account.REQUEST_ADMISSION, "request", "admission", "accepted → visible to the scheduler"),
+    AccountInfo(Account.REQUEST_QUEUE, "request", "queue", "waiting for a place in the batch or in the token budget"),
+    AccountInfo(Account.MEMORY_BLOCKED, "memory", "blocked", "waiting for KV blocks"),
+    AccountInfo(Account.COMPUTE_PREFILL, "compute", "prefill", "own prompt work in a step"),
+    AccountInfo(Account.REQUEST_INTERFERENCE, "request", "interference", "due to other requests' prompt work"),
+    AccountInfo(Account.MEMORY_PREEMPTED, "memory", "preempted", "evicted → scheduled again"),
+    AccountInfo(Account.MEMORY_RECOMPUTE, "memory", "recompute", "rebuilding KV that was there before"),
+    AccountInfo(Account.COMPUTE_DECODE, "compute", "decode", "own decode work in a step"),
+    AccountInfo(Account.COMPUTE_HOST, "compute", "host", "schedule, prepare, launch, commit: not hidden by the device"),
+    AccountInfo(Account.TOKEN_SAMPLE, "token", "sample", "logits → id: penalties, truncation, draw"),
+    AccountInfo(Account.TOKEN_DECODE, "token", "decode", "ids → text"),
+    AccountInfo(Account.REQUEST_STREAM, "request", "stream", "handed to the front, text ready → written to the socket"),
+)
+ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
+CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
+SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
+
+UNACCOUNTED = "unaccounted"
+CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...
+CLOSURE_NS = 1_000_000  # ... and never more than this
+
+
+def new_ledger() -> list[int]:
+    """An empty ledger: nanoseconds by `Account`."""
+    return [0] * len(ACCOUNTS)
+
+
+def closes(unaccounted_ns: int, latency_ns: int) -> bool:
+    """Whether what is left over is within the bound that closure promises: 1 % of the latency, and 1 ms."""
+    return abs(unaccounted_ns) <= min(CLOSURE_SHARE * latency_ns, CLOSURE_NS)

@@ -1,0 +1,166 @@
+"""The schema of the flight recorder: one record a step, one a request, one a request as its client saw it.
+
+Everything that is shown, exported, diagnosed or tested is derived from these. Times are integer nanoseconds of the
+monotonic clock, which the processes of one host share.
+"""
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
+
+STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
+KINDS = ("prefill", "recompute", "decode", "verify")
+REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "grammar", "adapter", "quota")
+CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+    stages: list[int]
+    device_ns: int
+    request_ids: list[str]
+    new_tokens: list[int]
+    past_tokens: list[int]
+    kinds: list[str]
+    padding_tokens: int
+    graph: str  # "eager", or the bucket that was replayed
+    budget: int  # tokens that the step could have held
+    waiting: int  # requests not admitted when the step was planned
+    refusals: dict[str, int]  # reason → waiting requests that it held back
+    preempted_ids: list[str]
+    evicted_blocks: int
+    blocks_free: int
+    blocks_active: int
+    blocks_reusable: int
+    blocks_pinned: int
+    flops: int
+    bytes: int
+    predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One request as the server saw it: at finish, abort or error. Ledgers are nanoseconds by `ledger.Account`."""
+
+    request_id: str
+    arrived_ns: int
+    finished_ns: int
+    tenant: str = ""
+    klass: str = ""
+    finish_reason: str | None = None  # stop, length, abort; None with an error
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
+    computed_tokens: int = 0  # of prompt and output, the first time: cached + computed = prompt + output - 1 at the end
+    recomputed_tokens: int = 0  # ... and again, after a preemption
+    output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop
+    written_ns: int | None = None  # last byte handed to the socket
+    first_written_ns: int | None = None  # first text handed to the socket
+    ledger: list[int] = msgspec.field(default_factory=new_ledger)  # up to the last byte
+    ttft: list[int] = msgspec.field(default_factory=new_ledger)  # up to the first text
+
+
+class ClientRecord(msgspec.Struct, frozen=True):
+    """One request as its client saw it, timed from `due_ns`, the moment when it was meant to be sent."""
+
+    request_id: str
+    scenario: str
+    due_ns: int
+    status: str
+    tenant: str = ""
+    klass: str = ""
+    session_id: str = ""
+    turn: int = 0
+    sent_ns: int | None = None
+    first_token_ns: int | None = None  # first chunk with text
+    last_byte_ns: int | None = None
+    error: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    chunk_ns: list[int] = msgspec.field(default_factory=list)  # when each chunk with text was read
+    chunk_tokens: list[int] = msgspec.field(default_factory=list)  # new tokens in each; [] where the server tells none
+
+
+class SystemRecord(msgspec.Struct, frozen=True):
+    """One second of the machine. `None` where this machine has no such sensor."""
+
+    ns: int
+    host_cpu_percent: float  # of all cores together: 0 to 100
+    front_cpu_percent: float | None  # of one core: may exceed 100
+    core_cpu_percent: float | None
+    core_rss_bytes: int | None
+    host_available_bytes: int
+    gpu_utilisation_percent: float | None = None
+    gpu_memory_used_bytes: int | None = None
+    gpu_power_watts: float | None = None
+    gpu_sm_clock_mhz: float | None = None
+
+
+_ARROW_TYPES: dict[Any, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bool: pa.bool_(),
+    list[int]: pa.list_(pa.int64()),
+    list[str]: pa.list_(pa.string()),
+    dict[str, int]: pa.map_(pa.string(), pa.int64()),
+}
+
+
+def _arrow_type(annotation: Any) -> pa.DataType:
+    if annotation in _ARROW_TYPES:
+        return _ARROW_TYPES[annotation]
+    members = [member for member in annotation.__args__ if member is not type(None)]
+    return _ARROW_TYPES[members[0]]
+
+
+def _fields(record: type[msgspec.Struct]) -> list[pa.Field]:
+    """One Arrow column a field, but for the lists that `row` spreads over named columns."""
+    columns: list[pa.Field] = []
+    for field in msgspec.structs.fields(record):
+        if field.name == "stages":
+            columns += [pa.field(f"stage_{stage}_ns", pa.int64()) for stage in STAGES]
+        elif field.name in ("ledger", "ttft"):
+            columns += [pa.field(f"{field.name}_{info.column}", pa.int64()) for info in ACCOUNTS]
+        else:
+            columns.append(pa.field(field.name, _arrow_type(field.type)))
+    return columns
+
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "steps": pa.schema(_fields(StepRecord)),
+    "requests": pa.schema(_fields(RequestRecord)),
+    "client": pa.schema(_fields(ClientRecord)),
+    "system": pa.schema(_fields(SystemRecord)),
+    "scrapes": pa.schema([("ns", pa.int64()), ("name", pa.string()), ("labels", pa.map_(pa.string(), pa.string())),
+                          ("value", pa.float64())]),
+}  # fmt: skip
+
+
+def row(record: msgspec.Struct) -> dict[str, Any]:
+    """The record as one row of its table in SCHEMAS. The client's accounts are null: no server can see them."""
+    values = msgspec.structs.asdict(record)
+    if "stages" in values:
+        for stage, duration in zip(STAGES, values.pop("stages"), strict=True):
+            values[f"stage_{stage}_ns"] = duration
+    for ledger in ("ledger", "ttft"):
+        if ledger in values:
+            booked = values.pop(ledger)
+            for info in ACCOUNTS:
+                values[f"{ledger}_{info.column}"] = None if info in CLIENT_ACCOUNTS else booked[info.account]
+    if "refusals" in values:
+        values["refusals"] = list(values["refusals"].items())
+    return values
