@@ -1,0 +1,1 @@
+"""A continuous-batching inference engine with an OpenAI-compatible server."""

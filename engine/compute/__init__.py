@@ -1,0 +1,1 @@
+"""Kernels and attention backends. Knows no request."""

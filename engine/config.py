@@ -1,0 +1,63 @@
+"""Every setting of the engine, its default and its bounds, once. The command line and `docs` are made from this."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EngineConfig(BaseModel):
+    """Settings of one engine. Frozen; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(description="folder of a Hugging Face checkpoint, or `tiny-model` for the bundled one")
+    served_model_name: str | None = Field(None, description="name that clients ask for; the folder's name by default")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of the core process; 0 leaves one core to the front"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="prompt and output tokens of one request; the model's own limit by default"
+    )
+    block_size: int = Field(16, ge=1, le=1024, description="tokens of one KV block")
+    num_kv_blocks: int | None = Field(
+        None, ge=1, description="blocks of the KV pool; by default what memory is left, or what all sequences can use"
+    )
+    memory_fraction: float = Field(
+        0.85, gt=0, le=0.98, description="share of the device's free memory that weights, work space and KV may take"
+    )
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at the same time")
+    max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="token budget of one step")
+    max_prefill_chunk_tokens: int | None = Field(
+        None, ge=1, description="prompt tokens of one request in one step; the whole budget by default"
+    )
+    max_waiting: int = Field(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
+    drain_seconds: float = Field(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
+    max_body_bytes: int = Field(8_388_608, ge=1024, description="bytes of one request body; more get 413")
+    policy: Literal["fcfs"] = Field("fcfs", description="order in which waiting requests are admitted")
+    prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
+    seed: int = Field(0, ge=0, lt=2**63, description="gives requests without a seed of their own theirs")
+    objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")
+    objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
+    objective_e2e_ms: float | None = Field(None, gt=0, description="... this time to the last byte")
+    run_dir: Path | None = Field(None, description="folder to record requests, steps and system into")
+
+
+def model_folder(model: str) -> Path:
+    """The checkpoint folder that a `model` setting names. `tiny-model` is the bundled one."""
+    folder = Path(model).expanduser()
+    if model == "tiny-model" and not folder.is_dir():
+        return Path(__file__).parent.parent / "scenarios" / "tiny-model"
+    return folder
+
+
+def objectives(config: EngineConfig) -> dict[str, float]:
+    """The latency objectives that were set, in milliseconds by name."""
+    bounds = {name: getattr(config, f"objective_{name}") for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    return {name: bound for name, bound in bounds.items() if bound is not None}

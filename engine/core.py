@@ -1,0 +1,91 @@
+"""The core process: owns the device and runs the loop. Started by the front, spoken to over ZeroMQ, never by hand.
+
+python -m engine.core SOCKET_DIRECTORY FIRST_STEP FRONT_PID < engine-config.json
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+from engine import messages
+from engine.config import EngineConfig, model_folder
+from engine.engine import Engine, make_scheduler
+
+
+def main() -> None:
+    sockets, first_step, front_pid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    config = EngineConfig.model_validate_json(sys.stdin.read())
+    # Ctrl-C in a terminal, or SIGTERM to a process group, reach us too; the front decides when we end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    context = zmq.Context()
+    inbox = context.socket(zmq.PULL)
+    inbox.connect(f"ipc://{sockets}/to-core")
+    outbox = context.socket(zmq.PUSH)
+    outbox.set_hwm(0)
+    outbox.connect(f"ipc://{sockets}/from-core")
+    try:
+        engine, ready = build(config, first_step, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
+    except Exception as error:
+        outbox.send(messages.encode(messages.Failed(f"{type(error).__name__}: {error}")))
+        raise
+    else:
+        outbox.send(messages.encode(ready))
+        loop(engine, inbox, front_pid)
+    finally:
+        outbox.close(linger=1000)
+        inbox.close()
+        context.term()
+
+
+def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
+    """Loads the model and makes the loop around it. Raises ModelError with a sentence."""
+    import torch
+
+    from engine.runner import ModelRunner
+
+    threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
+    torch.set_num_threads(threads)
+    runner = ModelRunner(config, model_folder(config.model))
+    scheduler = make_scheduler(config, runner.num_blocks)
+    ready = messages.Ready(
+        model_name=config.served_model_name or model_folder(config.model).name,
+        device=torch.cuda.get_device_name() if runner.device.type == "cuda" else "cpu",
+        dtype=str(runner.dtype).removeprefix("torch."),
+        threads=threads,
+        max_model_len=runner.max_model_len,
+        num_kv_blocks=runner.num_blocks,
+        block_size=config.block_size,
+        weight_bytes=sum(p.numel() * p.element_size() for p in runner.model.parameters()),
+        num_parameters=sum(p.numel() for p in runner.model.parameters()),
+        shape=runner.shape,
+    )
+    return Engine(scheduler, runner, runner.shape, publish, first_step=first_step), ready
+
+
+def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:
+    """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
+    begin_ns = time.monotonic_ns()
+    while os.getppid() == front_pid:  # else nobody is left to compute for
+        if not engine.has_work:
+            engine.idle()
+            if not inbox.poll(timeout=1000):
+                continue
+            begin_ns = time.monotonic_ns()
+        arrived = []
+        while inbox.poll(timeout=0):
+            message = messages.decode_to_core(inbox.recv())
+            if isinstance(message, messages.Stop):
+                return
+            arrived.append(message)
+        engine.receive(arrived, begin_ns)
+        if engine.has_work:
+            begin_ns = engine.step()
+
+
+if __name__ == "__main__":
+    main()

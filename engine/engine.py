@@ -1,0 +1,201 @@
+"""The loop: receive → schedule → execute → commit → publish. Pure of sockets; the clock and the runner are given."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from engine.config import EngineConfig
+from engine.memory.block_pool import BlockPool
+from engine.messages import Abort, Ended, Output, Outputs, Submit
+from engine.request.accounting import Accountant, StepClock
+from engine.request.plan import Runner, StepOutcome, StepPlan
+from engine.request.policies import POLICIES
+from engine.request.request import Request, State
+from engine.request.scheduler import Emitted, Scheduler
+from metrics.costmodel import ModelShape, StepTimeModel, request_flops, step_bytes
+from metrics.records import StepRecord
+
+
+class Engine:
+    """Runs steps while there is work. `publish` is handed what each step gave."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        shape: ModelShape,
+        publish: Callable[[Outputs], None],
+        *,
+        first_step: int = 0,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ):
+        self.scheduler = scheduler
+        self.runner = runner
+        self.shape = shape
+        self.publish = publish
+        self.clock = clock
+        self.step_number = first_step
+        self.step_time = StepTimeModel()
+        self.accountant = Accountant(lambda new, past, sampled: request_flops(shape, new, past, sampled))
+        self._orders = 0
+        self._arrived: list[Request] = []
+        self._ended: list[Ended] = []
+        self._records: list[StepRecord] = []  # of steps that are over and not yet published
+        self._last_step: tuple[int, int] | None = None
+        self._begin_ns = self._received_ns = 0
+        self._evicted = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def receive(self, messages: Sequence[Submit | Abort], begin_ns: int) -> None:
+        """Takes in what the front sent. `begin_ns` is when that began: the end of the last step, if without a pause."""
+        arrived: list[tuple[Request, Submit]] = []
+        for message in messages:
+            if isinstance(message, Submit):
+                arrived.append((self._request(message), message))
+            else:
+                self._abort(message.request_id, begin_ns, {request.order for request, _ in arrived})
+        self._begin_ns, self._received_ns = begin_ns, self.clock()
+        for request, message in arrived:
+            if request.state is not State.FINISHED:
+                self.accountant.visible(request, message.encoded_ns, self._received_ns, self._last_step)
+                self._arrived.append(request)
+
+    def step(self) -> int:
+        """One step, after `receive`; returns when it ended."""
+        begin_ns, received_ns = self._begin_ns, self._received_ns
+        scheduler = self.scheduler
+        plan = scheduler.schedule()
+        planned_ns = self.clock()
+        self.accountant.planned(plan, scheduler.running, self._arrived, begin_ns, received_ns, planned_ns)
+        self._arrived.clear()
+        running = list(scheduler.running)
+        handle = self.runner.launch(plan)
+        outcome = self.runner.collect(handle)
+        emitted = scheduler.commit(plan, outcome.sampled, self.step_number)
+        clock = StepClock(
+            begin_ns, received_ns, planned_ns, outcome.prepared_ns, outcome.launched_ns, outcome.waited_ns,
+            outcome.sampled_ns, self.clock(),
+        )  # fmt: skip
+        flops = self.accountant.executed(plan, running, clock)
+        self._publish(clock.committed, plan.admitted, emitted)
+        return self._record(plan, outcome, clock, flops)
+
+    def idle(self) -> None:
+        """Nothing is left to compute: reports what no later step would."""
+        if self._records or self._ended:
+            self._publish(self.clock(), [], [])
+
+    def _request(self, message: Submit) -> Request:
+        self._orders += 1
+        request = Request(
+            order=self._orders,
+            id=message.request_id,
+            prompt_tokens=len(message.prompt_token_ids),
+            token_ids=list(message.prompt_token_ids),
+            sampling=message.sampling,
+            cache_salt=message.cache_salt,
+        )
+        self.scheduler.add(request)
+        return request
+
+    def _abort(self, request_id: str, begin_ns: int, unseen: set[int]) -> None:
+        known = self.scheduler.requests.get(request_id)
+        if known is None:
+            return  # it ended before the abort arrived
+        waited = known.state is not State.RUNNING
+        self.scheduler.abort(known)
+        if known.order not in unseen:  # else it was submitted and aborted within one receive
+            self.accountant.aborted(known, waited, begin_ns, self.clock())
+        self._arrived = [request for request in self._arrived if request is not known]
+        self._ended.append(_ended(known))
+
+    def _publish(self, now_ns: int, admitted: list[Request], emitted: list[Emitted]) -> None:
+        outputs = [Output(item.request.id, item.token_id, item.request.ledger) for item in emitted]
+        self._ended += [_ended(item.request) for item in emitted if item.finish_reason]
+        counts = self.scheduler.pool.counts()
+        self.publish(
+            Outputs(
+                committed_ns=now_ns,
+                admitted=[(request.id, request.cached_tokens) for request in admitted],
+                outputs=outputs,
+                ended=self._ended,
+                records=self._records,
+                blocks=(counts.free, counts.active, counts.reusable, counts.pinned),
+                waiting=self.scheduler.num_waiting,
+                running=len(self.scheduler.running),
+            )
+        )
+        self._ended, self._records = [], []
+
+    def _record(self, plan: StepPlan, outcome: StepOutcome, clock: StepClock, flops: int) -> int:
+        """Closes the books of a step, whose record travels with the next message; returns when it ended."""
+        new_tokens = [item.new_tokens for item in plan.scheduled]
+        past_tokens = [item.past_tokens for item in plan.scheduled]
+        predicted_ns = self.step_time.observe(new_tokens, past_tokens, outcome.device_ns)
+        counts = self.scheduler.pool.counts()
+        evicted = self.scheduler.pool.evicted_blocks
+        end_ns = self.clock()
+        readings = (
+            clock.begin, clock.received, clock.planned, clock.prepared, clock.launched, clock.waited, clock.sampled,
+            clock.committed, end_ns,
+        )  # fmt: skip
+        self._records.append(
+            StepRecord(
+                step=self.step_number,
+                begin_ns=clock.begin,
+                end_ns=end_ns,
+                stages=[later - earlier for earlier, later in pairwise(readings)],
+                device_ns=outcome.device_ns,
+                request_ids=[item.request.id for item in plan.scheduled],
+                new_tokens=new_tokens,
+                past_tokens=past_tokens,
+                kinds=[item.kind for item in plan.scheduled],
+                padding_tokens=outcome.padding_tokens,
+                graph=outcome.graph,
+                budget=plan.budget,
+                waiting=plan.num_waiting,
+                refusals=dict(plan.refusals),
+                preempted_ids=[request.id for request in plan.preempted],
+                evicted_blocks=evicted - self._evicted,
+                blocks_free=counts.free,
+                blocks_active=counts.active,
+                blocks_reusable=counts.reusable,
+                blocks_pinned=counts.pinned,
+                flops=flops,
+                bytes=step_bytes(self.shape, new_tokens, past_tokens),
+                predicted_ns=predicted_ns,
+            )
+        )
+        self._evicted = evicted
+        self._last_step = (clock.begin, end_ns)
+        self.accountant.published(end_ns - clock.committed)
+        self.step_number += 1
+        return end_ns
+
+
+def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
+    """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`."""
+    return Scheduler(
+        BlockPool(num_kv_blocks, config.block_size, config.prefix_caching),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
+        policy=POLICIES[config.policy],
+    )
+
+
+def _ended(request: Request) -> Ended:
+    return Ended(
+        request_id=request.id,
+        reason=request.finish_reason or "abort",
+        cached_tokens=request.cached_tokens,
+        computed_tokens=request.computed_tokens,
+        recomputed_tokens=request.recomputed_tokens,
+        preemptions=request.preemptions,
+        first_step=request.first_step,
+        last_step=request.last_step,
+        ledger=request.ledger,
+    )

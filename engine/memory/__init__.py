@@ -1,0 +1,1 @@
+"""KV blocks and who owns them. Pure bookkeeping: no tensors, no clock."""

@@ -1,0 +1,103 @@
+"""Blocks of KV cache and who owns them. Pure bookkeeping: no tensors, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.memory.prefix import PrefixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks by state; the four sum to the pool."""
+
+    free: int  # holds nothing
+    active: int  # read or written by a live request
+    reusable: int  # a cached prefix that nobody reads
+    pinned: int  # kept on purpose; nothing pins blocks yet
+
+
+class BlockPool:
+    """Owns every KV block: hands them out, shares them by reference count, takes them back."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.evicted_blocks = 0  # since the start
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low indices first
+        self._active = 0
+        self._index = PrefixIndex()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give: free ones, and cached ones that nobody reads."""
+        return self.num_blocks - self._active
+
+    def counts(self) -> BlockCounts:
+        free = len(self._free)
+        return BlockCounts(free, self._active, self.num_blocks - free - self._active, 0)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """The cached blocks of the longest known prefix. They stay evictable until `take`."""
+        return self._index.match(hashes) if self.prefix_caching else []
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Reads cached blocks together with whoever reads them already."""
+        for block in blocks:
+            if self._references[block] == 0:
+                self._active += 1
+                self._index.busy(block)
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` empty blocks, evicting cached ones as needed, or None (and no change) where they do not fit."""
+        if count > self.available:
+            return None
+        blocks = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                block = self._index.evict()
+                assert block is not None, "a block that is neither free nor active must be evictable"
+                self.evicted_blocks += 1
+            self._references[block] = 1
+            blocks.append(block)
+        self._active += count
+        return blocks
+
+    def publish(self, block: int, key: bytes, parent: bytes, *, at_root: bool) -> None:
+        """Makes a block that is now full and computed findable by its prefix."""
+        assert self._references[block] > 0, "only a block in use is published"
+        if self.prefix_caching and not self._index.holds(block):
+            self._index.insert(key, parent, block, at_root=at_root)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Gives back one reference to each block of a sequence, last block first, so that leaves age first."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            assert self._references[block] >= 0, f"block {block} was given back twice"
+            if self._references[block]:
+                continue
+            self._active -= 1
+            if self._index.holds(block):
+                self._index.idle(block)
+            else:
+                self._free.append(block)
+
+    def check(self, owners: Sequence[Sequence[int]]) -> None:
+        """Asserts that references are exactly what the live sequences' block lists say. For tests and idle time."""
+        expected = [0] * self.num_blocks
+        for blocks in owners:
+            for block in blocks:
+                expected[block] += 1
+        assert expected == self._references, "references differ from the owners"
+        assert self._active == sum(1 for count in expected if count)
+        assert len(set(self._free)) == len(self._free)
+        assert all(expected[block] == 0 and not self._index.holds(block) for block in self._free)
+        reusable = sum(1 for block in range(self.num_blocks) if not expected[block] and self._index.holds(block))
+        assert len(self._free) + self._active + reusable == self.num_blocks, "a block is lost"

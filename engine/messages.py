@@ -1,0 +1,93 @@
+"""What the front and the core say to each other: msgspec structs over ZeroMQ. Nothing is ever unpickled."""
+
+import msgspec
+
+from engine.sampling import SamplingParams
+from metrics.costmodel import ModelShape
+from metrics.records import StepRecord
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: compute this request."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    encoded_ns: int  # when its prompt was ready: end of token.encode
+    cache_salt: str = ""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: forget this request, queued or running. Answered by `Ended`, unless it ended before."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: end the process."""
+
+
+ToCore = Submit | Abort | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, once: the model is loaded."""
+
+    model_name: str
+    device: str
+    dtype: str
+    threads: int
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+    weight_bytes: int
+    num_parameters: int
+    shape: ModelShape
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: the core cannot start; a sentence for the user."""
+
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a request ended in the core, and what its record needs."""
+
+    request_id: str
+    reason: str  # stop, length, abort
+    cached_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    first_step: int | None
+    last_step: int | None
+    ledger: list[int]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One token of one request, with its ledger booked up to the message's `committed_ns`."""
+
+    request_id: str
+    token_id: int
+    ledger: list[int]
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, after each step, and when the core falls idle."""
+
+    committed_ns: int  # until when the ledgers are booked
+    admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
+    outputs: list[Output]
+    ended: list[Ended]
+    records: list[StepRecord]  # finished steps that were not reported yet
+    blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
+    waiting: int
+    running: int
+
+
+FromCore = Ready | Failed | Outputs
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
+decode_from_core = msgspec.msgpack.Decoder(FromCore).decode

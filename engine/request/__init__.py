@@ -1,0 +1,1 @@
+"""Requests, their states and the scheduler. Pure bookkeeping; knows no torch."""

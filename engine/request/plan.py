@@ -1,0 +1,66 @@
+"""What one step computes, what it gave, and who executes it: the words that scheduler, loop and runner share."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.request.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTokens:
+    """The share of one request in a step: positions `past_tokens` to `past_tokens + new_tokens`."""
+
+    request: Request
+    new_tokens: int
+    past_tokens: int
+    kind: str  # one of metrics.records.KINDS
+    samples: bool  # its last position is the last known one, so that the next token can be drawn
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step computes, and why it computes no more."""
+
+    budget: int
+    budget_left: int
+    scheduled: list[ScheduledTokens] = field(default_factory=list)
+    admitted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    refusals: Counter = field(default_factory=Counter)  # reason → waiting requests
+    held_back_by: str | None = None  # why the head of the queue was refused
+    num_waiting: int = 0
+
+    def add(self, item: ScheduledTokens) -> None:
+        self.scheduled.append(item)
+        self.budget_left -= item.new_tokens
+
+    def drop(self, request: Request) -> None:
+        """Takes back what was planned for a request that has to give way."""
+        for item in self.scheduled:
+            if item.request is request:
+                self.scheduled.remove(item)
+                self.budget_left += item.new_tokens
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step gave, and the clock readings between its stages."""
+
+    sampled: dict[str, int]  # request id → drawn token
+    prepared_ns: int
+    launched_ns: int
+    waited_ns: int
+    sampled_ns: int
+    device_ns: int
+    padding_tokens: int = 0
+    graph: str = "eager"
+
+
+class Runner(Protocol):
+    """Executes plans: `launch` queues device work and returns at once, `collect` waits for its result."""
+
+    def launch(self, plan: StepPlan) -> object: ...
+
+    def collect(self, handle: object) -> StepOutcome: ...

@@ -1,0 +1,189 @@
+"""StepPlan → tensors → model → sampled ids: the only place that knows both requests and tensors."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from engine.compute.attention import AttentionInputs
+from engine.compute.attention_torch import GATHERED_TOKENS, TorchAttention
+from engine.config import EngineConfig
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.sampling import SamplingParams
+from engine.token.checkpoint import ModelError
+from engine.token.models.dense import DenseDecoder
+from engine.token.models.registry import load_model
+from engine.token.sampler import SamplingInputs, sample
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as tensors."""
+
+    ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    attention: AttentionInputs
+    sample_rows: torch.Tensor  # [num_sampling] int64: the last token of each request that draws
+    sampling: SamplingInputs
+    request_ids: list[str]  # of the rows that draw
+
+
+@dataclass(slots=True)
+class Handle:
+    """A step under way."""
+
+    batch: Batch
+    prepared_ns: int
+    launched_ns: int
+    ids: torch.Tensor | None = None  # CUDA: where the drawn ids will be
+    events: tuple | None = None  # CUDA: begin, forward done, sampled
+
+
+class ModelRunner:
+    """Owns the device: the weights and the KV cache.
+
+    On CUDA `launch` queues the forward pass and the sampler. A CPU has nothing to queue to: the work is done in
+    `collect`, and its time is the stage `wait`, because that is when the host waits for the computation.
+    """
+
+    def __init__(self, config: EngineConfig, folder: Path):
+        cuda = torch.cuda.is_available()
+        if config.device == "cuda" and not cuda:
+            raise ModelError("device cuda was asked for, but torch finds none; use --device cpu")
+        self.device = torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
+        wanted = config.dtype if config.dtype != "auto" else ("bfloat16" if self.device.type == "cuda" else "float32")
+        self.dtype = getattr(torch, wanted)
+        self.block_size = config.block_size
+        self.backend = TorchAttention()
+        self.model: DenseDecoder = load_model(folder, self.dtype, self.device, config.max_model_len)
+        self.max_model_len = config.max_model_len or self.model.config.max_model_len
+        self.shape = self.model.shape()
+        self.num_blocks = config.num_kv_blocks or self._blocks_that_fit(config)
+        self.kv_cache = self._allocate(self.num_blocks)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Handle:
+        batch = self._prepare(plan.scheduled)
+        handle = Handle(batch, prepared_ns=time.monotonic_ns(), launched_ns=0)
+        if self.device.type == "cuda":
+            handle.events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
+            handle.events[0].record()
+            logits = self._forward(batch)
+            handle.events[1].record()
+            handle.ids = sample(logits, batch.sampling)
+            handle.events[2].record()
+        handle.launched_ns = time.monotonic_ns()
+        return handle
+
+    @torch.inference_mode()
+    def collect(self, handle: Handle) -> StepOutcome:
+        batch = handle.batch
+        if handle.events is None:
+            logits = self._forward(batch)
+            waited_ns = time.monotonic_ns()
+            ids = sample(logits, batch.sampling).tolist()
+            sampled_ns = time.monotonic_ns()
+            device_ns = sampled_ns - handle.launched_ns
+        else:
+            begin, forward, end = handle.events
+            ids = handle.ids.tolist()  # waits for the device
+            sampled_ns = time.monotonic_ns()
+            device_ns = round(begin.elapsed_time(end) * 1e6)
+            sampling_ns = round(forward.elapsed_time(end) * 1e6)
+            waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
+        sampled = dict(zip(batch.request_ids, ids, strict=True))
+        return StepOutcome(sampled, handle.prepared_ns, handle.launched_ns, waited_ns, sampled_ns, device_ns)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        self.backend.begin(batch.attention)
+        hidden = self.model(batch.ids, batch.positions, self.backend, self.kv_cache)
+        return self.model.logits(hidden[batch.sample_rows])
+
+    def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
+        # Single tokens first, and neighbours of like context: they share a padded gather.
+        rows = sorted(scheduled, key=lambda item: (item.new_tokens > 1, item.past_tokens))
+        ids, positions, slots, sample_rows, drawing = [], [], [], [], []
+        size = self.block_size
+        for item in rows:
+            request, begin = item.request, item.past_tokens
+            end = begin + item.new_tokens
+            ids += request.token_ids[begin:end]
+            positions += range(begin, end)
+            slots += [request.blocks[p // size] * size + p % size for p in range(begin, end)]
+            if item.samples:
+                sample_rows.append(len(ids) - 1)
+                drawing.append(request)
+        contexts = [item.past_tokens + item.new_tokens for item in rows]
+        width = max(-(-context // size) for context in contexts)
+        tables = [item.request.blocks[:width] + [0] * (width - len(item.request.blocks)) for item in rows]
+        attention = AttentionInputs(
+            query_lens=[item.new_tokens for item in rows],
+            context_lens=contexts,
+            num_single=sum(1 for item in rows if item.new_tokens == 1),
+            slots=self._tensor(slots),
+            block_tables=self._tensor(tables),
+            block_size=size,
+        )
+        sampling = SamplingInputs(
+            [r.sampling for r in drawing], [r.num_tokens for r in drawing], self.shape.vocab_size, self.device
+        )
+        request_ids = [request.id for request in drawing]
+        return Batch(
+            self._tensor(ids), self._tensor(positions), attention, self._tensor(sample_rows), sampling, request_ids
+        )
+
+    def _tensor(self, values: list) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _allocate(self, num_blocks: int) -> torch.Tensor:
+        # Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN.
+        size = (len(self.model.layers), 2, num_blocks * self.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        try:
+            return torch.zeros(size, dtype=self.dtype, device=self.device)
+        except RuntimeError as error:
+            raise ModelError(f"num_kv_blocks {num_blocks} does not fit in memory; lower it ({error})") from None
+
+    def _blocks_that_fit(self, config: EngineConfig) -> int:
+        """As many blocks as all sequences can use, within `memory_fraction` of what is free after weights and work."""
+        useful = config.max_num_seqs * -(-self.max_model_len // self.block_size)
+        free = psutil.virtual_memory().available if self.device.type == "cpu" else self._free_cuda_bytes(config)
+        fitting = int(free * config.memory_fraction) // (self.shape.kv_bytes_per_token * self.block_size)
+        least = -(-self.max_model_len // self.block_size)
+        if fitting < least:
+            raise ModelError(
+                f"memory has room for {fitting} KV blocks, but one request of max_model_len {self.max_model_len} needs "
+                f"{least}; lower max_model_len or raise memory_fraction (now {config.memory_fraction})"
+            )
+        return min(useful, fitting)
+
+    @torch.inference_mode()
+    def _free_cuda_bytes(self, config: EngineConfig) -> int:
+        """What is free on the device beyond the peaks of the two largest steps: a chunk that ends at max_model_len, and
+        as many decodes as one gather holds. Both use a cache of one sequence, which is given back."""
+        length, size = self.max_model_len, self.block_size
+        blocks = list(range(-(-length // size)))
+        chunk = min(config.max_num_batched_tokens, length)
+        decodes = max(1, min(config.max_num_seqs, GATHERED_TOKENS // length))
+        self.kv_cache = self._allocate(len(blocks))
+        before, peaks = torch.cuda.memory_allocated(self.device), []
+        for sequences, new in ((1, chunk), (decodes, 1)):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            positions = list(range(length - new, length)) * sequences
+            attention = AttentionInputs(
+                [new] * sequences, [length] * sequences, sequences if new == 1 else 0, self._tensor(positions),
+                self._tensor([blocks] * sequences), size,
+            )  # fmt: skip
+            drawing = min(config.max_num_seqs, len(positions))
+            sampling = SamplingInputs(
+                [SamplingParams(max_tokens=1, top_p=0.5)] * drawing, [0] * drawing, self.shape.vocab_size, self.device
+            )
+            rows = self._tensor(list(range(drawing)))
+            ids = self._tensor([0] * len(positions))
+            batch = Batch(ids, self._tensor(positions), attention, rows, sampling, [])
+            sample(self._forward(batch), sampling)
+            peaks.append(torch.cuda.max_memory_allocated(self.device) - before)
+        del self.kv_cache
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)[0] - max(peaks)

@@ -1,0 +1,114 @@
+"""The FastAPI application: routes, and the life of the core behind them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from engine.config import EngineConfig
+from engine.server import protocol
+from engine.server.edge import Edge, show_api_error, show_fault, show_http_error
+from engine.server.errors import ApiError
+from engine.server.service import Service
+
+
+def build_app(config: EngineConfig) -> FastAPI:
+    """The ASGI application of one model; its core starts with the application and ends with it.
+
+    Raises ModelError if the tokenizer cannot be read, and RunError if the run directory cannot be written; a core that
+    cannot start is told by `/ready`.
+    """
+    service = Service(config)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.core.start()
+        sampling = asyncio.create_task(service.telemetry.sample_system(service.core.pid))
+        yield
+        sampling.cancel()
+        await service.core.stop()
+        service.telemetry.close()
+
+    app = FastAPI(title="Sojourn", lifespan=lifespan)
+    app.state.service = service
+    app.add_middleware(Edge, max_body_bytes=config.max_body_bytes)
+    app.add_exception_handler(ApiError, show_api_error)
+    app.add_exception_handler(HTTPException, show_http_error)
+    app.add_exception_handler(Exception, show_fault)
+    _add_generation_routes(app, service)
+    _add_service_routes(app, service)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=_body_of(protocol.CompletionRequest))
+    async def completions(request: Request) -> Response:
+        body = protocol.parse(protocol.CompletionRequest, await _json_body(request))
+        service.check_model(body.model)
+        return await service.complete(request, body)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body_of(protocol.ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        body = protocol.parse(protocol.ChatRequest, await _json_body(request))
+        service.check_model(body.model)
+        return await service.chat(request, body)
+
+    @app.post("/tokenize", openapi_extra=_body_of(protocol.TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        body = protocol.parse(protocol.TokenizeRequest, await _json_body(request))
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
+        if body.messages is not None:
+            ids = await service.encode_chat(body.messages)
+        else:
+            ids = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.core.ready.max_model_len})
+
+
+def _add_service_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [service.card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return service.card()
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Alive: 200 while loading, ready or draining, 503 while the core is dead."""
+        return _state(service, healthy=service.core.state in ("loading", "ready", "draining"))
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Takes requests: 200, or 503 while loading, restarting or draining."""
+        return _state(service, healthy=service.core.state == "ready")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
+
+
+def _state(service: Service, *, healthy: bool) -> JSONResponse:
+    return JSONResponse({"status": service.core.state, "detail": service.core.failure}, 200 if healthy else 503)
+
+
+async def _json_body(request: Request) -> Any:
+    """The decoded body: strict JSON, without half characters or numbers that no field can hold."""
+    try:
+        return msgspec.json.decode(await request.body())
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+
+
+def _body_of(kind: type) -> dict[str, Any]:
+    """The body's schema for /docs: bodies are parsed by hand, for errors in the official shape."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,231 @@
+"""The front's side of the core: starts the process, sends it requests, hands out what it answers, restarts it."""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from engine import messages
+from engine.config import EngineConfig
+
+RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
+RESTART_WINDOW_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token as it reached the front. The ledger is booked up to `committed_ns`."""
+
+    id: int
+    ledger: list[int]
+    committed_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request that the core works on: its tokens as they come, and its end."""
+
+    request_id: str
+    tokens: deque[Token] = field(default_factory=deque)
+    token_ns: list[int] = field(default_factory=list)
+    ended: messages.Ended | None = None
+    admitted: bool = False
+    cached_tokens: int = 0  # of the prompt, known once it is admitted
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # ended or died: nothing more will come
+
+
+class CoreClient:
+    """Owns the core process and its sockets. The callbacks tell the telemetry."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_ready: Callable[[messages.Ready], None],
+        on_outputs: Callable[[messages.Outputs], None],
+        on_restart: Callable[[], None],
+    ):
+        self.config = config
+        self.ready: messages.Ready | None = None
+        self.state = "loading"  # loading, ready, restarting, draining, failed
+        self.failure: str | None = None
+        self.works: dict[str, Work] = {}
+        self.next_step = 0
+        self.admitted_at: deque[float] = deque(maxlen=64)  # when the last requests left the queue: its speed
+        self.process: asyncio.subprocess.Process | None = None
+        self._on_ready = on_ready
+        self._on_outputs = on_outputs
+        self._on_restart = on_restart
+        self._sockets = Path(tempfile.mkdtemp(prefix="sojourn-"))
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task] = []
+        self._context = zmq.asyncio.Context()
+        self._to_core: zmq.asyncio.Socket | None = None
+        self._core_waits = False  # the core reported a queue of its own after its last step
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a place in the batch, those on their way to the core included."""
+        return sum(1 for work in self.works.values() if not work.admitted)
+
+    @property
+    def free_places(self) -> int:
+        """Places in the batch that requests on their way may still find: none while the core itself has a queue."""
+        return 0 if self._core_waits else self.config.max_num_seqs - (len(self.works) - self.num_waiting)
+
+    def pid(self) -> int | None:
+        """The core's process of now."""
+        return self.process.pid if self.process is not None else None
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Takes no more requests, waits for the open ones, and ends with an error those that take too long."""
+        self._set_state("draining")
+        deadline = time.monotonic() + timeout_seconds
+        while self.works and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self.fail_open_works()
+
+    async def start(self) -> None:
+        """Starts the process; does not wait for the model."""
+        self._tasks = [asyncio.create_task(self._supervise(), name="core supervisor")]
+
+    async def stop(self) -> None:
+        """Ends the process, politely first."""
+        for task in self._tasks:
+            task.cancel()
+        if self.process is not None and self.process.returncode is None:
+            if self._to_core is not None:
+                await self._to_core.send(messages.encode(messages.Stop()))
+            try:
+                await asyncio.wait_for(self.process.wait(), timeout=3)
+            except TimeoutError:
+                self.process.kill()
+                await self.process.wait()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def wait_for_change(self) -> None:
+        """Returns at the next change of `state`."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def submit(self, message: messages.Submit) -> Work:
+        """Hands a request to the core."""
+        encoded = messages.encode(message)  # before it is registered: what cannot be sent must leave no trace
+        work = self.works[message.request_id] = Work(message.request_id)
+        self._send(encoded)
+        return work
+
+    def abort(self, work: Work) -> None:
+        """Makes the core forget a request; `over` is set when it has."""
+        if not work.over.is_set():
+            self._send(messages.encode(messages.Abort(work.request_id)))
+
+    def _send(self, encoded: bytes) -> None:
+        # A PUSH socket without a high-water mark never blocks; the future is done at once.
+        if not self._to_core.closed:  # else the core is dead, and its works are failed in a moment
+            self._to_core.send(encoded)
+
+    async def _supervise(self) -> None:
+        deaths: deque[float] = deque(maxlen=RESTARTS)
+        while True:
+            await self._run_once()
+            self.fail_open_works()
+            if self.state == "draining":
+                return
+            first_start = self.ready is None
+            deaths.append(time.monotonic())
+            often = len(deaths) == RESTARTS and deaths[-1] - deaths[0] < RESTART_WINDOW_SECONDS
+            if first_start or often:
+                died = "while it loaded" if first_start else f"{RESTARTS} times within {RESTART_WINDOW_SECONDS} s"
+                self.failure = self.failure or f"the core process died {died}; see the server's log"
+                self._set_state("failed")
+                return
+            print("sojourn: the engine core died; restarting it", file=sys.stderr, flush=True)
+            self._on_restart()
+            self._set_state("restarting")
+
+    async def _run_once(self) -> None:
+        """One life of the core process, from its start to its death."""
+        generation = tempfile.mkdtemp(dir=self._sockets)  # fresh sockets: nothing of the last life can reach this one
+        to_core, from_core = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        for socket, name in ((to_core, "to-core"), (from_core, "from-core")):
+            socket.set_hwm(0)
+            socket.bind(f"ipc://{generation}/{name}")
+        self._to_core = to_core
+        # libgomp's threads spin while they wait; with any busy neighbour that makes a step ten times slower.
+        environment = {"GOMP_SPINCOUNT": "0"} | os.environ
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine.core", generation, str(self.next_step), str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        try:
+            self.process.stdin.write(self.config.model_dump_json().encode())
+            self.process.stdin.close()
+            listening = asyncio.create_task(self._listen(from_core))
+            ended = asyncio.create_task(self.process.wait())
+            await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():  # it never returns: a fault of ours, and a core that nobody hears is of no use
+                traceback.print_exception(listening.exception())
+                self.process.kill()
+            await ended
+            await asyncio.sleep(0.05)  # what it sent last is still in the socket
+            listening.cancel()
+        finally:
+            to_core.close(linger=0)
+            from_core.close(linger=0)
+
+    async def _listen(self, from_core: zmq.asyncio.Socket) -> None:
+        while True:
+            message = messages.decode_from_core(await from_core.recv())
+            if isinstance(message, messages.Outputs):
+                self._take(message)
+            elif isinstance(message, messages.Ready):
+                self.ready, self.failure = message, None
+                self._on_ready(message)
+                self._set_state("ready")
+            else:
+                self.failure = message.message
+
+    def _take(self, message: messages.Outputs) -> None:
+        if message.records:
+            self.next_step = message.records[-1].step + 1
+        for request_id, cached_tokens in message.admitted:
+            if (work := self.works.get(request_id)) is not None:
+                work.admitted = True
+                work.cached_tokens = cached_tokens
+                self.admitted_at.append(time.monotonic())
+        for output in message.outputs:
+            if (work := self.works.get(output.request_id)) is not None:
+                work.tokens.append(Token(output.token_id, output.ledger, message.committed_ns))
+                work.token_ns.append(message.committed_ns)
+                work.news.set()
+        for ended in message.ended:
+            if (work := self.works.pop(ended.request_id, None)) is not None:
+                work.ended = ended
+                work.news.set()
+                work.over.set()
+        self._core_waits = message.waiting > 0
+        self._on_outputs(message)
+
+    def fail_open_works(self) -> None:
+        """Ends every open request with an error: whoever follows it raises."""
+        for work in self.works.values():
+            work.news.set()
+            work.over.set()
+        self.works.clear()
+
+    def _set_state(self, state: str) -> None:
+        if self.state != "draining":  # which is for good, whatever the core does meanwhile
+            self.state = state
+        self._changed.set()

@@ -1,0 +1,73 @@
+"""The outermost layer of the server: stamps arrivals, names requests, bounds bodies, shows errors in one shape."""
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.server.errors import ApiError
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Edge:
+    """ASGI middleware. Leaves `arrived_ns` and `request_id` in the request's state; echoes `x-request-id`."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int):
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state["arrived_ns"] = time.monotonic_ns()
+        headers = dict(scope["headers"])
+        wanted = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+        state["request_id"] = request_id
+        read = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if message["type"] == "http.request" and not message.get("more_body"):
+                state["arrived_ns"] = time.monotonic_ns()  # a slow upload is the client's time
+            if read > self._max_body_bytes:
+                raise too_large(self._max_body_bytes)
+            return message
+
+        async def named_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            return await too_large(self._max_body_bytes).response()(scope, receive, named_send)
+        await self._app(scope, bounded_receive, named_send)
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than max_body_bytes, {limit} bytes; send a shorter prompt")
+
+
+async def show_api_error(request: Request, error: ApiError) -> JSONResponse:
+    return error.response()
+
+
+async def show_fault(request: Request, error: Exception) -> JSONResponse:
+    """A fault of ours, in the shape of all other errors; the traceback goes to the log."""
+    return ApiError(500, "the server failed on this request; its log says why").response()
+
+
+async def show_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """404 for an unknown path and 405 for a wrong method, in the shape of all other errors."""
+    shown = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    return shown.response()

@@ -1,0 +1,56 @@
+"""Errors as the OpenAI API shows them: {"error": {message, type, param, code}}, all four always there."""
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+
+class ApiError(Exception):
+    """A request that is refused, or that failed, with a sentence for its sender."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        headers = {}
+        if self.retry_after_seconds is not None:
+            headers["Retry-After"] = str(self.retry_after_seconds)
+        return JSONResponse(self.body(), self.status, headers)
+
+
+_TYPES = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+
+
+def shutting_down() -> ApiError:
+    """What requests get that are still open when the time to drain is over."""
+    message = "the server is shutting down and could not finish this request; send it again"
+    return ApiError(503, message, code="engine_draining", retry_after_seconds=5)
+
+
+def core_died() -> ApiError:
+    """What every open request gets when the core process ends under it."""
+    message = "the engine core died while it worked on this request; it is being restarted, send the request again"
+    return ApiError(503, message, code="engine_core_died", retry_after_seconds=2)

@@ -1,0 +1,1 @@
+"""Text to ids, ids to logits, logits to ids, ids to text."""

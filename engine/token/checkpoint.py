@@ -1,0 +1,29 @@
+"""Reads the JSON files of a Hugging Face checkpoint folder. Knows no torch, so that the front can use it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class ModelError(Exception):
+    """A checkpoint that cannot be served, with a sentence for its user."""
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the checkpoint; {} where it has none."""
+    try:
+        return json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{folder / name} is not JSON: {error}") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder, which must be there and name its architecture."""
+    if not folder.is_dir():
+        raise ModelError(f"model folder {folder} does not exist; give the path of a Hugging Face checkpoint")
+    config = read_json(folder, "config.json")
+    if not config.get("architectures"):
+        raise ModelError(f"{folder} has no config.json with `architectures`, so it is not a Hugging Face checkpoint")
+    return config

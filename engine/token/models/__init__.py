@@ -1,0 +1,1 @@
+"""Model families, read from Hugging Face checkpoints as they are."""

@@ -1,0 +1,90 @@
+"""Text ↔ ids, with the checkpoint's own tokenizer.json. Never shows half a character."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.decoders import DecodeStream
+
+from engine.token.checkpoint import ModelError, read_config, read_json
+
+
+class Tokenizer:
+    """Owns a tokenizer and what the checkpoint says about where a text ends."""
+
+    def __init__(self, folder: Path):
+        config = read_config(folder)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json; save the tokenizer in its fast format beside the weights"
+            )
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{file} cannot be read: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()
+        self.longest_token_bytes = max(len(text.encode()) for text in self._tokenizer.get_vocab())
+        self.stop_token_ids = self._stop_token_ids(folder, config)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. A rendered chat brings its special tokens itself and wants none added."""
+        # A batch of one, because only batches let other threads run meanwhile.
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def stream(self) -> "TextStream":
+        return TextStream(self._tokenizer)
+
+    def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
+        generation = read_json(folder, "generation_config.json")
+        found = generation.get("eos_token_id", config.get("eos_token_id"))
+        if found is None:
+            named = read_json(folder, "tokenizer_config.json").get("eos_token")
+            name = named["content"] if isinstance(named, dict) else named
+            found = self._tokenizer.token_to_id(name) if name else None
+        return sorted(found) if isinstance(found, list) else [] if found is None else [found]
+
+
+class TextStream:
+    """Ids of one output → text, piece by piece. Special tokens have no text; bytes wait until they are a character."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer):
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; "" while there is none."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+class StopStrings:
+    """Ends a text at the first of some strings, and holds back what might be the beginning of one."""
+
+    def __init__(self, stops: list[str]):
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """What of the text so far may be shown. Nothing more after a stop string was found."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        hits = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if hits:
+            self.found, self._held = True, ""
+            return text[: min(hits)]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def rest(self) -> str:
+        """What was held back, when the output ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
