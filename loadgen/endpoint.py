@@ -1,0 +1,98 @@
+"""A server's address, and the few questions that are asked of it outside the measurement."""
+
+import http.client
+import json
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written into a run
+
+
+class EndpointError(Exception):
+    """An address that is none, or a server that does not answer, with a sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server listens. `path` is what stands before /v1, "" for most servers."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        return self.url.split("//", 1)[1].removesuffix(self.path) if self.path else self.url.split("//", 1)[1]
+
+    def addresses(self) -> list[tuple[int, tuple]]:
+        """(family, socket address) of the host, asked of the resolver once, before the run."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise EndpointError(f"{self.url}: the host {self.host!r} is not known ({error.strerror})") from None
+        return [(family, address) for family, _, _, _, address in found]
+
+
+def parse_base_url(url: str) -> Endpoint:
+    """`http://host:port`, with or without a path and a final /v1. Raises EndpointError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise EndpointError(f"{url!r} is no address: {error}; give one such as http://127.0.0.1:8000") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise EndpointError(f"{url!r} is no http address; give one such as http://127.0.0.1:8000")
+    if parts.query or parts.fragment or parts.username:
+        raise EndpointError(f"{url!r} has more than a host, a port and a path; keys go into {API_KEY_VARIABLE}")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return Endpoint(parts.scheme, parts.hostname, port or {"http": 80, "https": 443}[parts.scheme], path)
+
+
+def authorisation() -> dict[str, str]:
+    """The header with the key, where the environment has one."""
+    key = os.environ.get(API_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
+    """Status and body of a GET. Raises EndpointError where nobody answers."""
+    kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
+    connection = kind(endpoint.host, endpoint.port, timeout=timeout_s)
+    try:
+        connection.request("GET", endpoint.path + path, headers={"Connection": "close", **authorisation()})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise EndpointError(
+            f"no server answers at {endpoint.url} ({reason}); start one, for example with `sojourn serve tiny-model`, "
+            "or correct the address"
+        ) from None
+    finally:
+        connection.close()
+
+
+def served_models(endpoint: Endpoint) -> list[dict[str, Any]]:
+    """What GET /v1/models names. Raises EndpointError where it names nothing."""
+    status, body = get(endpoint, "/v1/models")
+    try:
+        models = json.loads(body)["data"] if status == 200 else []
+        names = [model["id"] for model in models]
+    except (ValueError, KeyError, TypeError):
+        names = []
+    if not names:
+        raise EndpointError(
+            f"{endpoint.url}/v1/models names no model (HTTP {status}: {body[:120].decode(errors='replace')!r}); "
+            "is it an OpenAI-compatible server? If it is, name the model in target.model"
+        )
+    return models

@@ -1,0 +1,95 @@
+"""Begins a run directory before the load and finishes it after: whoever begins it finishes it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadgen.parse import Parsed, build_client_table
+from loadgen.rawlog import PROGRESS_FILE
+from loadgen.scenario import Scenario
+from loadgen.schedule import SCHEDULE_FILE
+from metrics.machine import hardware, versions
+from metrics.rundir import RunDirectory, wall_anchor
+
+UNFINISHED = "the run did not finish"
+# A generator that is late by more than this share of the tightest TTFT objective decides by itself who keeps it.
+LAG_SHARE_OF_TTFT = 0.10
+LAG_BOUND_WITHOUT_TTFT_MS = 50.0
+
+
+def begin_run(
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None
+) -> RunDirectory:
+    """Makes the run directory. Until it is finished it says that it is not valid. Raises RunError.
+
+    `command` are the words that repeat the run (see `repeat_command`), or None where no command does.
+    """
+    return RunDirectory.create(
+        run_dir,
+        {
+            "scenario": scenario.model_dump(mode="json"),
+            "seed": seed,
+            "command": command,
+            "engine": engine,
+            "hardware": hardware(),
+            "versions": versions(),
+            "wall_anchor": wall_anchor(),
+            "objectives": [objective.model_dump(mode="json") for objective in scenario.objectives],
+            "client_error": None,
+            "valid": False,
+            "invalid_reasons": [UNFINISHED],
+        },
+    )
+
+
+def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:
+    """The words that repeat a run, but for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives none."""
+    words = ["sojourn", verb, scenario.given_as]
+    for name, value in options.items():
+        entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        words += [word for entry in entries if entry is not None for word in (f"--{name.replace('_', '-')}", entry)]
+    return [*words, "--seed", str(seed)]
+
+
+def _as_yaml(value: Any) -> str:
+    """What `--set` reads back as the value: 4, true, cpu, '4' for the text."""
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("\n").removesuffix("\n...")
+
+
+def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
+    """Parses what was recorded, compacts it and says whether the run is valid; `reasons` are those known already."""
+    parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
+    run.compact()
+    (run.path / PROGRESS_FILE).unlink(missing_ok=True)
+    found = [*reasons, *_doubts(parsed, run.meta()["objectives"])]
+    run.update_meta(
+        client_error=parsed.client_error if parsed else None,
+        valid=not found,
+        invalid_reasons=list(dict.fromkeys(found)),
+    )
+    return parsed
+
+
+def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str]:
+    """Why the figures of a run cannot be trusted."""
+    if parsed is None:
+        return ["nothing was sent"]
+    if not parsed.started:
+        return ["the load stopped before its schedule began"]
+    found = []
+    num_unfinished = sum(record.status in ("missing", "cancelled") for record in parsed.records)
+    if num_unfinished:
+        found.append(
+            f"{num_unfinished} of {len(parsed.records)} scheduled requests were never sent or have no recorded end"
+        )
+    bounds = [objective["ttft_ms"] for objective in objectives if objective.get("ttft_ms")]
+    bound_ms = LAG_SHARE_OF_TTFT * min(bounds) if bounds else LAG_BOUND_WITHOUT_TTFT_MS
+    late_ms = parsed.client_error["dispatch_p99_ms"]
+    if late_ms is not None and late_ms > bound_ms:
+        found.append(
+            f"the load generator sent late: p99 {late_ms:.1f} ms, above {bound_ms:.1f} ms"
+            f"{f' ({LAG_SHARE_OF_TTFT:.0%} of the tightest TTFT objective)' if bounds else ''}; "
+            "lower the rate, or give it a core of its own"
+        )
+    return found

@@ -1,0 +1,145 @@
+"""Prompts of a wanted length, cut from prose, all different unless a shared prefix is asked for.
+
+With the target's tokenizer a prompt has the wanted number of tokens, but for the rare cut that no prefix of the text
+hits exactly. Without one it is measured in words at TOKENS_PER_WORD, right within some 15 % for English and a
+vocabulary of 30,000 or more; the server's own count is what the records keep.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from loadgen.scenario import SCENARIO_FOLDER
+from loadgen.scenario_faults import ScenarioError
+
+CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
+TOKENS_PER_WORD = 1.3
+_CUT_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is sent: `prefix` is shared word for word, `body` belongs to this request alone; joined by one space."""
+
+    prefix: str
+    body: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.prefix} {self.body}" if self.prefix else self.body
+
+
+def stable_seed(*parts: object) -> int:
+    """The same 64 bits for the same parts in every process. Python's own hash is salted."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
+
+
+def load_tokenizer(path_or_name: str) -> Tokenizer:
+    """A tokenizer.json, by its path, its folder's, or a bundled model's name."""
+    for path in (Path(path_or_name), SCENARIO_FOLDER / path_or_name):
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if file.is_file():
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise ScenarioError([f"{file} is not a tokenizer: {error}"]) from None
+    raise ScenarioError(
+        [f"tokenizer {path_or_name!r} is neither a file nor a folder with tokenizer.json; without one, leave "
+         "target.tokenizer out and prompts are measured in words"]
+    )  # fmt: skip
+
+
+class PromptSource:
+    """Cuts prompts out of one circle of prose. The same seed gives the same prompts, in the same order."""
+
+    def __init__(self, seed: int, tokenizer: Tokenizer | None = None, corpus: Path = CORPUS):
+        try:
+            text = corpus.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ScenarioError(
+                [f"the prose that prompts are cut from, {corpus}, cannot be read: {error.strerror}"]
+            ) from None
+        self._tokenizer = tokenizer
+        self._words = text.split()
+        if not self._words:
+            raise ScenarioError([f"the prose that prompts are cut from, {corpus}, is empty"])
+        self._tokens_before = _tokens_before_each_word(self._words, tokenizer)
+        self._starts = np.random.default_rng(stable_seed(seed, "starts")).permutation(len(self._words))
+        self._used = 0
+        self._seed = seed
+
+    def prompt(self, num_tokens: int, prefix: str = "", prefix_tokens: int = 0) -> Prompt:
+        """`num_tokens` in all, `prefix_tokens` of them in the prefix. No two calls begin at the same word.
+
+        Once every word has been a beginning, prompts begin with a number, so that they differ all the same.
+        """
+        lap, position = divmod(self._used, len(self._words))
+        self._used += 1
+        lead = f"{lap}." if lap else ""
+        return Prompt(prefix, self._cut(int(self._starts[position]), num_tokens - prefix_tokens, lead, prefix))
+
+    def shared_prefix(self, name: str, num_tokens: int) -> str:
+        """The prefix of this name: the same in every prompt, process and run of one seed."""
+        return self._cut(stable_seed(self._seed, "prefix", name) % len(self._words), num_tokens, "", "")
+
+    def _cut(self, start: int, num_tokens: int, lead: str, prefix: str) -> str:
+        """Text of `num_tokens` tokens from word `start` on, as they count after `prefix`."""
+        words = max(1, self._words_for(start, num_tokens))
+        if self._tokenizer is None:
+            return self._text(start, words, lead)
+        best: tuple[int, str] | None = None
+        already = self._count(prefix) if prefix else 0
+        for _ in range(_CUT_ATTEMPTS):
+            text = self._text(start, words, lead)
+            surplus = self._count(f"{prefix} {text}" if prefix else text) - already - num_tokens
+            if best is None or abs(surplus) < best[0]:
+                best = (abs(surplus), text)
+            if surplus == 0:
+                break
+            if surplus < 0:
+                words += max(1, -surplus // 2)
+            elif surplus <= 3 or words == 1:
+                return self._trim(text, surplus, best)
+            else:
+                words = max(1, words - max(1, surplus // 3))
+        return best[1]
+
+    def _trim(self, text: str, surplus: int, best: tuple[int, str]) -> str:
+        """Cuts the last word short by whole tokens, where the rest still encodes as it did."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if surplus >= len(encoding.ids):
+            return best[1]
+        shorter = text[: encoding.offsets[-surplus - 1][1]]
+        wanted = len(encoding.ids) - surplus
+        same = len(self._tokenizer.encode(shorter, add_special_tokens=False).ids) == wanted
+        return shorter if same and shorter.strip() else best[1]
+
+    def _text(self, start: int, num_words: int, lead: str) -> str:
+        chosen = [self._words[(start + step) % len(self._words)] for step in range(num_words)]
+        return " ".join([lead, *chosen] if lead else chosen)
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _words_for(self, start: int, num_tokens: int) -> int:
+        """How many words from `start` on hold about `num_tokens`, round the circle where need be."""
+        laps, rest = divmod(num_tokens, int(self._tokens_before[-1]))
+        target = self._tokens_before[start] + rest
+        if target > self._tokens_before[-1]:
+            laps, target = laps + 1, target - self._tokens_before[-1]
+        return laps * len(self._words) + int(np.searchsorted(self._tokens_before, target)) - start
+
+
+def _tokens_before_each_word(words: list[str], tokenizer: Tokenizer | None) -> np.ndarray:
+    """[num_words + 1] tokens of the text before each word; an estimate, as words are counted one by one."""
+    if tokenizer is None:
+        counts = np.full(len(words), TOKENS_PER_WORD)
+    else:
+        distinct = list(dict.fromkeys(words))
+        encoded = tokenizer.encode_batch([f" {word}" for word in distinct], add_special_tokens=False)
+        size = {word: len(encoding.ids) for word, encoding in zip(distinct, encoded, strict=True)}
+        counts = np.array([size[word] for word in words])
+    return np.concatenate([[0], np.cumsum(counts)])

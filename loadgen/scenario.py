@@ -1,0 +1,321 @@
+"""What a scenario file may say: five blocks, units in the key names, every unknown key refused.
+
+`engine` says how `sojourn run` starts our engine, `target` how to speak to the server, `arrivals` when requests come,
+`workload` what they ask for, `objectives` what is good enough (with the source of that claim), `measure` what counts.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from loadgen.scenario_faults import ScenarioError, UniqueKeys, describe_faults, describe_yaml_error, nearest
+
+SCENARIO_FOLDER = Path(__file__).parent.parent / "scenarios"
+MAX_REQUESTS = 10_000_000
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):  # to Python, true is the number 1
+        raise ValueError(f"is {str(value).lower()}; it must be a number, not true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Target(_Block):
+    """How to speak to the server."""
+
+    api: Literal["completions", "chat"] = "completions"
+    stream: bool = True
+    usage: Literal["continuous", "final", "none"] = Field(
+        "continuous", description="token counts to ask for: with every chunk, with the last one, or none"
+    )
+    timeout_s: Number = Field(120.0, gt=0, le=86_400, description="from the moment a request was due to its last byte")
+    model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
+    tokenizer: str | None = Field(
+        None, min_length=1, description="tokenizer.json, its folder, or `tiny-model`; without one, prompts are in words"
+    )
+
+
+class _Open(_Block):
+    """Arrivals from a rate: `duration_s` bounds the time, `count` the number, whichever comes first."""
+
+    rate_rps: Number = Field(gt=0, le=1_000_000)
+    duration_s: Number | None = Field(None, gt=0, le=604_800)
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+
+    @model_validator(mode="after")
+    def _bounded(self):
+        if self.duration_s is None and self.count is None:
+            raise ValueError("needs duration_s or count, or it would never end; add one of the two")
+        return self
+
+
+class Poisson(_Open):
+    """Independent arrivals: exponential gaps."""
+
+    process: Literal["poisson"]
+
+
+class Constant(_Open):
+    """Equal gaps."""
+
+    process: Literal["constant"]
+
+
+class Gamma(_Open):
+    """Gaps of a chosen coefficient of variation: 1 is Poisson, above is bursty, below is regular."""
+
+    process: Literal["gamma"]
+    cv: Number = Field(gt=0, le=100)
+
+
+class Trace(_Block):
+    """A slice of recorded traffic: its times, and its lengths where a class asks for them."""
+
+    process: Literal["trace"]
+    file: str = Field(min_length=1, description="path, or the name of a file in scenarios/traces")
+    format: Literal["azure"] = "azure"
+    start_s: Number = Field(0.0, ge=0, description="seconds of the trace to skip")
+    duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
+    speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")
+    keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+
+
+class AtOnce(_Block):
+    """All at the same moment."""
+
+    process: Literal["at_once"]
+    count: Whole = Field(ge=1, le=MAX_REQUESTS)
+
+
+class Times(_Block):
+    """Exactly these moments, in seconds from the start."""
+
+    process: Literal["times"]
+    times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+
+
+Arrivals = Annotated[Poisson | Constant | Gamma | Trace | AtOnce | Times, Field(discriminator="process")]
+
+
+class Fixed(_Block):
+    distribution: Literal["fixed"]
+    tokens: Whole = Field(ge=1, le=10_000_000)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.tokens, self.tokens
+
+
+class _Clipped(_Block):
+    min_tokens: Whole = Field(ge=1, le=10_000_000)
+    max_tokens: Whole = Field(ge=1, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; swap them")
+        return self
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.min_tokens, self.max_tokens
+
+
+class Uniform(_Clipped):
+    """Every whole number between the bounds, both included, equally often."""
+
+    distribution: Literal["uniform"]
+
+
+class Lognormal(_Clipped):
+    """Half of the lengths below `median_tokens`; `sigma` is the standard deviation of their logarithm."""
+
+    distribution: Literal["lognormal"]
+    median_tokens: Number = Field(gt=0)
+    sigma: Number = Field(gt=0, le=5)
+
+
+class FromTrace(_Clipped):
+    """The trace's own length times `scale`, clipped to the bounds. Only with arrivals.process: trace."""
+
+    distribution: Literal["trace"]
+    scale: Number = Field(1.0, gt=0, le=1_000)
+
+
+def _number_means_fixed(value: Any) -> Any:
+    return {"distribution": "fixed", "tokens": value} if isinstance(value, bool | int | float) else value
+
+
+Length = Annotated[
+    Annotated[Fixed | Uniform | Lognormal | FromTrace, Field(discriminator="distribution")],
+    BeforeValidator(_number_means_fixed),
+]
+
+
+class RequestClass(_Block):
+    """One kind of request. `prompt_tokens` counts the shared prefix too, but not what a chat template adds."""
+
+    klass: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")
+    weight: Number = Field(1.0, gt=0, le=1_000_000)
+    prompt_tokens: Length
+    output_tokens: Length
+    shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000)
+    num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000)
+    temperature: Number = Field(0.0, ge=0, le=2)
+    top_k: Whole | None = Field(None, ge=1)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    ignore_eos: bool = Field(False, description="generate all of output_tokens even if the model would stop")
+
+    @model_validator(mode="after")
+    def _prefix_fits(self):
+        shortest = self.prompt_tokens.bounds[0]
+        if self.shared_prefix_tokens >= shortest:
+            raise ValueError(
+                f"shared_prefix_tokens {self.shared_prefix_tokens} must be below the shortest prompt, {shortest} "
+                "tokens; shorten the prefix, or raise the lower bound of prompt_tokens"
+            )
+        return self
+
+
+class Workload(_Block):
+    """What the requests ask for. `one_class` draws a class by weight; `every_class` sends one of each together."""
+
+    each_arrival: Literal["one_class", "every_class"] = "one_class"
+    classes: list[RequestClass] = Field(min_length=1)
+
+
+class Objective(_Block):
+    """What is good enough for a class, and who says so."""
+
+    klass: str = "all"
+    ttft_ms: Number | None = Field(None, gt=0)
+    tpot_ms: Number | None = Field(None, gt=0)
+    e2e_ms: Number | None = Field(None, gt=0)
+    source: str = Field(min_length=1, description="where the numbers come from, and how they were scaled")
+
+    @model_validator(mode="after")
+    def _says_something(self):
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
+            raise ValueError("names no bound; give at least one of ttft_ms, tpot_ms and e2e_ms")
+        return self
+
+
+class Measure(_Block):
+    """What counts. Warm-up requests are sent and recorded, but no analysis counts them."""
+
+    seed: Whole = Field(0, ge=0, lt=2**63)
+    warmup_requests: Whole = Field(0, ge=0, le=10_000, description="sent and awaited before the first arrival")
+    warmup_s: Number = Field(0.0, ge=0, le=86_400, description="arrivals this soon after the first are not measured")
+
+    @model_validator(mode="after")
+    def _one_warmup(self):
+        if self.warmup_requests and self.warmup_s:
+            raise ValueError("has both warmup_requests and warmup_s; keep one of the two")
+        return self
+
+
+class Scenario(_Block):
+    """One experiment. `name` is the file's, without its ending."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str = Field(min_length=1)
+    engine: dict[str, Any] = Field(default_factory=dict, description="settings of engine/config.py, as they are")
+    target: Target = Target()
+    arrivals: Arrivals
+    workload: Workload
+    objectives: list[Objective] = Field(min_length=1)
+    measure: Measure = Measure()
+    _given_as: str = PrivateAttr("")
+
+    @property
+    def given_as(self) -> str:
+        """What `load_scenario` was asked for: a path or a bundled name. The bare name where no file was read."""
+        return self._given_as or self.name
+
+    @model_validator(mode="after")
+    def _blocks_agree(self):
+        for key, value in self.engine.items():
+            if not isinstance(value, bool | int | float | str):
+                raise ValueError(
+                    f"`engine.{key}` is {value!r}; it must be a number, a text or true/false; or leave it out"
+                )
+        if not self.target.stream:
+            self._refuse_objectives_of_a_stream()
+        names = [each.klass for each in self.workload.classes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"workload.classes name {', '.join(names)}: a klass stands twice; give each its own name")
+        if "all" in names:
+            raise ValueError("workload.classes: klass `all` stands for every class; choose another name")
+        for objective in self.objectives:
+            if objective.klass not in ("all", *names):
+                raise ValueError(
+                    f"objectives: klass `{objective.klass}` is none of the workload's ({', '.join(names)}) nor `all`"
+                    f"{nearest(objective.klass, [*names, 'all'])}"
+                )
+        lengths = [length for each in self.workload.classes for length in (each.prompt_tokens, each.output_tokens)]
+        if self.arrivals.process != "trace" and any(length.distribution == "trace" for length in lengths):
+            raise ValueError(
+                f"workload: a length has distribution trace, but arrivals.process is {self.arrivals.process}; "
+                "set arrivals.process to trace, or take lengths from fixed, uniform or lognormal"
+            )
+        return self
+
+    def _refuse_objectives_of_a_stream(self) -> None:
+        for position, objective in enumerate(self.objectives):
+            for name in ("ttft_ms", "tpot_ms"):
+                if (bound := getattr(objective, name)) is not None:
+                    raise ValueError(
+                        f"`objectives[{position}].{name}` is {bound:g}, but `target.stream` is false: a reply that "
+                        "comes as a whole has no first token; set e2e_ms instead, or target.stream to true"
+                    )
+
+
+def bundled_scenarios() -> list[str]:
+    """Names of the scenarios that come with Sojourn."""
+    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
+
+
+def load_scenario(path_or_name: str | Path) -> Scenario:
+    """Reads a scenario file, or a bundled one by its bare name. Raises ScenarioError, one sentence a fault."""
+    path = _find(str(path_or_name))
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+    except OSError as error:
+        raise ScenarioError([f"{path} cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ScenarioError([f"{path} is not UTF-8 text, so it is not a scenario file"]) from None
+    except yaml.YAMLError as error:
+        raise ScenarioError([f"{path.name}: {describe_yaml_error(error)}"]) from None
+    if not isinstance(content, dict):
+        raise ScenarioError([f"{path.name} holds no blocks; see scenarios/demo.yaml for the form"])
+    try:
+        scenario = Scenario(**{"name": path.stem, **{str(key): value for key, value in content.items()}})
+    except ValidationError as error:
+        raise ScenarioError([f"{path.name}: {fault}" for fault in describe_faults(error, Scenario)]) from None
+    scenario._given_as = str(path_or_name)
+    return scenario
+
+
+def _find(path_or_name: str) -> Path:
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    known = bundled_scenarios()
+    if path_or_name in known:
+        return SCENARIO_FOLDER / f"{path_or_name}.yaml"
+    raise ScenarioError(
+        [f"scenario {path_or_name!r} is neither a file nor bundled{nearest(path_or_name, known)}; bundled are: "
+         f"{', '.join(known)}"]
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""A scenario and a seed give a schedule: when, what kind, how long. Pure, and fixed before anything is sent."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loadgen.prompts import stable_seed
+from loadgen.scenario import MAX_REQUESTS, RequestClass, Scenario
+from loadgen.scenario_faults import ScenarioError
+from loadgen.traces import TraceRow, find_trace, read_azure_trace
+from metrics.recorder import replace_table
+
+SCHEDULE_FILE = "schedule.parquet"
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request as it is meant to be. What is not `measured` is warm-up: sent and recorded, but not counted.
+
+    With `prelude` it is sent before the schedule starts, as soon as the one before has ended; its offset is 0.
+    """
+
+    index: int
+    request_id: str
+    due_offset_ns: int  # from the start of the schedule
+    klass: str
+    tenant: str
+    session_id: str
+    turn: int
+    prompt_tokens: int
+    max_tokens: int
+    shared_prefix: int  # which of the class's prefixes; -1 for none
+    shared_prefix_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    ignore_eos: bool
+    seed: int
+    measured: bool
+    prelude: bool
+
+
+SCHEMA = pa.schema([
+    ("index", pa.int64()), ("request_id", pa.string()), ("due_offset_ns", pa.int64()), ("klass", pa.string()),
+    ("tenant", pa.string()), ("session_id", pa.string()), ("turn", pa.int64()), ("prompt_tokens", pa.int64()),
+    ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
+    ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
+    ("seed", pa.int64()), ("measured", pa.bool_()), ("prelude", pa.bool_()),
+])  # fmt: skip
+
+
+def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[ScheduledRequest]:
+    """All requests of a run in order of their due time, the prelude first. `id_prefix` tells runs apart."""
+    arrivals_rng, class_rng, length_rng = (
+        np.random.default_rng(stable_seed(seed, part)) for part in ("arrivals", "classes", "lengths")
+    )
+    offsets_s, rows = _arrivals(scenario.arrivals, arrivals_rng)
+    measured_from_s = offsets_s[0] + scenario.measure.warmup_s
+    if offsets_s[-1] < measured_from_s:
+        raise ScenarioError(
+            [f"measure.warmup_s is {scenario.measure.warmup_s:g}, but the last arrival is due at "
+             f"{offsets_s[-1]:.1f} s, so nothing would be measured; shorten the warm-up"]
+        )  # fmt: skip
+    prelude = scenario.measure.warmup_requests
+    plan = [(0.0, scenario.workload.classes[step % len(scenario.workload.classes)], None) for step in range(prelude)]
+    for offset_s, row in zip(offsets_s, rows, strict=True):
+        plan += [(offset_s, klass, row) for klass in _classes(scenario, class_rng)]
+    return [
+        _request(index, plan_entry, seed, id_prefix, length_rng, measured_from_s, prelude=index < prelude)
+        for index, plan_entry in enumerate(plan)
+    ]
+
+
+def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:
+    """Writes `schedule.parquet`, before anything is sent."""
+    schema = SCHEMA.with_metadata({"scenario": scenario.name})
+    replace_table(run_dir / SCHEDULE_FILE, pa.Table.from_pylist([asdict(each) for each in schedule], schema=schema))
+
+
+def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
+    """The saved schedule and the scenario's name."""
+    table = pq.read_table(run_dir / SCHEDULE_FILE)
+    return [ScheduledRequest(**row) for row in table.to_pylist()], table.schema.metadata[b"scenario"].decode()
+
+
+def _arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
+    """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
+    if arrivals.process == "trace":
+        rows = _trace_slice(arrivals)
+        return np.array([(row.offset_s - arrivals.start_s) / arrivals.speedup for row in rows]), rows
+    if arrivals.process == "times":
+        offsets = np.sort(np.array(arrivals.times_s))
+    elif arrivals.process == "at_once":
+        offsets = np.zeros(arrivals.count)
+    else:
+        offsets = _renewal(arrivals, rng)
+    return offsets, [None] * len(offsets)
+
+
+def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
+    """Arrivals with independent gaps of mean 1/rate. The first one comes after a gap, so that the rate is unbiased."""
+    mean = 1 / arrivals.rate_rps
+    expected = arrivals.count or arrivals.duration_s * arrivals.rate_rps
+    if expected > MAX_REQUESTS:
+        raise ScenarioError([f"arrivals ask for about {expected:.0f} requests; at most {MAX_REQUESTS} fit one run"])
+    cv = {"poisson": 1.0, "constant": 0.0}.get(arrivals.process, getattr(arrivals, "cv", 1.0))
+    offsets = np.empty(0)
+    while (arrivals.count is None or len(offsets) < arrivals.count) and (
+        arrivals.duration_s is None or not len(offsets) or offsets[-1] < arrivals.duration_s
+    ):
+        size = max(16, int(expected * 1.2))
+        gaps = np.full(size, mean) if cv == 0 else rng.gamma(1 / cv**2, mean * cv**2, size)
+        offsets = np.concatenate([offsets, np.cumsum(gaps) + (offsets[-1] if len(offsets) else 0.0)])
+    offsets = offsets[: arrivals.count]
+    if arrivals.duration_s is not None:
+        offsets = offsets[offsets < arrivals.duration_s]
+    if not len(offsets):
+        raise ScenarioError(
+            [f"arrivals.rate_rps {arrivals.rate_rps:g} gives no request within {arrivals.duration_s:g} s with this "
+             "seed; raise the rate or arrivals.duration_s"]
+        )  # fmt: skip
+    return offsets
+
+
+def _trace_slice(arrivals) -> list[TraceRow]:
+    path = find_trace(arrivals.file)
+    rows = read_azure_trace(path)
+    end_s = arrivals.start_s + arrivals.duration_s
+    inside = [row for row in rows if arrivals.start_s <= row.offset_s < end_s]
+    kept = inside[:: arrivals.keep_one_in][: arrivals.count]
+    if not kept:
+        raise ScenarioError(
+            [f"arrivals take seconds {arrivals.start_s:g} to {end_s:g} of {path.name}, where it has no request; "
+             f"it ends at {rows[-1].offset_s:.0f} s"]
+        )  # fmt: skip
+    return kept
+
+
+def _classes(scenario: Scenario, rng: np.random.Generator) -> list[RequestClass]:
+    """Who sends at one arrival."""
+    classes = scenario.workload.classes
+    if scenario.workload.each_arrival == "every_class":
+        return classes
+    weights = np.array([klass.weight for klass in classes])
+    return [classes[rng.choice(len(classes), p=weights / weights.sum())]]
+
+
+def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude) -> ScheduledRequest:
+    offset_s, klass, row = plan_entry
+    prompt_tokens = _length(klass.prompt_tokens, row.prompt_tokens if row else None, rng)
+    max_tokens = _length(klass.output_tokens, row.output_tokens if row else None, rng)
+    prefix = int(rng.integers(klass.num_shared_prefixes)) if klass.shared_prefix_tokens else -1
+    return ScheduledRequest(
+        index=index, request_id=f"{id_prefix}-{index:06d}", due_offset_ns=round(offset_s * NS_PER_S),
+        klass=klass.klass, tenant=klass.tenant, session_id="", turn=0,
+        prompt_tokens=prompt_tokens, max_tokens=max_tokens, shared_prefix=prefix,
+        shared_prefix_tokens=klass.shared_prefix_tokens, temperature=klass.temperature, top_k=klass.top_k,
+        top_p=klass.top_p, ignore_eos=klass.ignore_eos, seed=stable_seed(seed, index) >> 1,
+        measured=not prelude and offset_s >= measured_from_s, prelude=prelude,
+    )  # fmt: skip
+
+
+def _length(length, traced: int | None, rng: np.random.Generator) -> int:
+    """A number of tokens within the bounds. Draws once whatever the distribution, so that classes do not shift."""
+    low, high = length.bounds
+    draw = rng.random()
+    if length.distribution == "fixed":
+        return length.tokens
+    if length.distribution == "uniform":
+        return low + int(draw * (high - low + 1))
+    if length.distribution == "lognormal":
+        value = length.median_tokens * float(np.exp(length.sigma * _normal_quantile(draw)))
+    else:
+        # A warm-up request comes from no row of the trace: it takes the lower bound.
+        value = traced * length.scale if traced is not None else low
+    return int(min(max(round(value), low), high))
+
+
+def _normal_quantile(probability: float) -> float:
+    return NormalDist().inv_cdf(min(max(probability, 1e-12), 1 - 1e-12))
