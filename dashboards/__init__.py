@@ -1,0 +1,1 @@
+"""Grafana dashboards, Prometheus rules and a compose file, built from the metric catalogue."""

@@ -1,0 +1,49 @@
+"""Builds everything that Prometheus and Grafana need: dashboards, rules and the compose file, in one flat folder."""
+
+import json
+import os
+from pathlib import Path
+
+import yaml
+
+from dashboards.content import DASHBOARDS
+from dashboards.factory import dashboard
+from dashboards.rules import rules
+from dashboards.stack import FILES
+
+GENERATED = Path(__file__).parent / "generated"
+_RULES_HEADER = "# Made from metrics/catalog.py and dashboards/rules.py by `sojourn dashboards`; change it there.\n"
+
+
+def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
+    """Writes one `sojourn-<lifecycle>.json` a lifecycle, `rules.yaml` and the compose stack; returns their paths.
+
+    Files of the same names are replaced, others are left alone. Raises NotADirectoryError if `out_dir` is a file.
+    """
+    out_dir = Path(out_dir)
+    if out_dir.exists() and not out_dir.is_dir():
+        raise NotADirectoryError(f"{out_dir} is a file; give a folder to write the dashboards into")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    return [_write(out_dir / name, text) for name, text in contents().items()]
+
+
+def contents() -> dict[str, str]:
+    """File name → text of everything that `build_dashboards` writes."""
+    boards = {
+        f"sojourn-{lifecycle}.json": json.dumps(dashboard(lifecycle, rows), indent=1, ensure_ascii=False) + "\n"
+        for lifecycle, rows in DASHBOARDS.items()
+    }
+    rules_text = _RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
+    return {**boards, "rules.yaml": rules_text, **FILES}
+
+
+def _write(path: Path, text: str) -> Path:
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+if __name__ == "__main__":
+    for written in build_dashboards():
+        print(written)

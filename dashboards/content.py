@@ -1,0 +1,127 @@
+"""Which panels stand on which dashboard: one dashboard a lifecycle, every metric of the catalogue on exactly one."""
+
+from dataclasses import dataclass
+
+from dashboards.views import Panel, Query, gauge, gauges, heatmap, per_request, quantiles, rate, rates, share
+from metrics.catalog import GOOD
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+_OBJECTIVE = "sojourn_request_objective_total"
+_GOOD = f'objective="{GOOD}"'
+_RESTARTS = (
+    'sum (increase(sojourn_telemetry_core_restarts_total{model_name=~"$model_name",instance=~"$instance"}[$__range]))'
+)
+
+REQUEST = (
+    Row("What users experience", (
+        share("Goodput", rate(_OBJECTIVE, where=f'{_GOOD},outcome="met"'), rate(_OBJECTIVE, where=_GOOD),
+              "good requests", shape="number", width=4,
+              note="Share of the ended requests that met every objective of their class; empty without objectives."),
+        gauges("Running and waiting", "sojourn_request_running", "sojourn_request_waiting", width=10),
+        rates("Ended, by outcome", "sojourn_request_finished_total", by="outcome", shape="stack", width=10),
+        quantiles("Time to first token", "sojourn_request_ttft_seconds"),
+        quantiles("Inter-token latency", "sojourn_request_itl_seconds"),
+        quantiles("Time per output token", "sojourn_request_tpot_seconds"),
+        heatmap("Inter-token latency: where the gaps lie", "sojourn_request_itl_seconds", width=12),
+        quantiles("End to end", "sojourn_request_e2e_seconds", width=12),
+    )),
+    Row("Where their time went", (
+        per_request("Ledger to the last byte, mean per request", "sojourn_request_ledger_seconds_total"),
+        per_request("Ledger to the first text, mean per request", "sojourn_request_ttft_ledger_seconds_total"),
+        quantiles("Time in the queue", "sojourn_request_queue_seconds"),
+        rates("Refused by the scheduler, by reason", "sojourn_request_refusals_total", by="reason"),
+        rates("Rejected at the door, by reason", "sojourn_request_rejected_total", by="reason"),
+    )),
+    Row("Objectives and workload", (
+        Panel("Objectives met, by class", "percentunit", (Query(
+            rate(_OBJECTIVE, by="klass, objective", where='outcome="met"')
+            + " / " + rate(_OBJECTIVE, by="klass, objective"), "{{klass}} {{objective}}"),)),
+        quantiles("Prompt length", "sojourn_request_prompt_length_tokens"),
+        quantiles("Output length", "sojourn_request_output_length_tokens"),
+    )),
+    Row("Can these figures be trusted?", (
+        share("Requests whose ledger does not close", rate("sojourn_request_unclosed_total"),
+              rate("sojourn_request_finished_total"), "unclosed", width=6),
+        rates("Unaccounted time", "sojourn_request_unaccounted_seconds_total", width=6,
+              note="Seconds a second, over all requests."),
+        rates("Records lost", "sojourn_telemetry_dropped_records_total", "sojourn_telemetry_failed_records_total",
+              width=4),
+        rates("Time spent writing /metrics", "sojourn_telemetry_render_seconds_total", width=4),
+        Panel("Core restarts", "suffix: restarts", (Query(_RESTARTS, "restarts"),), shape="number", width=4,
+              note="In the time range shown."),
+    )),
+)  # fmt: skip
+
+TOKEN = (
+    Row("What the steps computed", (
+        rates("Scheduled tokens, by kind", "sojourn_token_scheduled_tokens_total", by="kind", shape="stack"),
+        share("Fill of the token budget", rate("sojourn_token_scheduled_tokens_total"),
+              rate("sojourn_token_budget_tokens_total"), "scheduled / budget"),
+        quantiles("Tokens of a step", "sojourn_token_step_tokens"),
+        rates("Padding", "sojourn_token_padding_tokens_total", width=12),
+        rates("Speculation", "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total", width=12),
+    )),
+    Row("What ended requests brought", (
+        rates("Prompt, computed and generated tokens", "sojourn_token_prompt_tokens_total",
+              "sojourn_token_computed_tokens_total", "sojourn_token_generated_tokens_total", width=24),
+    )),
+    Row("Text ↔ ids, per request", (
+        quantiles("Encode", "sojourn_token_encode_seconds"),
+        quantiles("Sample", "sojourn_token_sample_seconds"),
+        quantiles("Decode", "sojourn_token_decode_seconds"),
+    )),
+)  # fmt: skip
+
+COMPUTE = (
+    Row("Steps", (
+        quantiles("Step time, by composition", "sojourn_compute_step_seconds", by="composition", width=12),
+        heatmap("Step time: where the steps lie", "sojourn_compute_step_seconds", width=12),
+        rates("Host time, by stage", "sojourn_compute_stage_seconds_total", by="stage", shape="stack", width=12,
+              note="Share of wall time, summed over instances; what is missing to 100 % lies between steps."),
+        rates("Steps, by graph", "sojourn_compute_steps_total", by="graph", shape="stack", width=12),
+    )),
+    Row("Device", (
+        Panel("Device busy", "percentunit",
+              (Query(rate("sojourn_compute_device_seconds_total", operator="avg"), "busy"),), width=6,
+              note="Share of wall time, mean over instances."),
+        rates("Floating-point operations", "sojourn_compute_flops_total", width=6, note="Over wall time."),
+        rates("Bytes moved at least", "sojourn_compute_moved_bytes_total", width=6, note="Over wall time."),
+        Panel("Arithmetic intensity", "suffix: flop/B", (Query(
+            rate("sojourn_compute_flops_total") + " / " + rate("sojourn_compute_moved_bytes_total"), "intensity"),),
+            width=6, note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),
+    )),
+    Row("As expected of what the steps held?", (
+        quantiles("Measured / predicted", "sojourn_compute_prediction_ratio"),
+        rates("Predicted device time", "sojourn_compute_predicted_seconds_total"),
+        rates("Residual, slower and faster", "sojourn_compute_residual_seconds_total", by="direction"),
+    )),
+)  # fmt: skip
+
+MEMORY = (
+    Row("The pool", (
+        gauges("KV blocks, by state", "sojourn_memory_kv_blocks", by="state", shape="stack", width=12),
+        Panel("KV in use", "percentunit", (Query(gauge("sojourn_memory_kv_usage_ratio", operator="max"), "fullest"),),
+              width=12, note="The fullest of the instances."),
+        rates("Evicted blocks", "sojourn_memory_evicted_blocks_total", width=12),
+        quantiles("Waiting for KV blocks", "sojourn_memory_blocked_seconds", width=12),
+    )),
+    Row("The prefix cache", (
+        share("Prefix hits", rate("sojourn_memory_prefix_tokens_total", where='result="hit"'),
+              rate("sojourn_memory_prefix_tokens_total"), "hit", width=12),
+        rates("Prompt tokens asked of the cache", "sojourn_memory_prefix_tokens_total", by="result", shape="stack",
+              width=12),
+    )),
+    Row("Preemption and its price", (
+        rates("Preemptions", "sojourn_memory_preemptions_total"),
+        rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),
+        quantiles("Time until scheduled again", "sojourn_memory_preempted_seconds"),
+    )),
+)  # fmt: skip
+
+DASHBOARDS: dict[str, tuple[Row, ...]] = {"token": TOKEN, "compute": COMPUTE, "memory": MEMORY, "request": REQUEST}

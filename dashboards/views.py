@@ -1,0 +1,124 @@
+"""Metrics of the catalogue → what a panel shows: PromQL, legend, unit and the words that explain it.
+
+Each view is a pure function of metric names. Rates use `$__rate_interval`, quantiles keep `le`, sums of a histogram are
+always divided by its count, and every selector honours the dashboard's variables.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from metrics.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
+
+SELECTOR = 'model_name=~"$model_name",instance=~"$instance"'
+QUANTILES = (0.5, 0.9, 0.99)
+Shape = Literal["lines", "stack", "heatmap", "number"]
+
+# Grafana's names of units, for a value and for its growth per second.
+VALUE_UNITS = {
+    "seconds": "s", "ratio": "percentunit", "bytes": "bytes", "tokens": "suffix: tokens",
+    "requests": "suffix: requests", "blocks": "suffix: blocks",
+}  # fmt: skip
+RATE_UNITS = {
+    "seconds": "percentunit", "tokens": "suffix: tokens/s", "bytes": "Bps", "flops": "flops", "requests": "reqps",
+    "blocks": "suffix: blocks/s", "steps": "suffix: steps/s", "records": "suffix: records/s",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression and what its series are called."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What one panel shows, before it becomes Grafana's JSON. `width` is in the 24 columns of the grid."""
+
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+    shape: Shape = "lines"
+    width: int = 8
+    by_account: bool = False  # series are accounts of the ledger, coloured by their lifecycle
+    note: str = ""  # how to read the expression, where the metrics' own meaning does not say it
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return metrics_of(" ".join(query.expr for query in self.queries))
+
+    @property
+    def description(self) -> str:
+        return "\n\n".join([*([self.note] if self.note else []), *(metric.help for metric in self.metrics)])
+
+
+_METRIC_OF_SAMPLE = {sample: metric for metric in CATALOG for sample in sample_names(metric)}
+_SAMPLE = re.compile(r"\bsojourn_[a-z0-9_]+")
+
+
+def metrics_of(expr: str) -> tuple[Metric, ...]:
+    """The catalogue's metrics in an expression, each once. Raises KeyError for one that the catalogue lacks."""
+    return tuple(dict.fromkeys(_METRIC_OF_SAMPLE[sample] for sample in _SAMPLE.findall(expr)))
+
+
+def rate(name: str, by: str = "", where: str = "", operator: str = "sum") -> str:
+    """Growth per second of a counter, summed over instances and all labels but `by`."""
+    grouping = f" by ({by})" if by else ""
+    matchers = f"{where},{SELECTOR}" if where else SELECTOR
+    return f"{operator}{grouping} (rate({name}{{{matchers}}}[$__rate_interval]))"
+
+
+def quantile(q: float, name: str, by: str = "") -> str:
+    """A quantile of a histogram, estimated between its bucket bounds."""
+    return f"histogram_quantile({q:g}, {rate(f'{name}_bucket', by=f'le, {by}' if by else 'le')})"
+
+
+def gauge(name: str, by: str = "", operator: str = "sum") -> str:
+    grouping = f" by ({by})" if by else ""
+    return f"{operator}{grouping} ({name}{{{SELECTOR}}})"
+
+
+def rates(title: str, *names: str, by: str = "", **options) -> Panel:
+    """How fast counters grow. With `by`, one series a label value; else one a counter."""
+    queries = tuple(Query(rate(name, by), f"{{{{{by}}}}}" if by else _short(name)) for name in names)
+    return Panel(title, RATE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
+
+
+def gauges(title: str, *names: str, by: str = "", operator: str = "sum", **options) -> Panel:
+    queries = tuple(Query(gauge(name, by, operator), f"{{{{{by}}}}}" if by else _short(name)) for name in names)
+    return Panel(title, VALUE_UNITS[METRIC_BY_NAME[names[0]].unit], queries, **options)
+
+
+def quantiles(title: str, name: str, by: str = "", **options) -> Panel:
+    """Median, p90 and p99 of a histogram; the exact ones are in the run directory."""
+    legend = f" {{{{{by}}}}}" if by else ""
+    queries = tuple(Query(quantile(q, name, by), f"p{100 * q:g}{legend}") for q in QUANTILES)
+    return Panel(title, VALUE_UNITS[METRIC_BY_NAME[name].unit], queries, **options)
+
+
+def heatmap(title: str, name: str, **options) -> Panel:
+    """How often each bucket was hit, over time: shows two modes where quantiles show a lie."""
+    query = Query(rate(f"{name}_bucket", by="le"), "{{le}}")
+    return Panel(title, VALUE_UNITS[METRIC_BY_NAME[name].unit], (query,), shape="heatmap", **options)
+
+
+def share(title: str, part: str, whole: str, legend: str, **options) -> Panel:
+    """One expression as a share of another."""
+    return Panel(title, "percentunit", (Query(f"{part} / {whole}", legend),), **options)
+
+
+def per_request(title: str, name: str) -> Panel:
+    """Mean seconds of each account of the ledger for one ended request, stacked."""
+    ended = rate("sojourn_request_finished_total")
+    expr = f"{rate(name, by='lifecycle, account')} / ignoring (lifecycle, account) group_left () {ended}"
+    return Panel(title, "s", (Query(expr, "{{account}}"),), shape="stack", width=12, by_account=True)
+
+
+def _short(name: str) -> str:
+    """A metric's name without the prefix and lifecycle, which the dashboard says already."""
+    noun = name.removesuffix("_total").split("_", 2)[2]
+    for unit in ("_tokens", "_seconds", "_records"):
+        noun = noun.removesuffix(unit)
+    return noun.replace("_", " ")

@@ -1,0 +1,361 @@
+"""The command line: parses, calls one function of a package, prints."""
+
+import difflib
+import importlib.util
+import inspect
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from engine.config import EngineConfig
+from metrics.diagnosis.verdict import Diagnosis
+from metrics.rundir import RunDirectory
+
+app = typer.Typer(
+    name="sojourn",
+    help="Where the time of a large language model server goes: serve a model, replay a scenario against it, and read "
+    "which of four lifecycles (token, compute, memory, request) is the bottleneck, and what would prove it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console()
+RUNS = Path("runs")
+
+
+class Failure(Exception):
+    """Something went wrong that a sentence explains. Exit code 1; 2 where the command was used wrongly."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+def _need(extra: str, *modules: str) -> None:
+    """Fails with the way out if an extra of the package is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failure(
+            f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
+        )
+
+
+def _engine_options(command):
+    """Gives a command one option for each field of EngineConfig, so that every setting is declared once."""
+    parameters = []
+    for name, field in EngineConfig.model_fields.items():
+        if field.is_required():
+            declared = Annotated[field.annotation, typer.Argument(help=field.description)]
+        else:
+            declared = Annotated[field.annotation, typer.Option(help=field.description, metavar=" ")]
+        default = inspect.Parameter.empty if field.is_required() else field.default
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
+        )
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+@app.command()
+@_engine_options
+def serve(**settings: Any) -> None:
+    """Serve a model: OpenAI-compatible API, Prometheus metrics at /metrics."""
+    _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
+    from engine.server.serve import serve as run_server
+
+    run_server(_engine_config(settings))
+
+
+ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
+RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
+RunDirOption = Annotated[Path | None, typer.Option(help="where the run goes; by default a new folder below runs/")]
+SeedOption = Annotated[int | None, typer.Option(help="another draw of the scenario's arrivals, lengths and prompts")]
+
+
+@app.command()
+def run(
+    scenario: ScenarioArgument,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="change a setting of the engine; repeatable")
+    ] = None,
+    run_dir: RunDirOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Start the engine as a scenario says, replay the scenario, stop the engine, diagnose."""
+    _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
+    _need("loadgen", "locust", "gevent", "httptools")
+    from loadgen.experiment import run_scenario
+    from loadgen.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    overrides = _assignments(set_ or [])
+    _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
+    with _Progress() as progress:
+        done = run_scenario(
+            loaded, run_dir or _new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
+        )
+    _tell(done)
+
+
+@app.command()
+def load(
+    scenario: ScenarioArgument,
+    base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
+    model: Annotated[str | None, typer.Option(help="model to ask for; by default the server's first one")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="folder with tokenizer.json: exact prompt lengths instead of words")
+    ] = None,
+    server_run: Annotated[
+        Path | None,
+        typer.Option(help="the folder that our own server on this host records into (serve --run-dir): tells causes"),
+    ] = None,
+    run_dir: RunDirOption = None,
+    seed: SeedOption = None,
+) -> None:
+    """Replay a scenario against a server that is running already, diagnose. Causes need the server's records too."""
+    _need("loadgen", "locust", "gevent", "httptools")
+    from loadgen.experiment import load_url
+    from loadgen.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    with _Progress() as progress:
+        done = load_url(
+            loaded, base_url, run_dir or _new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
+            server_run=server_run, progress=progress,
+        )  # fmt: skip
+    _tell(done)
+
+
+@app.command()
+def diagnose(
+    run: RunArgument,
+    against: Annotated[
+        Path | None, typer.Option(help="a second run: explains a poor product behind a good benchmark, or idle devices")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print diagnosis.json instead of the report")] = False,
+) -> None:
+    """Say what a run suffers from, which lifecycle it comes from, and what would prove it."""
+    opened = _open(run)
+    diagnosis = _diagnose(opened, _open(against) if against else None)
+    if json:
+        print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
+    else:
+        _print_diagnosis(diagnosis)
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[Path | None, typer.Option(help="the file to write; by default report.html in the run")] = None,
+    against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
+) -> None:
+    """Write a run's diagnosis and figures as one self-contained HTML file."""
+    _need("ui", "plotly")
+    from ui.report import write_report
+
+    opened = _open(run)
+    diagnosis = _diagnose(opened, _open(against) if against else None)
+    out.print(f"wrote {write_report(opened, diagnosis, output or opened.path / 'report.html')}", highlight=False)
+
+
+@app.command()
+def ui(
+    run: Annotated[Path | None, typer.Argument(help="the run to show first")] = None,
+    runs: Annotated[Path, typer.Option(help="folder of the run directories")] = RUNS,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
+) -> None:
+    """Open the app on the runs: overview, diagnosis, goodput, requests, steps."""
+    _need("ui", "streamlit", "plotly")
+    from ui.launch import open_app
+
+    if run is not None:
+        run = _open(run).path
+    out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
+    sys.exit(open_app(runs, run, port))
+
+
+@app.command()
+def dashboards(
+    output: Annotated[Path, typer.Option(help="folder to write into")] = Path("dashboards/generated"),
+) -> None:
+    """Write the Grafana dashboards, the Prometheus rules and a compose file for both."""
+    _need("ui", "grafanalib")
+    from dashboards.build import build_dashboards
+
+    try:
+        written = build_dashboards(output)
+    except NotADirectoryError as error:
+        raise Failure(str(error), code=2) from None
+    for path in written:
+        out.print(f"wrote {path}", highlight=False)
+
+
+@app.command()
+def demo() -> None:
+    """The main job in one command: the bundled model under a minute of a real trace, diagnosed."""
+    run("demo")
+
+
+def _engine_config(settings: dict[str, Any]) -> EngineConfig:
+    """The engine's settings, checked. Raises Failure with the first fault."""
+    try:
+        return EngineConfig(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(name, EngineConfig.model_fields, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; `sojourn serve --help` lists all"
+            raise Failure(f"{name} is not a setting of the engine{hint}", code=2) from None
+        raise Failure(f"{name}={first['input']!r} is not valid: {first['msg'].lower()}", code=2) from None
+
+
+def _assignments(pairs: list[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs, with values read as YAML: 64 is a number, false a truth value."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise Failure(f"--set {pair!r} is not KEY=VALUE, such as --set num_kv_blocks=256", code=2)
+        overrides[key.strip().replace("-", "_")] = yaml.safe_load(value)
+    return overrides
+
+
+def _open(path: Path) -> RunDirectory:
+    """A run directory, or the name of one below runs/; what a killed load generator left unread is read first."""
+    if not path.exists() and (RUNS / path).is_dir():
+        path = RUNS / path
+    if path.is_dir() and importlib.util.find_spec("httptools"):
+        from loadgen.parse import recover
+
+        recover(path)
+    return RunDirectory.open(path)
+
+
+def _new_run(name: str) -> Path:
+    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _diagnose(opened: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
+    """Diagnoses a run and keeps the answer beside it."""
+    from metrics.diagnosis.diagnose import diagnose as run_diagnosis
+
+    diagnosis = run_diagnosis(opened, against)
+    opened.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
+    return diagnosis
+
+
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    from metrics.diagnosis.terminal import render
+
+    out.print(render(diagnosis))
+
+
+def _program() -> str:
+    """How to call this program again from here."""
+    if shutil.which("sojourn"):
+        return "sojourn"
+    return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
+
+
+def _tell(done: RunDirectory) -> None:
+    """What every run ends with: the terminal report, the HTML report, and the line that opens the app."""
+    diagnosis = _diagnose(done)
+    _print_diagnosis(diagnosis)
+    if importlib.util.find_spec("plotly"):
+        from ui.report import write_report
+
+        out.print(f"HTML report    {write_report(done, diagnosis, done.path / 'report.html')}", highlight=False)
+    else:
+        out.print("HTML report    needs plotly: pip install '.[ui]', then sojourn report", highlight=False)
+    out.print(f"run directory  {done.path}", highlight=False)
+    out.print(f"open the app   {_program()} ui {done.path}", highlight=False)
+
+
+class _Progress:
+    """Shows what an experiment does now and how many requests were answered: a bar, or a line a stage in a log."""
+
+    def __enter__(self) -> "_Progress":
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )  # fmt: skip
+        self._bar = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+        self._task = self._bar.add_task("", total=None, note="")
+        self._stage = self._summary = ""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        if self._summary:
+            out.print(f"{self._summary}\n", highlight=False)
+
+    def __call__(self, progress: Any) -> None:
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            if not out.is_terminal:
+                out.print(progress.stage, highlight=False)
+        changes: dict[str, Any] = {"description": progress.stage, "note": ""}
+        if progress.total:
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            note = f"{progress.finished} of {progress.total} answered{failed}"
+            self._summary = f"{progress.sent} of {progress.total} requests sent, {progress.finished} ended{failed}"
+            changes |= {"total": progress.total, "completed": progress.finished, "note": note}
+        self._bar.update(self._task, **changes)
+
+
+# The errors that carry a sentence for the user, and the exit code of each.
+EXPECTED = {
+    ("metrics.rundir", "RunError"): 1,
+    ("engine.server.serve", "ServeError"): 1,
+    ("loadgen.experiment", "ExperimentError"): 1,
+    ("loadgen.scenario_faults", "ScenarioError"): 2,
+    ("ui.launch", "LaunchError"): 1,
+}
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM, and a closed terminal, end an experiment as Ctrl-C does: its processes stop, its records are kept."""
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point: every expected failure is a sentence on stderr and an exit code: 1 failure, 2 usage."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        app()
+    except Failure as failure:
+        print(f"sojourn: {failure}", file=sys.stderr)
+        sys.exit(failure.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        code = next((code for (module, name), code in EXPECTED.items() if _is(error, module, name)), None)
+        if code is None:
+            raise
+        print(f"sojourn: {error}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _is(error: Exception, module: str, name: str) -> bool:
+    """Whether it is that error, of a package that need not be installed."""
+    return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The app: choose a run at the left, read it on five pages. Start it with `sojourn ui`."""
+
+import argparse
+from pathlib import Path
+
+import streamlit as st
+
+from ui.rundata import run_names
+from ui.wording import markdown
+
+PAGES = (
+    ("overview", "Overview", ":material/speed:"),
+    ("diagnose", "Diagnose", ":material/troubleshoot:"),
+    ("goodput", "Goodput", ":material/target:"),
+    ("requests", "Requests", ":material/view_timeline:"),
+    ("steps", "Steps", ":material/stacked_bar_chart:"),
+)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
+    parser.add_argument("--run", default=None, help="name of the run to show first")
+    return parser.parse_args()
+
+
+def choose_run(runs: Path, first: str | None) -> None:
+    """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
+    names = run_names(runs)
+    if not names:
+        st.session_state.run_path = None
+        st.session_state.no_run = (
+            f"There is no run in {markdown(runs)}. Record one with `sojourn run demo`, or name another folder: "
+            "`sojourn ui --runs FOLDER`."
+        )
+        return
+    with st.sidebar:
+        index = names.index(first) if first in names else 0
+        name = st.selectbox(
+            "Run", names, index=index, key="run", bind="query-params", help=f"folders in {markdown(runs)}"
+        )
+        st.caption(f"{len(names)} run{'s' if len(names) > 1 else ''} in {markdown(runs.resolve().name)}/")
+    st.session_state.run_path = runs / name
+
+
+folder = Path(__file__).parent
+st.set_page_config(page_title="Sojourn", page_icon=str(folder / "icon.svg"), layout="wide")
+st.logo(str(folder / "logo.svg"), size="large")
+options = arguments()
+# In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
+page = st.navigation(
+    [
+        st.Page(folder / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=file == "overview")
+        for file, title, icon in PAGES
+    ]
+)
+choose_run(options.runs, options.run)
+page.run()

@@ -1,0 +1,1 @@
+"""Pure functions from tables and verdicts to plotly figures. The app and the report draw the same ones."""

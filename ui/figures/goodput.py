@@ -1,0 +1,142 @@
+"""Figures of what users get: attainment, latencies against their objective."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from metrics.goodput import ClassGoodput
+from metrics.objectives import OBJECTIVE_NAMES, objectives_of
+from ui import theme
+from ui.tables import classes
+from ui.wording import label, number, percent
+
+GOOD_SCALE = [[0, "#B42318"], [0.5, "#E9C46A"], [1, "#1A7F4B"]]
+
+
+def attainment(goodput: list[ClassGoodput]) -> go.Figure:
+    """Share of the sent requests that met all objectives, and each of them, by class."""
+    if not goodput or not any(group.objectives for group in goodput):
+        return theme.note("The scenario names no objective, so there is no attainment to show.")
+    rows = [label(group.klass, 24) + f"  (n = {group.sent:,})" for group in goodput]
+    named = list(dict.fromkeys(name for group in goodput for name in group.attainment_by_objective))
+    fig = theme.figure(max(210, 90 + 26 * len(goodput) * (1 + len(named))), barmode="group")
+    series = [("all objectives", [group.attainment for group in goodput], theme.COHORT_COLOURS[0])]
+    for name, colour in zip(named, ("#7B8CA3", "#A9B6C6", "#CBD4DF"), strict=False):
+        shares = [group.attainment_by_objective.get(name) for group in goodput]
+        series.append((OBJECTIVE_NAMES.get(name, name), shares, colour))
+    for name, shares, colour in series:
+        fig.add_bar(
+            name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
+            marker_color=colour, text=[percent(share) for share in shares], textposition="auto", textangle=0,
+            insidetextanchor="end", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
+    fig.update_yaxes(title_text="class (requests)", autorange="reversed")
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def latency_distribution(requests: pd.DataFrame, latency: str, bounds: dict[str, float]) -> go.Figure:
+    """Cumulative share of served requests by a latency of OBJECTIVES, a line a class, with the objective's bounds.
+
+    `bounds` gives the bound in ms by class; equal bounds are drawn once.
+    """
+    known = requests[requests[latency].notna()]
+    name = OBJECTIVE_NAMES[latency]
+    if known.empty:
+        return theme.note(f"No request has a {name}.")
+    fig = theme.figure(290 + 20 * (len(classes(known)) + len(set(bounds.values()))))
+    for position, klass in enumerate(classes(known)):
+        values = np.sort(known.loc[known.klass.fillna("") == klass, latency].to_numpy())
+        fig.add_scatter(
+            name=f"{label(klass, 24) or 'requests'} (n = {len(values):,})", x=values,
+            y=100 * np.arange(1, len(values) + 1) / len(values), mode="lines", line_shape="hv",
+            line=dict(color=theme.COHORT_COLOURS[position % len(theme.COHORT_COLOURS)], width=2),
+            hovertemplate="%{y:.0f} % within %{x:,.1f} ms<extra>" + (label(klass, 24) or "requests") + "</extra>",
+        )  # fmt: skip
+    theme.objective_lines(fig, _named(bounds), 100)
+    low, high = _log_range(known[latency], list(bounds.values()))
+    fig.update_xaxes(title_text=f"{name} (ms, log scale)", type="log", range=[low, high])
+    fig.update_yaxes(title_text="requests (cumulative %)", range=[0, 102])
+    return _log_ticks(fig, low, high)
+
+
+def throughput_against_tpot(windows: pd.DataFrame, bounds: dict[str, float]) -> go.Figure:
+    """Output tokens per second against time per output token, a point a window of the run, as goodput_by_tpot gives it.
+
+    The colour is the share of the window's tokens that belong to good requests, the size the open streams; `bounds`
+    gives the objective in ms by class.
+    """
+    known = windows[windows.tpot_ms.notna()]
+    if known.empty:
+        return theme.note("In no window of this run did a client wait for a next token.")
+    fig = theme.figure(400)
+    most = max(known.streams.max(), 1.0)
+    fig.add_scatter(
+        name="a window of the run", x=known.tpot_ms, y=known.tokens_per_s, mode="markers",
+        marker=dict(
+            size=8 + 16 * np.sqrt(known.streams / most), opacity=0.85, line=dict(color="#FFFFFF", width=1),
+            color=100 * (known.good_tokens_per_s / known.tokens_per_s).fillna(0.0),
+            colorscale=GOOD_SCALE, cmin=0, cmax=100, showscale=True,
+            colorbar=dict(
+                title=dict(text="tokens of good requests (%)", side="right", font_size=13), thickness=12,
+                outlinewidth=0, len=1.0,
+            ),
+        ),
+        customdata=np.stack([known.begin_s, known.streams, known.good_tokens_per_s], axis=1),
+        hovertemplate="from second %{customdata[0]:.0f}: %{customdata[1]:.1f} streams<br>%{x:.1f} ms per output token"
+        "<br>%{y:.0f} output tokens/s, %{customdata[2]:.0f} of them good<extra></extra>",
+    )  # fmt: skip
+    theme.objective_lines(fig, _named(bounds), known.tokens_per_s.max() * 1.12)
+    low, high = _log_range(known.tpot_ms, list(bounds.values()))
+    fig.update_xaxes(title_text="time per output token (ms, log scale)", type="log", range=[low, high])
+    fig.update_yaxes(title_text="output tokens per second", range=[0, known.tokens_per_s.max() * 1.12])
+    return _log_ticks(fig, low, high)
+
+
+def bounds(requests: pd.DataFrame, objectives: list[dict], latency: str) -> dict[str, float]:
+    """The objective of a latency in ms by class, for those classes of the run that have one."""
+    held = {klass: objectives_of(klass, objectives) for klass in classes(requests)}
+    return {klass: limits[latency] for klass, limits in held.items() if latency in limits}
+
+
+def quantile_table(goodput: list[ClassGoodput]) -> pd.DataFrame:
+    """Quantiles of each latency by class as text in ms, `–` where too few requests make one a guess."""
+    rows = []
+    for group in goodput:
+        for latency, quantiles in group.quantiles_ms.items():
+            row = {"latency (ms)": OBJECTIVE_NAMES.get(latency, latency), "class": group.klass or "(no class)"}
+            row |= {"served": f"{group.completed:,}", "sent": f"{group.sent:,}"}
+            rows.append(row | {name: number(value) for name, value in quantiles.items()})
+    table = pd.DataFrame(rows)
+    return table.sort_values("latency (ms)", kind="stable", ascending=False).fillna("–") if rows else table
+
+
+def _named(bounds: dict[str, float]) -> dict[float, str]:
+    """The label of each bound: with its classes where classes have different ones."""
+    groups: dict[float, list[str]] = {}
+    for klass, bound in bounds.items():
+        groups.setdefault(bound, []).append(label(klass, 20))
+    several = len(groups) > 1
+    return {
+        bound: f"objective ≤ {number(bound, 'ms')}" + (f" ({', '.join(names)})" if several else "")
+        for bound, names in sorted(groups.items())
+    }
+
+
+def _log_range(values: pd.Series, marks: list[float]) -> tuple[float, float]:
+    """Powers of ten between which the values and marks lie, but for the lowest half percent: a log axis has no zero,
+    and a single instant answer would push all others aside."""
+    points = [value for value in (values.quantile(0.005), values.max(), *marks) if value > 0]
+    if not points:
+        return -1.0, 1.0
+    low, high = np.log10(min(points)), np.log10(max(points))
+    margin = max(0.05, 0.06 * (high - low))
+    return low - margin, high + margin
+
+
+def _log_ticks(fig: go.Figure, low: float, high: float) -> go.Figure:
+    """Ticks in plain numbers, fewer the more decades there are: a log axis that needs no decoding."""
+    decades = high - low
+    steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
+    ticks = [step * 10.0**decade for decade in range(-6, 10) for step in steps]
+    return fig.update_xaxes(tickvals=ticks, ticktext=[number(tick) for tick in ticks])

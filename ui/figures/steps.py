@@ -1,0 +1,174 @@
+"""Figures of the engine's steps: what each batch held, what waited, who owned the blocks, where a step's time went."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from metrics.catalog import BLOCK_STATES
+from metrics.records import KINDS, REFUSALS, STAGES
+from ui import theme
+from ui.tables import binned, step_series
+from ui.wording import number, percent
+
+NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
+PANELS = ("tokens per step", "held back (requests)", "KV blocks", "time of a step (ms)")
+
+
+def over_time(steps: pd.DataFrame, begin_ns: float, bins: int = 200) -> go.Figure:
+    """Four panels on one clock: tokens by kind, waiting requests by reason, KV blocks by state, host stages."""
+    if steps.empty:
+        return theme.note(NO_STEPS)
+    rows, width = binned(step_series(steps, begin_ns), bins)
+    fig = make_subplots(rows=4, cols=1, shared_xaxes=True, vertical_spacing=0.045)
+    fig.update_layout(template=theme.TEMPLATE, height=860, barmode="stack", bargap=0)
+    if not width:  # a bar is a step, as wide as the step was long
+        width = (rows.end_s - rows.begin_s).clip(lower=1e-4)
+        rows = rows.assign(at_s=rows.begin_s + width / 2)
+    _tokens(fig, rows, width)
+    _held_back(fig, rows, width)
+    _blocks(fig, rows)
+    _stages(fig, rows, width)
+    for row, title in enumerate(PANELS, start=1):
+        fig.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+        fig.update_xaxes(title_text="", row=row, col=1)
+    fig.update_xaxes(title_text="time since the begin of the run (s)", row=4, col=1)
+    return _legend_by_panel(fig)
+
+
+def _tokens(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
+    for kind in KINDS:
+        if rows[f"tokens_{kind}"].any():
+            fig.add_bar(
+                name=kind, x=rows.at_s, y=rows[f"tokens_{kind}"], width=width, marker_color=theme.KIND_COLOURS[kind],
+                marker_line_width=0, customdata=rows.step,
+                hovertemplate=f"{kind}: %{{y:.1f}} tokens, near step %{{customdata:.0f}}<extra></extra>", row=1, col=1,
+            )  # fmt: skip
+    fig.add_scatter(
+        name="budget", x=rows.at_s, y=rows.budget, mode="lines", line=dict(color=theme.INK, width=1, dash="dot"),
+        hovertemplate="budget %{y:.0f} tokens<extra></extra>", row=1, col=1,
+    )  # fmt: skip
+
+
+def _held_back(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
+    for reason in REFUSALS:
+        if rows[f"refused_{reason}"].any():
+            fig.add_bar(
+                name=reason, x=rows.at_s, y=rows[f"refused_{reason}"], width=width, marker_line_width=0,
+                marker_color=theme.REFUSAL_COLOURS[reason],
+                hovertemplate=f"{reason}: %{{y:.1f}} requests held back<extra></extra>", row=2, col=1,
+            )  # fmt: skip
+    for name, column, style in (("waiting", "waiting", "solid"), ("running", "running", "dot")):
+        fig.add_scatter(
+            name=name, x=rows.at_s, y=rows[column], mode="lines", line=dict(color=theme.INK, width=1.2, dash=style),
+            hovertemplate=f"{name}: %{{y:.1f}} requests<extra></extra>", row=2, col=1,
+        )  # fmt: skip
+    evicted = rows[rows.preempted > 0]
+    if len(evicted):
+        fig.add_scatter(
+            name="preemption", x=evicted.at_s, y=evicted.waiting, mode="markers", row=2, col=1,
+            marker=dict(symbol="triangle-down", size=9, color=theme.COLOURS["memory"]),
+            hovertemplate="preemption at %{x:.2f} s<extra></extra>",
+        )  # fmt: skip
+
+
+def _blocks(fig: go.Figure, rows: pd.DataFrame) -> None:
+    for state in BLOCK_STATES:
+        if rows[f"blocks_{state}"].any():
+            fig.add_scatter(
+                name=state, x=rows.at_s, y=rows[f"blocks_{state}"], mode="lines", stackgroup="blocks",
+                line=dict(width=0, shape="hv"), fillcolor=theme.BLOCK_COLOURS[state],
+                hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>", row=3, col=1,
+            )  # fmt: skip
+
+
+def _stages(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
+    for stage in STAGES:
+        if (rows[f"stage_{stage}_ms"] > 0.005).any():
+            fig.add_bar(
+                name=stage, x=rows.at_s, y=rows[f"stage_{stage}_ms"], width=width, marker_line_width=0,
+                marker_color=theme.STAGE_COLOURS[stage],
+                hovertemplate=f"{stage}: %{{y:.2f}} ms<extra></extra>", row=4, col=1,
+            )  # fmt: skip
+    if rows.predicted_ms.notna().any():
+        fig.add_scatter(
+            name="device time expected", x=rows.at_s, y=rows.predicted_ms, mode="lines",
+            line=dict(color=theme.OBJECTIVE_COLOUR, width=1.2), row=4, col=1,
+            hovertemplate="expected by the step model: %{y:.2f} ms<extra></extra>",
+        )  # fmt: skip
+
+
+def _legend_by_panel(fig: go.Figure) -> go.Figure:
+    """A legend beside each panel instead of one for all, so that a colour is read where it is drawn."""
+    for panel in range(1, len(PANELS) + 1):
+        axis = "y" if panel == 1 else f"y{panel}"
+        key = "legend" if panel == 1 else f"legend{panel}"
+        top = fig.layout["yaxis" if panel == 1 else f"yaxis{panel}"].domain[1]
+        for trace in fig.data:
+            if (trace.yaxis or "y") == axis:
+                trace.legend = key
+        fig.update_layout(
+            {
+                key: dict(
+                    x=1.005, xanchor="left", y=top, yanchor="top", orientation="v", font_size=11, traceorder="normal"
+                )
+            }
+        )
+    return fig.update_layout(margin=dict(r=8, t=8))
+
+
+def expected_against_actual(steps: pd.DataFrame, begin_ns: float) -> go.Figure:
+    """Device time of each step against what its composition explains; above the diagonal, a step took too long."""
+    if steps.empty:
+        return theme.note(NO_STEPS)
+    series = step_series(steps, begin_ns)
+    known = series[series.predicted_ms.notna()]
+    if known.empty:
+        return theme.note("The step model had not seen enough steps to expect anything of this run's steps.")
+    if len(known) > 4000:  # evenly, so that the picture stays the same and the page light
+        known = known.iloc[:: len(known) // 4000 + 1]
+    fig = theme.figure(330)
+    prompt = (known.tokens_prefill > 0) | (known.tokens_recompute > 0)
+    groups = (
+        ("decode only", known[~prompt], "decode", "circle", 6),
+        ("with prompt tokens", known[prompt], "prefill", "diamond-open", 8),
+    )
+    top = float(max(known.predicted_ms.max(), known.device_ms.max())) * 1.05
+    fig.add_scatter(
+        name="as expected", x=[0, top], y=[0, top], mode="lines", line=dict(color=theme.OBJECTIVE_COLOUR, width=1),
+        hoverinfo="skip",
+    )  # fmt: skip
+    for name, group, kind, symbol, size in groups:
+        if len(group):
+            fig.add_scatter(
+                name=f"{name} (n = {len(group):,})", x=group.predicted_ms, y=group.device_ms, mode="markers",
+                marker=dict(color=theme.KIND_COLOURS[kind], size=size, opacity=0.6, symbol=symbol),
+                customdata=np.stack([group.step, group.running], axis=1),
+                hovertemplate="step %{customdata[0]:.0f}, %{customdata[1]:.0f} requests<br>expected %{x:.2f} ms, "
+                "took %{y:.2f} ms<extra></extra>",
+            )  # fmt: skip
+    fig.update_xaxes(title_text="device time expected from the composition (ms)", range=[0, top])
+    fig.update_yaxes(title_text="device time measured (ms)", range=[0, top])
+    return fig
+
+
+def stage_breakdown(steps: pd.DataFrame) -> go.Figure:
+    """Where the host's time in steps went: share of each stage of all steps' wall time."""
+    if steps.empty:
+        return theme.note(NO_STEPS)
+    totals = {stage: float(steps[f"stage_{stage}_ns"].sum()) for stage in STAGES}
+    wall = float((steps.end_ns - steps.begin_ns).sum())
+    fig = theme.figure(330)
+    shares = [totals[stage] / wall if wall else 0.0 for stage in STAGES]
+    fig.add_bar(
+        name="stage", y=list(STAGES), x=[100 * share for share in shares], orientation="h",
+        marker_color=[theme.STAGE_COLOURS[stage] for stage in STAGES], textposition="outside", cliponaxis=False,
+        text=[f"{percent(share)} · {number(totals[stage] / 1e6 / len(steps), 'ms')}"
+              for stage, share in zip(STAGES, shares, strict=True)],
+        hovertemplate="<b>%{y}</b>: %{x:.2f} % of the steps' wall time<extra></extra>",
+    )  # fmt: skip
+    fig.update_xaxes(
+        title_text="share of all steps' wall time (%)", range=[0, 100 * max(shares, default=0) * 1.35 or 1]
+    )
+    fig.update_yaxes(title_text="stage", autorange="reversed", ticks="")
+    return fig.update_layout(showlegend=False)

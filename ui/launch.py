@@ -1,0 +1,50 @@
+"""Starts the app as a process of its own, on this machine only."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from metrics.rundir import RunDirectory
+
+APP = Path(__file__).with_name("app.py")
+DEFAULT_PORT = 8501
+
+
+class LaunchError(Exception):
+    """The app cannot be started, with a sentence for its user."""
+
+
+def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> list[str]:
+    """The command line that shows the runs below `runs`; `run` is shown first, and its folder replaces `runs`.
+
+    Raises RunError if `run` is no run directory.
+    """
+    chosen: list[str] = []
+    if run is not None:
+        opened = RunDirectory.open(run)
+        folder = opened.path.resolve() if opened.path.name in ("", "..") else opened.path
+        runs, chosen = folder.parent, ["--run", opened.name]
+    return [
+        sys.executable, "-m", "streamlit", "run", str(APP),
+        "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
+        "--browser.gatherUsageStats", "false",
+        "--", "--runs", str(runs), *chosen,
+    ]  # fmt: skip
+
+
+def open_app(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> int:
+    """Runs the app until it is interrupted; returns its exit code. Raises RunError or LaunchError before it starts."""
+    command = app_command(runs, run, port)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise LaunchError(
+                f"port {port} of 127.0.0.1 cannot be used ({error}); choose another with --port"
+            ) from None
+    try:
+        return subprocess.call(command)
+    except KeyboardInterrupt:
+        return 0

@@ -1,0 +1,170 @@
+"""Pictures of the five pages, taken from a run in headless Chromium: `python -m ui.screenshots runs/demo docs`.
+
+Needs playwright and a Chromium of the system; loads nothing from a network.
+"""
+
+import argparse
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from ui.launch import LaunchError, app_command
+
+PAGES = ("overview", "diagnose", "goodput", "requests", "steps")
+START_TIMEOUT_S = 60
+PAGE_TIMEOUT_MS = 60_000
+SETTLE_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size
+WINDOW_HEIGHT_PX = 900
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PagePicture:
+    """What one page looked like, and what went wrong on it."""
+
+    page: str
+    file: Path
+    text: str
+    exceptions: list[str] = field(default_factory=list)  # boxes that Streamlit shows for an exception
+    console_errors: list[str] = field(default_factory=list)
+    overflows: list[str] = field(default_factory=list)  # labels of figures that reach out of their figure
+
+
+def chromium() -> str | None:
+    """Path of the system's Chromium, or None."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def serving(run: Path | str) -> Iterator[str]:
+    """Runs the app on a free port and gives its address. Raises LaunchError if it does not come up."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with TemporaryFile() as log:
+        process = subprocess.Popen(app_command("", run, port), stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not _healthy(f"{url}/_stcore/health"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise LaunchError(f"the app did not start: {log.read().decode(errors='replace')[-2000:]}")
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(url, timeout=2).status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A headless Chromium. Raises LaunchError where there is none."""
+    executable = chromium()
+    if executable is None:
+        raise LaunchError("no Chromium was found; install Debian's package chromium")
+    from playwright.sync_api import sync_playwright  # only this needs it, and the app is installed without it
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_FLAGS))
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def take(run: Path | str, out: Path | str, width_px: int = 1440, pages: tuple[str, ...] = PAGES) -> list[PagePicture]:
+    """Saves `<page>.png` of each page of a run below `out`, each as high as its page is long."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with serving(run) as url, browser() as opened:
+        page = opened.new_page(viewport={"width": width_px, "height": WINDOW_HEIGHT_PX})
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(url, wait_until="domcontentloaded")
+        return [_picture(page, name, folder / f"{name}.png", width_px, errors) for name in pages]
+
+
+def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str]) -> PagePicture:
+    """Goes to a page of the app by its link, and takes its picture."""
+    errors.clear()
+    title = page.get_by_role("heading", name=name.capitalize(), exact=True)
+    page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click(timeout=PAGE_TIMEOUT_MS)
+    title.wait_for(timeout=PAGE_TIMEOUT_MS)
+    _settle(page)
+    page.set_viewport_size({"width": width_px, "height": max(WINDOW_HEIGHT_PX, page.evaluate(_HEIGHT) + 40)})
+    _settle(page)
+    page.screenshot(path=str(file))
+    picture = PagePicture(
+        page=name,
+        file=file,
+        text=page.inner_text('[data-testid="stMain"]'),
+        exceptions=page.locator('[data-testid="stException"]').all_inner_texts(),
+        console_errors=list(errors),
+        overflows=page.evaluate(_OVERFLOWS),
+    )
+    page.set_viewport_size({"width": width_px, "height": WINDOW_HEIGHT_PX})
+    return picture
+
+
+def _settle(page: Any) -> None:
+    """Waits until the script of the page has run, its figures are drawn, and nothing moves any more."""
+    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=PAGE_TIMEOUT_MS)
+    page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=PAGE_TIMEOUT_MS)
+    heights: list[int] = []
+    while len(heights) < 3 or len(set(heights[-3:])) > 1:
+        page.wait_for_timeout(SETTLE_MS)
+        heights.append(page.evaluate(_HEIGHT))
+
+
+_HEIGHT = "document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight"
+# Text of a figure that is drawn outside of its figure's box would be cut.
+_OVERFLOWS = """
+() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+  const box = plot.getBoundingClientRect();
+  return [...plot.querySelectorAll('text')].filter(text => {
+    const at = text.getBoundingClientRect();
+    return at.width > 0 && (at.left < box.left - 1 || at.right > box.right + 1 || at.top < box.top - 1
+                            || at.bottom > box.bottom + 1);
+  }).map(text => text.textContent);
+})
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("out", type=Path, nargs="?", default=Path("docs"), help="folder of the pictures")
+    parser.add_argument("--width", type=int, default=1440, help="width of the window in pixels")
+    options = parser.parse_args()
+    bad = 0
+    for picture in take(options.run, options.out, options.width):
+        problems = [*picture.exceptions, *picture.console_errors, *(f"cut: {text}" for text in picture.overflows)]
+        bad += bool(problems)
+        print(picture.file, *problems, sep="\n  ")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""How everything looks: one plotly template and the colours of lifecycles, accounts, kinds and states.
+
+A colour means one thing wherever it stands. The four lifecycles keep the colours of `metrics.ledger.COLOURS`, and the
+accounts, token kinds and stages of a lifecycle are shades of its colour.
+"""
+
+import itertools
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
+
+FONT = "'Source Sans', Inter, 'Segoe UI', 'DejaVu Sans', Roboto, Helvetica, Arial, sans-serif"
+INK, MUTED, LINE, PAPER = "#1F2933", "#5F6B7A", "#E3E7EC", "#FFFFFF"
+OBJECTIVE_COLOUR = "#B42318"  # the line that an objective draws, and nothing else
+UNACCOUNTED_COLOUR = "#D5DAE1"
+STATE_COLOURS = {
+    "healthy": "#1A7F4B",
+    "degraded": "#B7791F",
+    "overloaded": "#B42318",
+    "inconclusive": "#5F6B7A",
+    "invalid": "#5F6B7A",
+}
+# Cohorts (classes, or objectives side by side) are no lifecycle: their colours are none of the lifecycles'.
+COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766E", "#BE185D", "#94A3B8")
+# plotly offers to send charts to a cloud service; the bar that holds this button stays away.
+CONFIG = {"displayModeBar": False, "responsive": True}
+
+
+def shade(colour: str, towards_white: float) -> str:
+    """The colour mixed with white (share 0 to 1), or with black where the share is negative; its hue stays."""
+    target, share = (255 if towards_white > 0 else 0), abs(towards_white)
+    parts = (int(colour[position : position + 2], 16) for position in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (target - part) * share):02x}" for part in parts)
+
+
+# Apart from their neighbours in a bar; the account that usually dominates a lifecycle has the lifecycle's own colour.
+_TOWARDS_WHITE = {
+    "client.lag": -0.25, "client.network": 0.3,
+    "token.encode": -0.35, "token.sample": 0.0, "token.decode": 0.5,
+    "request.admission": 0.6, "request.queue": 0.0, "request.interference": -0.35, "request.stream": 0.35,
+    "memory.blocked": 0.0, "memory.preempted": -0.4, "memory.recompute": 0.5,
+    "compute.prefill": -0.45, "compute.decode": 0.0, "compute.host": 0.5,
+}  # fmt: skip
+ACCOUNT_COLOURS = {info.name: shade(COLOURS[info.lifecycle], _TOWARDS_WHITE[info.name]) for info in ACCOUNTS}
+ACCOUNT_COLOURS[UNACCOUNTED] = UNACCOUNTED_COLOUR
+
+KIND_COLOURS = {
+    "prefill": ACCOUNT_COLOURS["compute.prefill"],
+    "recompute": ACCOUNT_COLOURS["memory.recompute"],
+    "decode": ACCOUNT_COLOURS["compute.decode"],
+    "verify": ACCOUNT_COLOURS["token.sample"],
+}
+STAGE_COLOURS = {
+    "receive": ACCOUNT_COLOURS["request.admission"],
+    "schedule": ACCOUNT_COLOURS["request.queue"],
+    "prepare": shade(COLOURS["compute"], 0.75),
+    "launch": ACCOUNT_COLOURS["compute.host"],
+    "wait": ACCOUNT_COLOURS["compute.decode"],
+    "sample": ACCOUNT_COLOURS["token.sample"],
+    "commit": shade(COLOURS["compute"], 0.25),
+    "publish": ACCOUNT_COLOURS["request.interference"],
+}
+BLOCK_COLOURS = {
+    "active": ACCOUNT_COLOURS["memory.blocked"],
+    "pinned": shade(COLOURS["memory"], -0.5),
+    "reusable": ACCOUNT_COLOURS["memory.recompute"],
+    "free": "#E8ECF1",
+}
+REFUSAL_COLOURS = {
+    "batch_cap": ACCOUNT_COLOURS["request.queue"],
+    "token_budget": ACCOUNT_COLOURS["request.interference"],
+    "behind_head": ACCOUNT_COLOURS["request.admission"],
+    "kv_blocks": ACCOUNT_COLOURS["memory.blocked"],
+    "grammar": ACCOUNT_COLOURS["token.encode"],
+    "adapter": ACCOUNT_COLOURS["client.network"],
+    "quota": ACCOUNT_COLOURS["client.lag"],
+}
+
+_AXIS = dict(
+    gridcolor=LINE, linecolor="#C5CCD5", zeroline=False, ticks="outside", ticklen=4, tickcolor="#C5CCD5",
+    automargin=True, title=dict(font=dict(size=13, color=MUTED), standoff=8), tickformat=",",
+    tickfont=dict(size=12, color=MUTED),
+)  # fmt: skip
+TEMPLATE = go.layout.Template(
+    layout=dict(
+        font=dict(family=FONT, size=13, color=INK),
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        colorway=list(COHORT_COLOURS),
+        xaxis=_AXIS,
+        yaxis=_AXIS,
+        title=dict(font=dict(size=14, color=INK), x=0, xref="container", xanchor="left", y=0.99, yanchor="top"),
+        margin=dict(l=8, r=16, t=34, b=8),
+        legend=dict(orientation="h", yanchor="bottom", y=1.0, xanchor="left", x=0, font=dict(size=12), title_text=""),
+        hoverlabel=dict(bgcolor=PAPER, bordercolor="#C5CCD5", font=dict(family=FONT, size=12, color=INK)),
+        bargap=0.28,
+        barcornerradius=0,
+    )
+)
+pio.templates["sojourn"] = TEMPLATE
+
+
+def figure(height_px: int, **layout) -> go.Figure:
+    """An empty figure in Sojourn's look, `height_px` high."""
+    return go.Figure(layout=dict(template=TEMPLATE, height=height_px) | layout)
+
+
+def note(text: str, height_px: int = 120) -> go.Figure:
+    """A figure that says in a sentence why there is nothing to draw."""
+    empty = figure(height_px)
+    empty.update_xaxes(visible=False)
+    empty.update_yaxes(visible=False)
+    return empty.add_annotation(
+        text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font=dict(size=13, color=MUTED)
+    )
+
+
+def objective_lines(fig: go.Figure, bounds: dict[float, str], top: float) -> go.Figure:
+    """Draws a line from 0 to `top` at each objective's bound on the x axis; the legend holds its name.
+
+    Names stand in the legend because two bounds may lie so close that labels beside them would overlap.
+    """
+    for (bound, name), dash in zip(bounds.items(), itertools.cycle(("dash", "dot", "dashdot")), strict=False):
+        fig.add_scatter(
+            name=name, x=[bound, bound], y=[0, top], mode="lines", hoverinfo="skip",
+            line=dict(color=OBJECTIVE_COLOUR, width=1.5, dash=dash),
+        )  # fmt: skip
+    return fig

@@ -1,0 +1,36 @@
+"""Diagnose: each symptom with its lifecycle, its cause, what proves it, and what to change."""
+
+import streamlit as st
+
+from metrics.diagnosis.verdict import without_finding
+from ui import fragments, frame
+
+run = frame.open_page(
+    "Diagnose",
+    "Which symptoms this run shows, which lifecycle and cause explain them, what would prove it, and what to change.",
+    "Each card reads from left to right: the **symptom**, the **lifecycle** that is responsible, the **object** in "
+    "it, the **cause**, and whether it is *capacity* (more hardware or less load), *policy* (a setting), the "
+    "*workload*, the *client*, or a *fault*. Evidence speaks for (**+**) or against (**−**) the cause; each fact names "
+    "the table it came from. The probe is the cheapest measurement that tells the cause from its nearest rival, with "
+    "the outcome that each of them predicts. All six symptoms are checked below, also those that do not show.",
+)
+st.html(fragments.headline(run))
+diagnosis = run.diagnosis
+if diagnosis is None:
+    st.stop()
+st.subheader("Findings", anchor=False)
+if not diagnosis.findings:
+    st.markdown(without_finding(diagnosis))
+for place, found in enumerate(diagnosis.findings, start=1):
+    st.html(fragments.finding(place, found))
+if diagnosis.findings:
+    st.caption(
+        "`diagnosis.json` findings, most goodput lost first; each fact names the table and columns it came from."
+    )
+st.subheader("The six symptoms", anchor=False)
+st.html(fragments.checks(diagnosis.checks))
+st.caption("`diagnosis.json` checks. The last two need a second run: `sojourn diagnose RUN --against RUN`.")
+if diagnosis.warnings:
+    st.subheader("What limits this diagnosis", anchor=False)
+    st.html(fragments.warnings(diagnosis))
+    st.caption("`diagnosis.json` warnings.")

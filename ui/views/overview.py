@@ -1,0 +1,52 @@
+"""Overview: the answer in one sentence, the numbers behind it, and where all requests' time went."""
+
+import streamlit as st
+
+from ui import fragments, frame
+from ui.figures import goodput, ledger
+
+run = frame.open_page(
+    "Overview",
+    "How much of the load was served within its objectives, and where the requests’ time went.",
+    "A request is **good** when it met every objective of its class; **attainment** is the share of good requests "
+    "among all that were sent, failures included; **goodput** is good requests per second. Times run from the moment "
+    "when a request was *meant* to be sent. TTFT is the time to first token, TPOT the time per output token after it. "
+    "The bars divide all requests’ time into the four lifecycles: **token** (text ↔ ids ↔ samples), **compute** "
+    "(steps on the device), **memory** (KV blocks), **request** (queue, other requests, streaming); **client** is "
+    "what happened outside the server.",
+)
+st.html(fragments.headline(run))
+st.html(fragments.tiles(fragments.key_numbers(run)))
+st.caption(
+    "Requests: `client.parquet` status, `due_ns`, `last_byte_ns`, `output_tokens`. Goodput and quantiles: "
+    "`diagnosis.json` goodput; a dash where too few requests make a quantile a guess."
+)
+if run.diagnosis is not None:
+    st.subheader("Time by lifecycle", anchor=False)
+    frame.draw(
+        ledger.lifecycle_bar(run.diagnosis.lifecycle_share),
+        "lifecycles",
+        "`client.parquet` and `requests.parquet`: sum of `ledger_<lifecycle>_*_ns` over all joined requests.",
+    )
+    st.html(fragments.closure(run.diagnosis))
+st.subheader("Where the time went", anchor=False)
+frame.draw(
+    ledger.where_the_time_went(run.requests),
+    "where",
+    "Shares of `ledger_*_ns` and of `unaccounted_ns`, by `klass`; the slowest tenth by `e2e_ms`.",
+)
+if run.diagnosis is not None:
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.subheader("Attainment", anchor=False)
+        frame.draw(
+            goodput.attainment(run.diagnosis.goodput),
+            "attainment",
+            "`client.parquet` against `run.json` objectives.",
+        )
+    with right:
+        st.subheader("Limits of this run", anchor=False)
+        if run.diagnosis.warnings:
+            st.html(fragments.warnings(run.diagnosis))
+        else:
+            st.caption("The diagnosis names none.")

@@ -1,0 +1,68 @@
+"""Numbers and names as people read them. Text from outside is escaped before it becomes HTML or Markdown."""
+
+import html
+import math
+import re
+
+MINUS, THIN = "−", " "
+NOTHING = "–"
+
+
+def missing(value: float | None) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three significant digits, thousands apart, the unit behind: `1,240 ms`, `0.041 req/s`; a dash for nothing."""
+    if missing(value):
+        return NOTHING
+    size = abs(value)
+    decimals = 0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    text = f"{value:,.{decimals}f}".replace("-", MINUS)
+    return f"{text}{THIN}{unit}" if unit else text
+
+
+def percent(share: float | None) -> str:
+    """`0.713` → `71 %`; a decimal below 10 % and above 99 %, where it carries the news."""
+    if missing(share):
+        return NOTHING
+    value = 100 * share
+    whole = abs(value - round(value)) < 1e-9
+    decimals = 0 if whole or 10 <= abs(value) < 99 else 1
+    return f"{value:.{decimals}f}{THIN}%".replace("-", MINUS)
+
+
+def duration(ns: float | None) -> str:
+    """Nanoseconds in the unit that fits: `840 µs`, `12.3 ms`, `4.56 s`."""
+    if missing(ns):
+        return NOTHING
+    for bound, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if abs(ns) >= bound:
+            return number(ns / bound, unit)
+    return number(ns, "ns")
+
+
+def safe(text: object) -> str:
+    """Text from outside as HTML text or attribute."""
+    return html.escape(str(text), quote=True)
+
+
+def label(text: object, length: int = 40) -> str:
+    """Text from outside as a plotly label: plotly reads a few HTML tags in labels, so they are disarmed."""
+    flat = re.sub(r"\s+", " ", str(text))
+    cut = flat if len(flat) <= length else flat[: length - 1] + "…"
+    return cut.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def distinct(names: list[str], length: int = 18) -> list[str]:
+    """Labels of names of which only the ends differ: what all share, up to a separator, becomes `…`."""
+    low, high = min(names, default=""), max(names, default="")  # what these two share, all share
+    same = next((place for place, pair in enumerate(zip(low, high, strict=False)) if len(set(pair)) > 1), 0)
+    shared = low[:same]
+    cut = max(shared.rfind(mark) for mark in "-_:/.") + 1
+    return [label(f"…{name[cut:]}" if cut > 3 else name, length) for name in names]
+
+
+def markdown(text: object) -> str:
+    """Text from outside as literal Markdown, on one line."""
+    return re.sub(r"([\\`*_{}\[\]()#+!|<>$~:])", r"\\\1", re.sub(r"\s+", " ", str(text)))
