@@ -1,0 +1,164 @@
+"""A real Prometheus scrapes a real page, and every panel draws a finite figure from it."""
+
+import http.server
+import json
+import math
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+from dashboards.build import contents
+from dashboards.rules import rules
+from metrics.exporter import Exporter
+from tests.dashboards.lint import expressions
+from tests.metrics.random_records import random_request, random_step
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's prometheus"),
+]
+
+SCRAPES_NEEDED = 4
+DEADLINE_S = 25
+OBJECTIVES = [{"klass": "all", "ttft_ms": 150.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
+
+
+class GrowingPage:
+    """A server of random life: each scrape finds some more steps and requests. Remembers how often it was asked."""
+
+    def __init__(self):
+        self.exporter = Exporter("tiny", OBJECTIVES)
+        self.scrapes = 0
+        self._rng = Random(7)
+        self.live()
+
+    def live(self) -> None:
+        for _ in range(20):
+            self.exporter.observe_step(random_step(self._rng, self.scrapes))
+            self.exporter.observe_request(random_request(self._rng, self.scrapes))
+        self.exporter.observe_rejection("queue_full")
+        self.exporter.observe_recorder(dropped=self.scrapes, failed=self.scrapes)
+
+    def scrape(self) -> bytes:
+        self.live()
+        self.scrapes += 1
+        return self.exporter.render()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ask(base: str, expr: str, timeout_s: float = 5) -> list[dict]:
+    query = urllib.parse.urlencode({"query": expr})
+    with urllib.request.urlopen(f"{base}/api/v1/query?{query}", timeout=timeout_s) as answer:
+        return json.load(answer)["data"]["result"]
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """(base URL, page) of a Prometheus of our own that has scraped the page a few times."""
+    page = GrowingPage()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = page.scrape()
+            self.send_response(200)
+            self.send_header("Content-Type", page.exporter.content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load(contents()["prometheus.yaml"])
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{server.server_port}"]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    fast = json.loads(json.dumps(rules()).replace('"15s"', '"1s"').replace("[5m]", "[10s]"))
+    (folder / "rules.yaml").write_text(yaml.safe_dump(fast))
+    port = free_port()
+    process = subprocess.Popen(
+        ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
+        stdout=subprocess.DEVNULL, stderr=(folder / "log").open("w"), cwd=folder,
+    )  # fmt: skip
+    try:
+        base = f"http://127.0.0.1:{port}"
+        _wait_for_scrapes(process, base, page, folder)
+        yield base, page
+    finally:
+        process.terminate()
+        process.wait(10)
+        server.shutdown()
+        server.server_close()
+
+
+def _wait_for_scrapes(process: subprocess.Popen, base: str, page: GrowingPage, folder: Path) -> None:
+    give_up = time.monotonic() + DEADLINE_S
+    stored = f"min(count_over_time(sojourn_request_running[1m])) >= {SCRAPES_NEEDED}"
+    while True:
+        assert process.poll() is None, (folder / "log").read_text()
+        try:
+            if page.scrapes > SCRAPES_NEEDED and ask(base, stored):
+                return
+        except OSError:
+            pass  # it does not listen yet
+        assert time.monotonic() < give_up, f"only {page.scrapes} scrapes; {(folder / 'log').read_text()}"
+        time.sleep(0.2)
+
+
+def as_grafana_asks(expr: str) -> str:
+    replaced = expr.replace("$__rate_interval", "10s").replace("$__range", "1m")
+    return replaced.replace("$model_name", ".+").replace("$instance", ".+")
+
+
+PANELS = [
+    pytest.param(expr, id=f"{name.removesuffix('.json')}: {title}")
+    for name, text in contents().items()
+    if name.endswith(".json")
+    for title, expr in expressions(json.loads(text))
+]
+
+
+@pytest.mark.parametrize("expr", PANELS)
+def test_panel_draws_finite_figures(prometheus, expr):
+    base, _ = prometheus
+    numbers = [float(series["value"][1]) for series in ask(base, as_grafana_asks(expr))]
+    # A kind of which none happened has no quantile: NaN beside figures is Grafana's gap, NaN alone is an empty panel.
+    assert any(math.isfinite(number) for number in numbers), numbers
+    assert not any(math.isinf(number) for number in numbers), numbers
+    assert min(number for number in numbers if not math.isnan(number)) >= 0
+
+
+def test_scraped_counter_is_the_exporter_s(prometheus):
+    base, _ = prometheus
+    # Each life brings 20 steps, and a scrape tells how many went before it; one query sees one moment.
+    found = ask(base, "sum(sojourn_compute_steps_total) - 20 * max(sojourn_telemetry_dropped_records_total)")
+    assert float(found[0]["value"][1]) == 40
+
+
+@pytest.mark.parametrize("rule", [rule["record"] for rule in rules()["groups"][0]["rules"]])
+def test_recording_rule_gives_a_figure(prometheus, rule):
+    base, _ = prometheus
+    give_up = time.monotonic() + 10
+    while not (found := ask(base, rule)):  # the rules are evaluated once a second
+        assert time.monotonic() < give_up, f"{rule} records nothing"
+        time.sleep(0.2)
+    assert math.isfinite(float(found[0]["value"][1]))
+    assert found[0]["metric"]["model_name"] == "tiny"

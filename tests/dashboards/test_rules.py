@@ -1,0 +1,99 @@
+"""Every alert fires on the fault that it is named for, and stays silent without."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dashboards.build import GENERATED
+from dashboards.rules import rules
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus"),
+]
+
+ALERTS = {rule["alert"]: rule for rule in rules()["groups"][1]["rules"]}
+JUDGED = "sojourn_request_objective_total"
+FINISHED = 'sojourn_request_finished_total{outcome="stop"}'
+REJECTED = 'sojourn_request_rejected_total{reason="queue_full"}'
+KV_USAGE = "sojourn_memory_kv_usage_ratio"
+SLOWER = 'sojourn_compute_residual_seconds_total{direction="slower"}'
+FASTER = 'sojourn_compute_residual_seconds_total{direction="faster"}'
+PREDICTED = "sojourn_compute_predicted_seconds_total"
+UNCLOSED = "sojourn_request_unclosed_total"
+PREEMPTED = "sojourn_memory_preemptions_total"
+RESTARTS = "sojourn_telemetry_core_restarts_total"
+DROPPED, FAILED = "sojourn_telemetry_dropped_records_total", "sojourn_telemetry_failed_records_total"
+MET = f'{JUDGED}{{objective="all_objectives",outcome="met"}}'
+MISSED = f'{JUDGED}{{objective="all_objectives",outcome="missed"}}'
+UP = 'up{job="sojourn",instance="a"}'
+
+# Alert → (series with the fault, series without), a sample a minute, in promtool's notation: start+growth x times.
+CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "SojournDown": ({UP: "0x20"}, {UP: "1x20"}),
+    "SojournCoreRestarted": ({RESTARTS: "0x15 1x5"}, {RESTARTS: "1x20"}),
+    "SojournGoodputLow": ({MET: "0+80x20", MISSED: "0+20x20"}, {MET: "0+95x20", MISSED: "0+5x20"}),
+    "SojournRejecting": ({REJECTED: "0+2x20", FINISHED: "0+10x20"}, {REJECTED: "0+1x20", FINISHED: "0+100x20"}),
+    "SojournBlockedByMemory": (
+        {KV_USAGE: "0.99x20", 'sojourn_request_refusals_total{reason="kv_blocks"}': "0+5x20"},
+        {KV_USAGE: "0.99x20", 'sojourn_request_refusals_total{reason="batch_cap"}': "0+5x20"},
+    ),
+    "SojournPreempting": ({PREEMPTED: "0+2x20", FINISHED: "0+10x20"}, {PREEMPTED: "0x20", FINISHED: "0+10x20"}),
+    "SojournStepsSlow": (
+        {SLOWER: "0+15x20", FASTER: "0+1x20", PREDICTED: "0+30x20"},
+        {SLOWER: "0+15x20", FASTER: "0+14x20", PREDICTED: "0+30x20"},  # noise: as fast as predicted in all
+    ),
+    "SojournLedgerOpen": ({UNCLOSED: "0+1x20", FINISHED: "0+10x20"}, {UNCLOSED: "0x20", FINISHED: "0+10x20"}),
+    "SojournRecordsLost": ({DROPPED: "0x15 9x5", FAILED: "0x20"}, {DROPPED: "9x20", FAILED: "3x20"}),
+}
+
+
+@pytest.mark.parametrize("arguments", [("rules", "rules.yaml"), ("config", "prometheus.yaml")])
+def test_promtool_finds_no_fault_in(arguments):
+    done = subprocess.run(["promtool", "check", *arguments], cwd=GENERATED, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_its_cases():
+    assert set(CASES) == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_alert_fires_on_its_fault_and_stays_silent_without(alert, tmp_path):
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    faulty, healthy = CASES[alert]
+    assert fired(tmp_path, alert, faulty)
+    assert not fired(tmp_path, alert, healthy)
+
+
+def fired(folder: Path, alert: str, series: dict[str, str]) -> bool:
+    """Whether the alert is active after 18 minutes. promtool, told to expect none, prints those that there are."""
+    case = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": with_model(name), "values": values} for name, values in series.items()],
+                "alert_rule_test": [{"eval_time": "18m", "alertname": alert, "exp_alerts": []}],
+            }
+        ],
+    }
+    (folder / "case.yaml").write_text(yaml.safe_dump(case))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "case.yaml"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    output = done.stdout + done.stderr
+    active = re.search(rf'alertname="{alert}".*severity="{ALERTS[alert]["labels"]["severity"]}"', output)
+    assert (done.returncode == 1) == bool(active), output
+    return bool(active)
+
+
+def with_model(series: str) -> str:
+    """The series as a scrape would label it."""
+    name, _, labels = series.removesuffix("}").partition("{")
+    return f'{name}{{{labels + "," if labels else ""}model_name="tiny"}}'

@@ -1,0 +1,45 @@
+"""Runs the real engine in this process, one step after another, and keeps what it publishes."""
+
+import time
+from pathlib import Path
+
+from engine import messages
+from engine.config import EngineConfig
+from engine.core import build
+from engine.engine import Engine
+from engine.sampling import SamplingParams
+from tests.engine.published import Published
+
+
+def make_engine(folder: Path | str, **settings) -> tuple[Engine, Published]:
+    published = Published()
+    defaults = {"threads": 1, "dtype": "float32", "num_kv_blocks": 256, "max_model_len": 512}
+    engine, _ = build(EngineConfig(model=str(folder), **(defaults | settings)), 0, published.take)
+    return engine, published
+
+
+def submit(request_id: str, prompt: list[int], max_tokens: int = 12, **sampling) -> messages.Submit:
+    params = SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0, "ignore_eos": True} | sampling))
+    return messages.Submit(request_id, prompt, params, encoded_ns=time.monotonic_ns())
+
+
+def hand_over(engine: Engine, messages: list[messages.Submit | messages.Abort]) -> None:
+    engine.receive(messages, time.monotonic_ns())
+
+
+def drain(engine: Engine, check: bool = False) -> None:
+    """Steps until nothing is left to do; with `check`, the block pool's invariants after every step."""
+    while engine.has_work:
+        engine.receive([], engine.step())
+        if check:
+            engine.scheduler.pool.check([r.blocks for r in engine.scheduler.requests.values()])
+    engine.idle()
+
+
+def generate(folder: Path | str, prompts: list[list[int]], max_tokens: int = 12, sampling=None, **settings):
+    """Greedy tokens (or as `sampling` says) of all prompts at once."""
+    engine, published = make_engine(folder, **settings)
+    batch = [submit(f"r{i}", p, max_tokens, **(sampling or {})) for i, p in enumerate(prompts)]
+    hand_over(engine, batch)
+    drain(engine, check=True)
+    return [published.tokens[f"r{i}"] for i in range(len(prompts))], published

@@ -1,0 +1,25 @@
+"""What left the loop, as the front would receive it. Knows no torch."""
+
+from dataclasses import dataclass, field
+
+from engine import messages
+from metrics.records import StepRecord
+
+
+@dataclass
+class Published:
+    """Everything that left the loop."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ended: dict[str, messages.Ended] = field(default_factory=dict)
+    records: list[StepRecord] = field(default_factory=list)
+    ledgers: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # id → (committed_ns, ledger)
+
+    def take(self, outputs: messages.Outputs) -> None:
+        outputs = messages.decode_from_core(messages.encode(outputs))  # as it would arrive in the front
+        for output in outputs.outputs:
+            self.tokens.setdefault(output.request_id, []).append(output.token_id)
+            self.ledgers.setdefault(output.request_id, []).append((outputs.committed_ns, output.ledger))
+        for ended in outputs.ended:
+            self.ended[ended.request_id] = ended
+        self.records += outputs.records

@@ -1,0 +1,113 @@
+"""A simulated device: a runner on a virtual clock whose KV cache remembers which token each slot was written for."""
+
+import hashlib
+from dataclasses import dataclass
+
+from engine.engine import Engine
+from engine.memory.block_pool import BlockPool
+from engine.messages import Outputs
+from engine.request.plan import StepOutcome, StepPlan
+from engine.request.scheduler import Scheduler
+from metrics.costmodel import ModelShape
+from tests.engine.published import Published
+
+SHAPE = ModelShape(
+    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=16, vocab_size=50,
+    weight_bytes=4096, kv_element_bytes=4,
+)  # fmt: skip
+
+
+class VirtualClock:
+    """Every reading is later than the one before by `tick_ns`, so that forgotten time would show."""
+
+    def __init__(self, tick_ns: int = 1000):
+        self.now_ns = 0
+        self.tick_ns = tick_ns
+
+    def __call__(self) -> int:
+        self.now_ns += self.tick_ns
+        return self.now_ns
+
+
+def next_token(token_ids: list[int]) -> int:
+    """The simulated model: a token that depends on everything before it."""
+    return int.from_bytes(hashlib.blake2b(repr(token_ids).encode(), digest_size=4).digest()) % SHAPE.vocab_size
+
+
+@dataclass
+class SimulatedRunner:
+    """Asserts that whatever a request reads from the cache is what was written for it."""
+
+    clock: VirtualClock
+    block_size: int
+    step_ns: int = 1_000_000
+    token_ns: int = 50_000
+
+    def __post_init__(self) -> None:
+        self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
+
+    def launch(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
+        return plan, self.clock(), self.clock()
+
+    def collect(self, handle: tuple[StepPlan, int, int]) -> StepOutcome:
+        plan, prepared_ns, launched_ns = handle
+        sampled = {}
+        for item in plan.scheduled:
+            request = item.request
+            for position in range(item.past_tokens + item.new_tokens):
+                slot = request.blocks[position // self.block_size] * self.block_size + position % self.block_size
+                history = tuple(request.token_ids[: position + 1])
+                if position < item.past_tokens:
+                    assert self.slots[slot] == history, f"{request.id} reads position {position} of another sequence"
+                else:
+                    self.slots[slot] = history
+            if item.samples:
+                sampled[request.id] = next_token(request.token_ids)
+        self.clock.now_ns += self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
+        waited_ns, sampled_ns = self.clock(), self.clock()
+        return StepOutcome(sampled, prepared_ns, launched_ns, waited_ns, sampled_ns, waited_ns - launched_ns)
+
+
+class Simulation:
+    """An engine over the simulated device."""
+
+    def __init__(self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, **limits):
+        self.clock = VirtualClock()
+        self.published = Published()
+        pool = BlockPool(num_blocks, block_size, prefix_caching)
+        settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
+        self.scheduler = Scheduler(pool, **settings)
+        self.runner = SimulatedRunner(self.clock, block_size)
+        self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, clock=self.clock)
+        self._begin_ns = 0
+        self._fresh = False  # the front was listened to since the last step
+
+    def receive(self, *messages) -> None:
+        if not self.engine.has_work:
+            self._begin_ns = self.clock()
+        self.engine.receive(messages, self._begin_ns)
+        self._fresh = True
+
+    def step(self) -> None:
+        """One turn of the core's loop, with nothing new from the front."""
+        if not self._fresh:
+            self.engine.receive([], self._begin_ns)
+        self._begin_ns, self._fresh = self.engine.step(), False
+        self.check()
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.engine.idle()
+
+    def check(self) -> None:
+        """The invariants that must hold between any two steps."""
+        live = self.scheduler.requests.values()
+        self.scheduler.pool.check([request.blocks for request in live])
+        counts = self.scheduler.pool.counts()
+        assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
+        assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)
+        assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+
+    def _take(self, outputs: Outputs) -> None:
+        self.published.take(outputs)

@@ -1,0 +1,37 @@
+"""Scenarios as tests want them, and replays without a process of their own."""
+
+from pathlib import Path
+from typing import Any
+
+from loadgen.bodies import build_wire_requests
+from loadgen.client import OpenLoopClient, Replay
+from loadgen.endpoint import parse_base_url
+from loadgen.parse import Parsed, build_client_table
+from loadgen.scenario import Scenario
+from loadgen.schedule import build_schedule, save_schedule
+
+CHAT = {"klass": "chat", "prompt_tokens": 8, "output_tokens": 5}
+OBJECTIVE = {"ttft_ms": 500, "source": "made up for a test"}
+
+
+def scenario(arrivals: dict | None = None, classes: list[dict] | None = None, **blocks: Any) -> Scenario:
+    """A valid scenario of a few requests at once, with the given blocks replaced."""
+    content = {
+        "name": "test",
+        "description": "a test",
+        "arrivals": arrivals or {"process": "at_once", "count": 3},
+        "workload": {"classes": classes or [CHAT]},
+        "objectives": [OBJECTIVE],
+    }
+    return Scenario(**(content | blocks))
+
+
+def replay(chosen: Scenario, url: str, run_dir: Path) -> Parsed:
+    """Sends a scenario from this process and parses what came back."""
+    endpoint = parse_base_url(url)
+    schedule = build_schedule(chosen, chosen.measure.seed, id_prefix="t")
+    wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, "scripted")
+    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target.timeout_s, run_dir), lambda *_: None)
+    save_schedule(run_dir, schedule, chosen)
+    client.run()
+    return build_client_table(run_dir)

@@ -1,0 +1,113 @@
+"""Raw events of known stamps give exactly the record, the lag and the verdict that follow from them."""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from loadgen.endpoint import parse_base_url
+from loadgen.gather import begin_run, finish_run, repeat_command
+from loadgen.parse import build_client_table
+from loadgen.rawlog import (
+    BYTES,
+    CLOSED,
+    DISPATCHED,
+    NO_REQUEST,
+    SENT,
+    STARTED,
+    write_events,
+    write_progress,
+)  # fmt: skip
+from loadgen.scenario import load_scenario
+from loadgen.schedule import build_schedule, save_schedule
+from loadgen.scrape import Scraper
+from metrics.rundir import RunDirectory
+from tests.loadgen.scenarios import scenario
+from tests.loadgen.scripted_server import ScriptedServer
+
+MS = 1_000_000
+START = 10**12
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def chunk(text: str, total: int) -> bytes:
+    return b"data: %s\n\n" % json.dumps({"choices": [{"text": text}], "usage": {"completion_tokens": total}}).encode()
+
+
+def recorded(run_dir, late_ms: float) -> RunDirectory:
+    """Three requests, 100 ms apart. The second is dispatched late; the third was never sent."""
+    chosen = scenario({"process": "times", "times_s": [0, 0.1, 0.2]})
+    run = begin_run(run_dir, chosen, 0, {})
+    save_schedule(run_dir, build_schedule(chosen, 0, "t"), chosen)
+    events = [(NO_REQUEST, START, STARTED, b"")]
+    for index, late in ((0, 0.0), (1, late_ms)):
+        sent = START + index * 100 * MS + int(late * MS)
+        events += [
+            (index, sent, DISPATCHED, b""), (index, sent + MS, SENT, b""), (index, sent + 20 * MS, BYTES, HEAD),
+            (index, sent + 50 * MS, BYTES, chunk("a", 1)), (index, sent + 80 * MS, BYTES, chunk("bc", 3)),
+            (index, sent + 81 * MS, BYTES, b"data: [DONE]\n\n"), (index, sent + 90 * MS, CLOSED, b""),
+        ]  # fmt: skip
+    write_events(run_dir, events[:9], 0)
+    write_events(run_dir, events[9:], 9)
+    write_progress(run_dir, {"total": 3, "sent": 2, "finished": 2, "failed": 0})
+    return run
+
+
+def test_latency_counts_from_the_intended_time_however_late_the_generator_was(tmp_path):
+    run = recorded(tmp_path / "run", late_ms=700)
+    finish_run(run, [])
+    requests = run.requests()
+    assert requests.ttft_ms[:2].tolist() == [50.0, 750.0] and requests.e2e_ms[:2].tolist() == [81.0, 781.0]
+    assert requests.tpot_ms[:2].tolist() == [15.0, 15.0]  # 30 ms for the two tokens after the first
+    assert [list(tokens) for tokens in requests.chunk_tokens] == [[1, 2], [1, 2], []]
+    assert requests.status.tolist() == ["ok", "ok", "missing"]
+    assert requests.due_ns.tolist() == [START, START + 100 * MS, START + 200 * MS]
+
+
+@pytest.mark.parametrize(("late_ms", "judged_late"), [(49.0, False), (52.0, True)])
+def test_generator_that_is_late_by_a_tenth_of_the_objective_makes_the_run_invalid(tmp_path, late_ms, judged_late):
+    run = recorded(tmp_path / "run", late_ms)
+    finish_run(run, [])
+    meta = run.meta()
+    assert meta["client_error"]["lag_max_ms"] == late_ms + 1 and meta["client_error"]["dispatch_max_ms"] == late_ms
+    assert any("sent late" in reason for reason in meta["invalid_reasons"]) == judged_late  # the objective is 500 ms
+    assert "1 of 3 scheduled requests were never sent or have no recorded end" in meta["invalid_reasons"]
+    assert meta["valid"] is False and not (run.path / "progress.json").exists()
+
+
+def test_run_that_never_began_reads_and_says_so(tmp_path):
+    chosen = scenario()
+    run = begin_run(tmp_path / "run", chosen, 0, {})
+    finish_run(run, ["stopped with Ctrl-C"])
+    assert run.meta()["invalid_reasons"] == ["stopped with Ctrl-C", "nothing was sent"]
+    save_schedule(run.path, build_schedule(chosen, 0, "t"), chosen)
+    finish_run(run, [])
+    assert run.meta()["invalid_reasons"] == ["the load stopped before its schedule began"]
+    assert set(run.requests().status) == {"missing"}
+
+
+def test_segment_half_written_when_the_generator_was_killed_is_not_read(tmp_path):
+    run = recorded(tmp_path / "run", 0)
+    (run.path / "client_raw.parts" / ".00000000-1.tmp").write_bytes(b"PAR1 cut off")
+    assert [record.status for record in build_client_table(run.path).records] == ["ok", "ok", "missing"]
+
+
+def test_last_scrape_comes_after_all_that_was_counted(tmp_path):
+    server = ScriptedServer().start()
+    scraper = Scraper(parse_base_url(server.url), tmp_path)
+    scraper.start()
+    while not RunDirectory(tmp_path).sources("scrapes"):
+        time.sleep(0.01)
+    server.seen.append({})
+    scraper.stop()
+    assert RunDirectory(tmp_path).table("scrapes").value.max() == 1
+
+
+def test_command_in_the_run_document_repeats_scenario_settings_and_seed():
+    chosen = {"max_num_seqs": 4, "prefix_caching": False, "device": "cpu", "model": "4"}
+    command = repeat_command("run", load_scenario("demo"), 3, set=chosen)
+    assert command[:5] == ["sojourn", "run", "demo", "--set", "max_num_seqs=4"] and command[-2:] == ["--seed", "3"]
+    pairs = dict(word.split("=", 1) for word in command if "=" in word)
+    assert {key: yaml.safe_load(value) for key, value in pairs.items()} == chosen
+    assert "--model" not in repeat_command("load", load_scenario("demo"), 3, base_url="http://h", model=None)

@@ -1,0 +1,94 @@
+"""Prompts have the wanted length, differ from one another, and share exactly the prefix that they are told to share."""
+
+import json
+
+import pytest
+
+from loadgen.bodies import build_wire_requests
+from loadgen.endpoint import EndpointError, parse_base_url
+from loadgen.prompts import CORPUS, PromptSource, load_tokenizer
+from loadgen.scenario_faults import ScenarioError
+from loadgen.schedule import build_schedule
+from tests.loadgen.scenarios import CHAT, scenario
+
+pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="the bundled model's prose is not there")
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny-model")
+
+
+def tokens(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_prompt_has_the_wanted_number_of_tokens(tokenizer):
+    source = PromptSource(1, tokenizer)
+    wanted = [1, 2, 7, 16, 50, 333, 1000, 3500] * 5
+    off = [abs(len(tokens(tokenizer, source.prompt(size).text)) - size) for size in wanted]
+    assert sum(error == 0 for error in off) >= 0.85 * len(off)
+    assert max(off) <= 6  # where no cut of the text has exactly the number
+
+
+def test_same_seed_gives_the_same_prompts():
+    first, second, other = (PromptSource(seed) for seed in (1, 1, 2))
+    assert [first.prompt(20) for _ in range(5)] == [second.prompt(20) for _ in range(5)]
+    assert PromptSource(1).prompt(20) != other.prompt(20)
+
+
+def test_no_two_prompts_share_a_first_block(tokenizer):
+    source = PromptSource(1, tokenizer)
+    starts = [tuple(tokens(tokenizer, source.prompt(40).text)[:BLOCK]) for _ in range(500)]
+    assert len(set(starts)) >= 498  # prose repeats a phrase now and then
+
+
+def test_prompts_differ_even_when_the_prose_is_used_up(tmp_path):
+    prose = tmp_path / "prose.txt"
+    prose.write_text("one two three")
+    source = PromptSource(1, corpus=prose)
+    assert len({source.prompt(10).text for _ in range(9)}) == 9
+
+
+def test_shared_prefix_is_shared_to_the_token(tokenizer):
+    source = PromptSource(1, tokenizer)
+    prefix = source.shared_prefix("assistant 0", 128)
+    head = tokens(tokenizer, prefix)
+    assert len(head) == 128
+    for size in (140, 200, 700):
+        prompt = source.prompt(size, prefix, 128)
+        assert prompt.text.startswith(prefix + " ")
+        assert tokens(tokenizer, prompt.text)[:128] == head
+        assert abs(len(tokens(tokenizer, prompt.text)) - size) <= 3
+    assert source.shared_prefix("assistant 1", 128) != prefix
+
+
+def test_body_says_what_the_scenario_asks_for():
+    asked = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "ignore_eos": True}
+    classes = [CHAT | asked | {"tenant": "acme", "prompt_tokens": 40, "shared_prefix_tokens": 16}]
+    chosen = scenario(classes=classes, target={"api": "chat", "usage": "continuous"})
+    schedule = build_schedule(chosen, 0, "run")
+    wire = build_wire_requests(chosen, 0, schedule, parse_base_url("http://host:81/deep/v1/"), "some-model")
+    head, content = wire[0].split(b"\r\n\r\n", 1)
+    lines = head.decode().split("\r\n")
+    body = json.loads(content)
+    assert lines[0] == "POST /deep/v1/chat/completions HTTP/1.1"
+    assert {"Host: host:81", "Connection: close", f"Content-Length: {len(content)}"} <= set(lines)
+    assert {"x-request-id: run-000000", "x-sojourn-class: chat", "x-sojourn-tenant: acme"} <= set(lines)
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert asked.items() <= body.items()
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 5, True)
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert len({wire_request.split(b"\r\n\r\n", 1)[1] for wire_request in wire}) == len(wire)
+
+
+def test_what_is_no_tokenizer_and_no_address_is_refused_with_a_sentence(tmp_path):
+    with pytest.raises(ScenarioError, match="neither a file nor a folder"):
+        load_tokenizer(str(tmp_path / "absent"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ScenarioError, match="is not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+    for address in ("localhost:8000", "ftp://host", "http://", "http://host:port", "http://me@host"):
+        with pytest.raises(EndpointError, match=r"http://127\.0\.0\.1:8000|SOJOURN_API_KEY"):
+            parse_base_url(address)

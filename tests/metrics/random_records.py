@@ -1,0 +1,56 @@
+"""Random records for whoever folds them: every field takes part, and the invariants of real ones hold."""
+
+from random import Random
+
+from metrics.ledger import SERVER_ACCOUNTS, new_ledger
+from metrics.records import KINDS, REFUSALS, STAGES, RequestRecord, StepRecord
+
+MS = 1_000_000
+
+
+def random_step(rng: Random, step: int = 0) -> StepRecord:
+    """A step whose stages sum to its wall time. One in four is of one kind only."""
+    kinds = KINDS if rng.random() < 0.75 else (rng.choice(KINDS),)
+    batch = [(f"r{index}", rng.randint(1, 300), rng.randint(0, 4000), rng.choice(kinds)) for index in range(8)]
+    batch = batch[: rng.randint(1, 8)]
+    stages = [rng.randint(0, 3 * MS) for _ in STAGES]
+    begin_ns = step * 100 * MS
+    device_ns = rng.randint(1, 20 * MS)
+    return StepRecord(
+        step=step, begin_ns=begin_ns, end_ns=begin_ns + sum(stages), stages=stages, device_ns=device_ns,
+        request_ids=[item[0] for item in batch], new_tokens=[item[1] for item in batch],
+        past_tokens=[item[2] for item in batch], kinds=[item[3] for item in batch],
+        padding_tokens=rng.randint(0, 64), graph=rng.choice(["eager", "8", "16"]), budget=8 * 300,
+        waiting=rng.randint(0, 20), refusals={reason: rng.randint(1, 9) for reason in rng.sample(REFUSALS, 2)},
+        preempted_ids=[f"p{index}" for index in range(rng.randint(0, 2))], evicted_blocks=rng.randint(0, 5),
+        blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
+        blocks_pinned=rng.randint(0, 10), flops=rng.randint(0, 10**15), bytes=rng.randint(1, 10**12),
+        predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
+    )  # fmt: skip
+
+
+def random_request(rng: Random, index: int = 0) -> RequestRecord:
+    """A request that ended in any way, with a ledger that closes in most cases."""
+    arrived_ns = rng.randint(0, 10**12)
+    ledger = new_ledger()
+    ttft = new_ledger()
+    for info in SERVER_ACCOUNTS:
+        ledger[info.account] = rng.randint(0, 50 * MS)
+        ttft[info.account] = rng.randint(0, ledger[info.account])
+    outcome = rng.choice(["stop", "length", "abort", "error"])
+    ran = outcome in ("stop", "length") or rng.random() < 0.5
+    tokens = rng.randint(1, 40) if ran else 0
+    token_ns = sorted(arrived_ns + rng.randint(0, 900 * MS) for _ in range(tokens))
+    written_ns = arrived_ns + sum(ledger) + rng.choice([0, 0, 0, 5 * MS, -5 * MS])
+    prompt = rng.randint(1, 5000)
+    return RequestRecord(
+        request_id=f"r{index}", arrived_ns=arrived_ns, finished_ns=written_ns, tenant=rng.choice(["", "a"]),
+        klass=rng.choice(["", "chat", "batch"]), finish_reason=None if outcome == "error" else outcome,
+        error="the core died" if outcome == "error" else None, prompt_tokens=prompt,
+        cached_tokens=rng.randint(0, prompt) if ran else 0, computed_tokens=rng.randint(0, prompt) if ran else 0,
+        recomputed_tokens=rng.randint(0, 99) if ran else 0, output_tokens=tokens, drafted_tokens=rng.randint(0, 9),
+        accepted_tokens=rng.randint(0, 5), preemptions=rng.randint(0, 2) if ran else 0,
+        first_step=index if ran else None, last_step=index + tokens if ran else None, token_ns=token_ns,
+        written_ns=written_ns if ran else None, first_written_ns=arrived_ns + sum(ttft) if ran else None,
+        ledger=ledger, ttft=ttft,
+    )  # fmt: skip

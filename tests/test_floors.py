@@ -1,0 +1,110 @@
+"""Imports only go down the floors, so that the picture of the house in the README stays true."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("ui", "loadgen", "dashboards", "engine", "metrics", "sojourn")
+
+# room → the rooms that it may import, itself left out. The longest name that fits a module counts.
+MAY_IMPORT = {
+    "sojourn": {"ui", "loadgen", "dashboards", "engine", "metrics"},
+    "ui": {"metrics"},
+    "loadgen": {"metrics"},
+    "dashboards": {"metrics"},
+    "metrics": set(),
+    "engine.config": set(),
+    "engine.sampling": set(),
+    "engine.messages": {"engine.sampling", "metrics"},
+    "engine.memory": set(),
+    "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
+    "engine.compute": {"engine.config", "metrics"},
+    "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
+    "engine.runner": {"engine.token", "engine.compute", "engine.request.plan", "engine.config", "engine.sampling"},
+    "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
+    "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
+    "engine.server": {
+        "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.messages",
+        "engine.sampling", "engine.config", "metrics",
+    },
+}  # fmt: skip
+WITHOUT_TORCH = (
+    "metrics",
+    "loadgen",
+    "dashboards",
+    "engine.memory",
+    "engine.request",
+    "engine.server",
+    "engine.config",
+)
+
+
+def modules() -> dict[str, Path]:
+    found = {"sojourn": ROOT / "sojourn.py"}
+    for room in ROOMS[:-1]:
+        for path in (ROOT / room).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def named_modules(path: Path) -> set[str]:
+    """Every module, or name in one, that a file imports, wherever the import stands."""
+    named = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            named |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return named
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of the house that a file imports."""
+    known = modules()
+    return {name for name in named_modules(path) if name in known}
+
+
+def room_of(module: str) -> str:
+    return max((room for room in MAY_IMPORT if module == room or module.startswith(f"{room}.")), key=len, default="")
+
+
+def allowed(module: str, target: str) -> bool:
+    home = room_of(module)
+    return any(target == room or target.startswith(f"{room}.") for room in MAY_IMPORT[home] | {home}) or (
+        target == "engine"  # the package itself, which holds nothing
+    )
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if room_of(name)])
+def test_imports_go_down_only(module):
+    above = {target for target in imports(modules()[module]) if not allowed(module, target)}
+    assert not above, f"{module} reaches up or across to {sorted(above)}"
+
+
+def test_every_module_has_its_floor():
+    homeless = [name for name in modules() if not room_of(name) and name != "engine"]
+    assert not homeless
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_room_imports_without_torch(room):
+    inside = [
+        name for name in modules()
+        if (name == room or name.startswith(f"{room}.")) and not name.endswith("locustfile")
+    ]  # fmt: skip
+    # Locust patches the interpreter when it is imported: its modules come first, in a process of their own.
+    code = "import sys; sys.modules['torch'] = None\n" + "".join(f"import {name}\n" for name in sorted(inside))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_unpickled():
+    unsafe = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "torch.load"}
+    for name, path in modules().items():
+        assert not named_modules(path) & unsafe, f"{name} can execute what it reads"

@@ -1,0 +1,141 @@
+"""Every page of the app shows every kind of run, or a sentence about it; never a traceback."""
+
+import importlib.util
+import re
+import shutil
+import sys
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.metrics.synthetic import synthetic_run
+from ui.rundata import fingerprint, load, run_names
+
+APP = importlib.util.find_spec("ui.app").origin
+PAGES = ("overview", "diagnose", "goodput", "requests", "steps")
+
+
+def opened(runs, page: str, run: str | None = None, monkeypatch=None) -> AppTest:
+    """The app with a run chosen as a reader would, on a page."""
+    monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs), *(["--run", run] if run else [])])
+    app = AppTest.from_file(APP, default_timeout=60).run()
+    if page != "overview":
+        app = app.switch_page(f"views/{page}.py").run()
+    return app
+
+
+def html(app: AppTest) -> str:
+    return "".join(element.proto.body for element in app.get("html"))
+
+
+def said(app: AppTest) -> str:
+    return " ".join(element.value for element in [*app.info, *app.error, *app.warning])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_shows_a_diagnosed_run(runs, chat, page, monkeypatch):
+    app = opened(runs, page, "chat", monkeypatch)
+    assert not app.exception and not app.error
+    assert app.title[0].value == page.capitalize()
+    assert app.caption and app.expander[0].label == "How to read this page"
+    if page in ("overview", "diagnose"):
+        assert "sj-headline" in html(app) and chat.diagnosis.state in html(app)
+    else:
+        assert app.get("plotly_chart")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("run", ["under-way", "foreign", "hostile", "server-only", "failing", "empty"])
+def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
+    app = opened(runs, page, run, monkeypatch)
+    assert not app.exception, app.exception
+    assert app.title[0].value == page.capitalize()
+    if run == "server-only" and page in ("overview", "diagnose"):
+        assert "no client measured it" in html(app) and "nothing to diagnose" not in html(app)
+    expected = {
+        "under-way": "still being recorded",
+        "empty": "no request and no step",
+        "foreign": {"requests": "No server recorded", "steps": "recorded no step"}.get(page, ""),
+    }.get(run, "")
+    assert expected in said(app)
+    assert "<script" not in html(app) and "<img" not in html(app)
+    shown = [element.value for element in [*app.caption, *app.subheader, *app.info]] + [
+        text for group in app.get("button_group") for text in group.options
+    ]
+    assert not [text for text in shown if re.search(r"(?<!\\)(!\[x|<script|<img)", text)]  # Markdown, not escaped
+
+
+def test_every_number_of_a_page_leaves_out_the_warm_up_and_the_page_says_so(tmp_path, monkeypatch):
+    run = synthetic_run(tmp_path / "warm", requests=40)
+    scenario = run.meta()["scenario"] | {"measure": {"warmup_requests": 3}}
+    run.update_meta(scenario=scenario)
+    data = load(run.path)
+    assert data.warmup == 3 and len(data.requests) == 37
+    assert data.steps.begin_ns.min() >= data.requests.due_ns.min()
+    shown = html(opened(tmp_path, "overview", "warm", monkeypatch))
+    assert "3 warm-up requests left out" in shown
+    assert "n = 37" in shown and "37 ok" in shown
+    assert not re.search(r"\b40\b (ok|sent)|n = 40", shown)
+
+
+def test_folder_without_runs_says_how_to_record_one(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path / "absent"):
+        app = opened(folder, "overview", None, monkeypatch)
+        assert not app.exception
+        assert "There is no run in" in said(app) and "sojourn run demo" in said(app)
+
+
+def test_unreadable_run_is_an_error_in_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"scenario": ')
+    app = opened(tmp_path, "overview", None, monkeypatch)
+    assert not app.exception
+    assert "is not JSON" in app.error[0].value
+
+
+def test_run_is_chosen_in_the_sidebar_and_by_the_address(runs, monkeypatch):
+    app = opened(runs, "overview", "chat", monkeypatch)
+    assert app.sidebar.selectbox[0].value == "chat"
+    app = app.sidebar.selectbox[0].select("foreign").run()
+    assert not app.exception and "run foreign" in html(app)
+    monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs)])
+    app = AppTest.from_file(APP, default_timeout=60)
+    app.query_params["run"] = "under-way"
+    assert "run under-way" in html(app.run())
+
+
+def test_address_cannot_lead_out_of_the_folder_of_runs(runs, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["app.py", "--runs", str(runs)])
+    app = AppTest.from_file(APP, default_timeout=60)
+    app.query_params["run"] = "../../"
+    app.run()
+    assert not app.exception
+    assert app.sidebar.selectbox[0].value in run_names(runs)
+
+
+def test_order_and_request_of_the_requests_page_follow_the_reader(runs, chat, monkeypatch):
+    app = opened(runs, "requests", "chat", monkeypatch)
+    slowest = chat.requests.nlargest(1, "e2e_ms").request_id.iloc[0]
+    assert app.selectbox(key="request").value == slowest
+    app = app.get_by_key("order").set_value("due_ns").run()
+    assert not app.exception
+    assert app.selectbox(key="request").options[0] == chat.requests.request_id.iloc[0]
+
+
+def test_requests_that_were_not_served_are_listed_with_their_error(runs, monkeypatch):
+    app = opened(runs, "requests", "failing", monkeypatch)
+    assert "requests were not served" in " ".join(element.value for element in app.subheader)
+    assert html(app).count("connection reset") > 3
+
+
+def test_growing_run_has_another_fingerprint(runs, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "under-way", copy)
+    before = fingerprint(copy)
+    assert before == fingerprint(copy)
+    (copy / "run.json").write_text((copy / "run.json").read_text() + " ")
+    assert fingerprint(copy) != before
+    before = fingerprint(copy)
+    segment = next((copy / "client.parts").glob("*.parquet"))
+    shutil.copy(segment, segment.with_name("99999999999999999999-1.parquet"))
+    assert fingerprint(copy) != before

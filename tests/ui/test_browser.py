@@ -1,0 +1,45 @@
+"""What a reader sees in a real browser: five pages and the report, without an error, and without a network."""
+
+import importlib.util
+
+import pytest
+
+from ui.report import render
+from ui.rundata import load
+from ui.screenshots import PAGES, browser, chromium, take
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        chromium() is None or importlib.util.find_spec("playwright") is None, reason="needs chromium and playwright"
+    ),
+]
+
+
+def test_five_pages_render_without_an_error_and_nothing_is_cut(runs, tmp_path):
+    pictures = take(runs / "chat", tmp_path, width_px=1280)
+    assert [picture.page for picture in pictures] == list(PAGES)
+    for picture in pictures:
+        assert picture.exceptions == [] and picture.console_errors == [] and picture.overflows == [], picture
+        assert picture.text.startswith(picture.page.capitalize())
+        assert "run chat ·" in picture.text  # the run that was asked for, on every page
+        assert picture.file.stat().st_size > 20_000
+
+
+def test_report_of_hostile_names_runs_no_script_of_theirs_and_asks_no_network(runs, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(render(load(runs / "hostile")), encoding="utf-8")
+    dialogs, asked, errors = [], [], []
+    with browser() as opened:
+        page = opened.new_page()
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(file.as_uri())
+        page.wait_for_selector(".js-plotly-plot .main-svg")
+        page.wait_for_timeout(500)
+        drawn = page.locator(".js-plotly-plot").count()
+        images = page.locator("img").count()
+    assert dialogs == [] and errors == [] and images == 0
+    assert asked == [file.as_uri()]
+    assert drawn > 5

@@ -1,0 +1,155 @@
+"""The figures say what the records say, and label everything they draw."""
+
+import colorsys
+import re
+
+import numpy as np
+import pytest
+
+from metrics.goodput import goodput_by_tpot
+from metrics.ledger import ACCOUNTS, COLOURS
+from metrics.objectives import OBJECTIVES
+from metrics.records import KINDS
+from ui import theme
+from ui.figures import goodput, ledger, steps
+from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
+
+UNIT = re.compile(r"\((ms|s|%|requests|cumulative %|ms, log scale|% of sent.*)\)$|per second$|per step$|KV blocks$")
+RUNS = ("chat", "tiny_kv", "foreign")
+
+
+def figures(run) -> dict:
+    """Every figure of the app for one run."""
+    objectives = run.meta["objectives"]
+    verdict = run.diagnosis
+    slowest = chosen(run.requests, "e2e_ms", 20)
+    drawn = {
+        "throughput": goodput.throughput_against_tpot(
+            goodput_by_tpot(run.requests, objectives), goodput.bounds(run.requests, objectives, "tpot_ms")
+        ),
+        "where": ledger.where_the_time_went(run.requests),
+        "where_ttft": ledger.where_the_time_went(run.requests, "ttft"),
+        "waterfall": ledger.waterfall(slowest),
+        "waterfall_ttft": ledger.waterfall(slowest, "ttft"),
+        "one_request": ledger.one_request(slowest.iloc[0], run.steps),
+        "over_time": steps.over_time(run.steps, run.begin_ns),
+        "expected": steps.expected_against_actual(run.steps, run.begin_ns),
+        "stages": steps.stage_breakdown(run.steps),
+        "attainment": goodput.attainment(verdict.goodput),
+        "lifecycles": ledger.lifecycle_bar(verdict.lifecycle_share),
+    }
+    for latency in OBJECTIVES:
+        bounds = goodput.bounds(run.requests, objectives, latency)
+        drawn[latency] = goodput.latency_distribution(run.requests, latency, bounds)
+    return drawn
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def drawn(request) -> dict:
+    return figures(request.getfixturevalue(request.param))
+
+
+def test_every_trace_has_a_name_and_every_number_says_its_unit(drawn):
+    for name, fig in drawn.items():
+        assert all(trace.name for trace in fig.data), name
+        assert all(trace.hovertemplate or trace.hoverinfo == "skip" for trace in fig.data), name
+        for axis in [*fig.select_xaxes(), *fig.select_yaxes()]:
+            if axis.visible is False or axis.showticklabels is False:
+                continue
+            assert axis.title.text, (name, axis.plotly_name)
+            named = axis.ticktext is not None and axis.type != "log"
+            if not named and axis.categoryorder is None and axis.autorange != "reversed":
+                assert UNIT.search(axis.title.text), (name, axis.title.text)
+
+
+def test_figure_without_data_says_why_in_a_sentence(foreign):
+    drawn = figures(foreign)
+    for name in ("where", "over_time", "expected", "stages"):
+        assert not drawn[name].data, name
+        assert drawn[name].layout.annotations[0].text.endswith("."), name
+    assert [trace.name for trace in drawn["waterfall"].data][:2] != []
+
+
+def test_waterfall_rows_are_as_long_as_the_latencies_and_in_their_order(chat):
+    rows = chosen(chat.requests, "e2e_ms", 30)
+    fig = ledger.waterfall(rows)
+    lengths = np.zeros(len(rows))
+    for trace in fig.data:
+        if trace.type == "bar":
+            lengths[np.array(trace.y)] += np.array(trace.x, dtype=float)
+    np.testing.assert_allclose(lengths, rows.e2e_ms, rtol=1e-9, atol=0.0005 * len(ACCOUNTS))
+    assert list(rows.e2e_ms) == sorted(rows.e2e_ms, reverse=True)
+    assert list(fig.layout.yaxis.ticktext) == list(rows.request_id)
+
+
+def test_shares_of_the_time_sum_to_all_of_it_and_do_not_depend_on_the_order_of_rows(chat):
+    fig = ledger.where_the_time_went(chat.requests)
+    totals = np.sum([np.array(trace.x, dtype=float) for trace in fig.data], axis=0)
+    np.testing.assert_allclose(totals, 100, atol=0.05 * len(ACCOUNTS))  # shares below 0.05 % are left out
+    shuffled = ledger.where_the_time_went(chat.requests.sample(frac=1, random_state=3))
+    for before, after in zip(fig.data, shuffled.data, strict=True):
+        assert before.name == after.name
+        np.testing.assert_allclose(np.array(before.x, dtype=float), np.array(after.x, dtype=float))
+
+
+def test_distribution_crosses_the_objective_at_the_attainment_of_its_class(chat):
+    requests = chat.requests[chat.requests.klass == "chat"]
+    fig = goodput.latency_distribution(requests, "tpot_ms", {"chat": 25.0})
+    curve, line = fig.data
+    kept = next(group for group in chat.diagnosis.goodput if group.klass == "chat")
+    within = np.array(curve.y)[np.array(curve.x) <= 25.0].max()
+    assert requests.tpot_ms.notna().all() and (requests.status == "ok").all()
+    assert within == pytest.approx(100 * kept.attainment_by_objective["tpot_ms"])
+    assert set(line.x) == {25.0} and "25" in line.name
+
+
+def test_attainment_bars_are_those_of_the_diagnosis(chat):
+    fig = goodput.attainment(chat.diagnosis.goodput)
+    whole = next(trace for trace in fig.data if trace.name == "all objectives")
+    np.testing.assert_allclose(whole.x, [100 * group.attainment for group in chat.diagnosis.goodput])
+
+
+def test_steps_of_a_request_hold_the_prompt_tokens_that_its_record_claims(chat, tiny_kv):
+    for run in (chat, tiny_kv):
+        for request in run.requests.head(10).itertuples():
+            part = steps_of(run.steps, request.request_id)
+            assert part.step.min() == request.first_step and part.step.max() == request.last_step
+            assert (
+                part[part.kind == "prefill"].new_tokens.sum()
+                == request.server_prompt_tokens - request.server_cached_tokens
+            )
+            rebuilt = part[
+                part.kind == "recompute"
+            ].new_tokens.sum()  # each rebuilding step also computes one new token
+            assert request.recomputed_tokens <= rebuilt <= request.recomputed_tokens + request.preemptions
+
+
+def test_tokens_by_kind_lose_no_token(tiny_kv):
+    by_kind = tokens_by_kind(tiny_kv.steps)
+    assert list(by_kind.columns) == list(KINDS)
+    assert by_kind.to_numpy().sum() == sum(sum(tokens) for tokens in tiny_kv.steps.new_tokens)
+    assert by_kind.recompute.sum() > 0
+
+
+def test_bins_keep_what_stands_and_show_idle_spans_as_empty(chat):
+    series = step_series(chat.steps, chat.begin_ns)
+    same, width = binned(series, bins=len(series))
+    assert width == 0 and len(same) == len(series)
+    late = series.assign(begin_s=series.begin_s.where(series.index < 50, series.begin_s + 1000))
+    late = late.assign(end_s=late.begin_s + (series.end_s - series.begin_s))
+    spans, width = binned(late, bins=100)
+    idle = spans[(spans.at_s > late.begin_s[49] + width) & (spans.at_s < late.begin_s[50] - width)]
+    assert len(idle) > 50
+    assert not idle[[f"tokens_{kind}" for kind in KINDS]].to_numpy().any()
+    blocks = spans[[name for name in spans.columns if name.startswith("blocks_")]].sum(axis=1)
+    np.testing.assert_allclose(blocks, blocks.iloc[0])
+
+
+def test_accounts_are_shades_of_their_lifecycle_and_all_differ():
+    def hue(colour: str) -> float:
+        return colorsys.rgb_to_hls(*(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
+
+    for info in ACCOUNTS:
+        if info.lifecycle != "client":  # grey has no hue
+            assert hue(theme.ACCOUNT_COLOURS[info.name]) == pytest.approx(hue(COLOURS[info.lifecycle]), abs=0.01)
+    assert len(set(theme.ACCOUNT_COLOURS.values())) == len(theme.ACCOUNT_COLOURS)

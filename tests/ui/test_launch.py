@@ -1,0 +1,29 @@
+"""The app starts on this machine only, and refuses what it cannot show with a sentence."""
+
+import socket
+
+import pytest
+
+from metrics.rundir import RunError
+from ui.launch import LaunchError, app_command, open_app
+
+
+def test_command_listens_on_this_machine_only_and_names_the_run(runs):
+    command = app_command("elsewhere", runs / "chat", 8700)
+    assert command[command.index("--server.address") + 1] == "127.0.0.1"
+    assert command[command.index("--server.port") + 1] == "8700"
+    assert command[command.index("--runs") + 1] == str(runs)
+    assert command[command.index("--run") + 1] == "chat"
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"holds no run\.json"):
+        app_command("runs", tmp_path)
+
+
+def test_port_in_use_is_refused_with_the_way_out(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(LaunchError, match="--port"):
+            open_app(tmp_path, port=taken.getsockname()[1])

@@ -1,0 +1,41 @@
+"""Numbers keep their size and unit; text from outside stays text."""
+
+import math
+
+import pytest
+
+from ui.wording import distinct, duration, label, markdown, number, percent, safe
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1240.4, "ms", "1,240 ms"), (93.04, "ms", "93.0 ms"), (0.0412, "req/s", "0.041 req/s"), (0, "", "0"),
+        (-12.5, "ms", "−12.5 ms"), (None, "ms", "–"), (math.nan, "ms", "–"),
+    ],
+)  # fmt: skip
+def test_number_has_three_digits_and_its_unit(value, unit, text):
+    assert number(value, unit).replace("\u2009", " ").replace("\u00a0", " ") == text
+
+
+def test_percent_shows_a_decimal_only_where_it_carries_the_news():
+    shown = [percent(share).replace("\u2009", " ") for share in (0.713, 0.01, 0.0034, 0.9987, 1.0, 0.0)]
+    assert [text.replace("\u00a0", " ") for text in shown] == ["71 %", "1 %", "0.3 %", "99.9 %", "100 %", "0 %"]
+
+
+def test_duration_takes_the_unit_that_fits():
+    texts = [duration(ns).replace("\u2009", " ") for ns in (12, 8.4e5, 1.23e7, 4.56e9)]
+    assert [text.replace("\u00a0", " ") for text in texts] == ["12 ns", "840 µs", "12.3 ms", "4.56 s"]
+
+
+def test_long_names_are_told_apart_by_their_ends():
+    assert distinct(["demo-9d07278d-000167", "demo-9d07278d-000031"]) == ["…000167", "…000031"]
+    assert distinct(["r1", "r2"]) == ["r1", "r2"]
+    assert distinct(["chat-1"]) == ["chat-1"]
+
+
+def test_text_from_outside_cannot_become_markup():
+    hostile = '<img src=x onerror="alert(1)">'
+    assert "<" not in safe(hostile) and '"' not in safe(hostile)
+    assert "<" not in label(hostile) and len(label("x" * 100, 10)) == 10
+    assert markdown("*a* [b](c)") == r"\*a\* \[b\]\(c\)"
