@@ -74,19 +74,19 @@ class Engine:
         running = list(scheduler.running)
         handle = self.runner.launch(plan)
         outcome = self.runner.collect(handle)
-        emitted = scheduler.commit(plan, outcome.sampled, self.step_number)
+        emitted = scheduler.commit(plan, outcome, self.step_number)
         clock = StepClock(
             begin_ns, received_ns, planned_ns, outcome.prepared_ns, outcome.launched_ns, outcome.waited_ns,
             outcome.sampled_ns, self.clock(),
         )  # fmt: skip
         flops = self.accountant.executed(plan, running, clock)
-        self._publish(clock.committed, plan.admitted, emitted)
+        self._publish(clock.committed, plan.admitted, emitted, outcome)
         return self._record(plan, outcome, clock, flops)
 
     def idle(self) -> None:
         """Nothing is left to compute: reports what no later step would."""
         if self._records or self._ended:
-            self._publish(self.clock(), [], [])
+            self._publish(self.clock(), [], [], None)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -97,6 +97,9 @@ class Engine:
             token_ids=list(message.prompt_token_ids),
             sampling=message.sampling,
             cache_salt=message.cache_salt,
+            tenant=message.tenant,
+            priority=message.priority,
+            fork_of=message.fork_of,
         )
         self.scheduler.add(request)
         return request
@@ -112,8 +115,10 @@ class Engine:
         self._arrived = [request for request in self._arrived if request is not known]
         self._ended.append(_ended(known))
 
-    def _publish(self, now_ns: int, admitted: list[Request], emitted: list[Emitted]) -> None:
-        outputs = [Output(item.request.id, item.token_id, item.request.ledger) for item in emitted]
+    def _publish(
+        self, now_ns: int, admitted: list[Request], emitted: list[Emitted], outcome: StepOutcome | None
+    ) -> None:
+        outputs = [_output(item, outcome) for item in emitted]
         self._ended += [_ended(item.request) for item in emitted if item.finish_reason]
         counts = self.scheduler.pool.counts()
         self.publish(
@@ -187,6 +192,18 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     )
 
 
+def _output(emitted: Emitted, outcome: StepOutcome) -> Output:
+    request = emitted.request
+    first = request.output_tokens == 1 and request.sampling.prompt_logprobs is not None
+    return Output(
+        request.id,
+        emitted.token_id,
+        request.ledger,
+        outcome.logprobs.get(request.id),
+        request.prompt_logprobs if first else None,
+    )
+
+
 def _ended(request: Request) -> Ended:
     return Ended(
         request_id=request.id,
@@ -198,4 +215,5 @@ def _ended(request: Request) -> Ended:
         first_step=request.first_step,
         last_step=request.last_step,
         ledger=request.ledger,
+        error=request.error,
     )

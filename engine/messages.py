@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.sampling import SamplingParams
+from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.costmodel import ModelShape
 from metrics.records import StepRecord
 
@@ -15,6 +15,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     encoded_ns: int  # when its prompt was ready: end of token.encode
     cache_salt: str = ""
+    tenant: str = ""  # whose fair share it uses
+    priority: int = 0  # lower goes first, where the policy asks
+    fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +58,7 @@ class Ended(msgspec.Struct, frozen=True):
     """How a request ended in the core, and what its record needs."""
 
     request_id: str
-    reason: str  # stop, length, abort
+    reason: str  # stop, length, abort, error
     cached_tokens: int
     computed_tokens: int
     recomputed_tokens: int
@@ -63,6 +66,7 @@ class Ended(msgspec.Struct, frozen=True):
     first_step: int | None
     last_step: int | None
     ledger: list[int]
+    error: str | None = None  # a sentence, where the reason is error
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +75,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     token_id: int
     ledger: list[int]
+    logprobs: TokenLogprobs | None = None  # if the request wants them
+    prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.request.request import Request
+from engine.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class StepPlan:
     scheduled: list[ScheduledTokens] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
     refusals: Counter = field(default_factory=Counter)  # reason → waiting requests
     held_back_by: str | None = None  # why the head of the queue was refused
     num_waiting: int = 0
@@ -56,6 +58,8 @@ class StepOutcome:
     device_ns: int
     padding_tokens: int = 0
     graph: str = "eager"
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
 
 
 class Runner(Protocol):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.memory.prefix import chain_hash, root_hash
-from engine.sampling import SamplingParams
+from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.ledger import new_ledger
 
 
@@ -25,12 +25,17 @@ class Request:
     token_ids: list[int]  # prompt, then output
     sampling: SamplingParams
     cache_salt: str = ""
+    tenant: str = ""
+    priority: int = 0
+    fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
     finish_reason: str | None = None
+    error: str | None = None  # a sentence, where the finish reason is error
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
     # What the record will say.
     cached_tokens: int = 0
     computed_tokens: int = 0

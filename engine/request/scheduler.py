@@ -4,7 +4,7 @@ import heapq
 from dataclasses import dataclass
 
 from engine.memory.block_pool import BlockPool
-from engine.request.plan import ScheduledTokens, StepPlan
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import Policy, fcfs
 from engine.request.request import Request, State
 
@@ -67,8 +67,8 @@ class Scheduler:
         plan.num_waiting = self.num_waiting
         return plan
 
-    def commit(self, plan: StepPlan, sampled: dict[str, int], step: int) -> list[Emitted]:
-        """Takes in what a step computed: `sampled` maps the ids of the requests that drew a token to it."""
+    def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
+        """Takes in what a step computed; who drew a token emits it."""
         emitted = []
         for item in plan.scheduled:
             request = item.request
@@ -81,8 +81,9 @@ class Scheduler:
             request.first_step = step if request.first_step is None else request.first_step
             request.last_step = step
             self._publish_full_blocks(request)
-            if request.id in sampled:
-                emitted.append(self._append(request, sampled[request.id]))
+            request.prompt_logprobs += outcome.prompt_logprobs.get(request.id, ())
+            if request.id in outcome.sampled:
+                emitted.append(self._append(request, outcome.sampled[request.id]))
         return emitted
 
     def _continue_running(self, plan: StepPlan) -> None:
