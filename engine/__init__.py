@@ -1,1 +1,22 @@
-"""A continuous-batching inference engine with an OpenAI-compatible server."""
+"""A continuous-batching inference engine with an OpenAI-compatible server; `LLM` is its offline use."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.sampling import SamplingParams
+
+__all__ = ["LLM", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when asked for: the front process and the command line import this package without a model's weight."""
+    if name == "LLM":
+        from engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from engine.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,9 @@
 """How one request wants its tokens drawn, and what it is told about them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -19,26 +20,26 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     same `seed` a request draws the same tokens alone or in any batch, and after a preemption.
     """
 
-    max_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_n_sigma: float = 0.0  # 0 keeps all
-    repetition_penalty: float = 1.0  # of tokens in prompt and output
-    frequency_penalty: float = 0.0  # of tokens in the output, by count
-    presence_penalty: float = 0.0  # ... once
-    lz_penalty: float = 0.0  # strength, of tokens that continue a repetition
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0  # 0 keeps all
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    top_n_sigma: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # 0 keeps all
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of tokens in prompt and output
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # of tokens in the output, by count
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # ... once
+    lz_penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # strength, of tokens that continue a repetition
     logit_bias: dict[int, float] = {}
     bad_words: list[list[int]] = []  # sequences whose last token is never drawn after the others
     allowed_token_ids: list[int] = []  # empty allows all
-    min_tokens: int = 0  # before them no stop token is drawn
-    seed: int = 0
+    min_tokens: Annotated[int, Meta(ge=0)] = 0  # before them no stop token is drawn
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []  # end of turn and end of text
     grammar: Grammar | None = None
-    logprobs: int | None = None  # of each drawn token and of this many most probable ones
-    prompt_logprobs: int | None = None  # of each prompt token but the first, likewise
+    logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each drawn token and of this many most probable ones
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each prompt token but the first, likewise
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -48,3 +49,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int  # 1 is the most probable
     top: list[tuple[int, float]]  # the most probable tokens, best first
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of output `index` of a prompt that is completed several times; the first draws with the seed itself."""
+    return (seed ^ (index * 0x9E3779B97F4A7C15)) % 2**63
