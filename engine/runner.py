@@ -1,7 +1,7 @@
 """StepPlan → tensors → model → sampled ids: the only place that knows both requests and tensors."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -11,11 +11,22 @@ from engine.compute.attention import AttentionInputs
 from engine.compute.attention_torch import GATHERED_TOKENS, TorchAttention
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
-from engine.sampling import SamplingParams
+from engine.sampling import SamplingParams, TokenLogprobs
 from engine.token.checkpoint import ModelError
+from engine.token.logprobs import Scores, pieces, score
 from engine.token.models.dense import DenseDecoder
 from engine.token.models.registry import load_model
 from engine.token.sampler import SamplingInputs, sample
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Positions whose successor is a prompt token that is told its log-probability."""
+
+    rows: torch.Tensor  # [num_scored] int64: of the step's tokens
+    token_ids: torch.Tensor  # [num_scored] int64: the successors
+    tops: list[int]  # how many of the most probable tokens each wants
+    spans: list[tuple[str, int]]  # request id and number of rows, in order
 
 
 @dataclass(slots=True)
@@ -28,6 +39,9 @@ class Batch:
     sample_rows: torch.Tensor  # [num_sampling] int64: the last token of each request that draws
     sampling: SamplingInputs
     request_ids: list[str]  # of the rows that draw
+    told: list[int] = field(default_factory=list)  # which of them are told the log-probability of what they draw
+    told_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
+    prompts: PromptRows | None = None  # prompt tokens that are told theirs
 
 
 @dataclass(slots=True)
@@ -38,6 +52,8 @@ class Handle:
     prepared_ns: int
     launched_ns: int
     ids: torch.Tensor | None = None  # CUDA: where the drawn ids will be
+    drawn_scores: Scores | None = None
+    prompt_scores: list[Scores] = field(default_factory=list)
     events: tuple | None = None  # CUDA: begin, forward done, sampled
 
 
@@ -70,9 +86,9 @@ class ModelRunner:
         if self.device.type == "cuda":
             handle.events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
             handle.events[0].record()
-            logits = self._forward(batch)
+            logits = self._forward(handle)
             handle.events[1].record()
-            handle.ids = sample(logits, batch.sampling)
+            self._sample(handle, logits)
             handle.events[2].record()
         handle.launched_ns = time.monotonic_ns()
         return handle
@@ -81,9 +97,10 @@ class ModelRunner:
     def collect(self, handle: Handle) -> StepOutcome:
         batch = handle.batch
         if handle.events is None:
-            logits = self._forward(batch)
+            logits = self._forward(handle)
             waited_ns = time.monotonic_ns()
-            ids = sample(logits, batch.sampling).tolist()
+            self._sample(handle, logits)
+            ids = handle.ids.tolist()
             sampled_ns = time.monotonic_ns()
             device_ns = sampled_ns - handle.launched_ns
         else:
@@ -94,21 +111,47 @@ class ModelRunner:
             sampling_ns = round(forward.elapsed_time(end) * 1e6)
             waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
         sampled = dict(zip(batch.request_ids, ids, strict=True))
-        return StepOutcome(sampled, handle.prepared_ns, handle.launched_ns, waited_ns, sampled_ns, device_ns)
+        return StepOutcome(
+            sampled,
+            handle.prepared_ns,
+            handle.launched_ns,
+            waited_ns,
+            sampled_ns,
+            device_ns,
+            logprobs=_told_draws(handle) if batch.told else {},
+            prompt_logprobs=_told_prompts(handle) if batch.prompts else {},
+        )
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, handle: Handle) -> torch.Tensor:
+        """Logits [num_sampling, vocab_size] of the rows that draw; scores prompt tokens on the way."""
+        batch = handle.batch
         self.backend.begin(batch.attention)
         hidden = self.model(batch.ids, batch.positions, self.backend, self.kv_cache)
+        if (scored := batch.prompts) is not None:
+            handle.prompt_scores = [
+                score(self.model.logits(hidden[scored.rows[part]]), scored.token_ids[part], max(scored.tops[part]))
+                for part in pieces(len(scored.tops), self.shape.vocab_size)
+            ]
         return self.model.logits(hidden[batch.sample_rows])
+
+    def _sample(self, handle: Handle, logits: torch.Tensor) -> None:
+        batch = handle.batch
+        handle.ids = ids = sample(logits, batch.sampling)
+        if batch.told:
+            if len(batch.told) < len(ids):
+                logits, ids = logits[batch.told], ids[batch.told]
+            handle.drawn_scores = score(logits, ids, max(batch.told_tops))
 
     def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
         # Single tokens first, and neighbours of like context: they share a padded gather.
         rows = sorted(scheduled, key=lambda item: (item.new_tokens > 1, item.past_tokens))
-        ids, positions, slots, sample_rows, drawing = [], [], [], [], []
+        ids, positions, slots, sample_rows, drawing, scored = [], [], [], [], [], []
         size = self.block_size
         for item in rows:
             request, begin = item.request, item.past_tokens
             end = begin + item.new_tokens
+            if request.sampling.prompt_logprobs is not None and begin < request.prompt_tokens - 1:
+                scored.append((item, len(ids)))
             ids += request.token_ids[begin:end]
             positions += range(begin, end)
             slots += [request.blocks[p // size] * size + p % size for p in range(begin, end)]
@@ -129,10 +172,34 @@ class ModelRunner:
         sampling = SamplingInputs(
             [r.sampling for r in drawing], [r.num_tokens for r in drawing], self.shape.vocab_size, self.device
         )
-        request_ids = [request.id for request in drawing]
-        return Batch(
-            self._tensor(ids), self._tensor(positions), attention, self._tensor(sample_rows), sampling, request_ids
+        batch = Batch(
+            self._tensor(ids),
+            self._tensor(positions),
+            attention,
+            self._tensor(sample_rows),
+            sampling,
+            [request.id for request in drawing],
+            prompts=self._prompt_rows(scored) if scored else None,
         )
+        for row, request in enumerate(drawing):
+            if (top := request.sampling.logprobs) is not None:
+                batch.told.append(row)
+                batch.told_tops.append(top)
+        return batch
+
+    def _prompt_rows(self, scored: list[tuple[ScheduledTokens, int]]) -> PromptRows | None:
+        """Of items and the places of their first tokens in the step: the positions that were not scored before."""
+        rows, token_ids, tops, spans = [], [], [], []
+        for item, offset in scored:
+            request, known = item.request, len(item.request.prompt_logprobs)
+            assert known >= item.past_tokens, "a prompt that is scored skips no position"
+            begin, end = known, min(item.past_tokens + item.new_tokens, request.prompt_tokens - 1)
+            if begin < end:  # else a preempted request computes again what was scored
+                rows += range(offset + begin - item.past_tokens, offset + end - item.past_tokens)
+                token_ids += request.token_ids[begin + 1 : end + 1]
+                tops += [request.sampling.prompt_logprobs] * (end - begin)
+                spans.append((request.id, end - begin))
+        return PromptRows(self._tensor(rows), self._tensor(token_ids), tops, spans) if rows else None
 
     def _tensor(self, values: list) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -182,8 +249,25 @@ class ModelRunner:
             rows = self._tensor(list(range(drawing)))
             ids = self._tensor([0] * len(positions))
             batch = Batch(ids, self._tensor(positions), attention, rows, sampling, [])
-            sample(self._forward(batch), sampling)
+            sample(self._forward(Handle(batch, 0, 0)), sampling)
             peaks.append(torch.cuda.max_memory_allocated(self.device) - before)
         del self.kv_cache
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0] - max(peaks)
+
+
+def _told_draws(handle: Handle) -> dict[str, TokenLogprobs]:
+    batch = handle.batch
+    owners = [batch.request_ids[row] for row in batch.told]
+    return dict(zip(owners, handle.drawn_scores.told(batch.told_tops), strict=True))
+
+
+def _told_prompts(handle: Handle) -> dict[str, list[TokenLogprobs]]:
+    prompts, told, begin = handle.batch.prompts, [], 0
+    for scores in handle.prompt_scores:
+        told += scores.told(prompts.tops[len(told) : len(told) + len(scores.token_ids)])
+    owned = {}
+    for request_id, count in prompts.spans:
+        owned[request_id] = told[begin : begin + count]
+        begin += count
+    return owned

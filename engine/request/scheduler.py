@@ -116,7 +116,8 @@ class Scheduler:
         size = self.pool.block_size
         # The last position is always computed: its logits give the next token.
         hashes = request.block_hashes(size, (request.num_tokens - 1) // size)
-        cached = self.pool.match(hashes)
+        # A prompt whose tokens are scored is computed from its beginning.
+        cached = self.pool.match(hashes) if request.sampling.prompt_logprobs is None else []
         self.pool.take(cached)
         # Every running request may need one more block in a moment: do not admit what would be thrown out at once.
         reserve = len(self.running)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine import messages
+from engine.sampling import TokenLogprobs
 from metrics.records import StepRecord
 
 
@@ -14,11 +15,17 @@ class Published:
     ended: dict[str, messages.Ended] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)
     ledgers: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # id → (committed_ns, ledger)
+    logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
     def take(self, outputs: messages.Outputs) -> None:
         outputs = messages.decode_from_core(messages.encode(outputs))  # as it would arrive in the front
         for output in outputs.outputs:
             self.tokens.setdefault(output.request_id, []).append(output.token_id)
+            self.logprobs.setdefault(output.request_id, []).append(output.logprobs)
+            if output.prompt_logprobs is not None:
+                assert output.request_id not in self.prompt_logprobs, "told once"
+                self.prompt_logprobs[output.request_id] = output.prompt_logprobs
             self.ledgers.setdefault(output.request_id, []).append((outputs.committed_ns, output.ledger))
         for ended in outputs.ended:
             self.ended[ended.request_id] = ended
