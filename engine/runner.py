@@ -14,7 +14,7 @@ from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.sampling import SamplingParams, TokenLogprobs
 from engine.token.checkpoint import ModelError
 from engine.token.logprobs import Scores, pieces, score
-from engine.token.models.dense import DenseDecoder
+from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
 from engine.token.sampler import SamplingInputs, sample
 
@@ -73,7 +73,7 @@ class ModelRunner:
         self.dtype = getattr(torch, wanted)
         self.block_size = config.block_size
         self.backend = TorchAttention()
-        self.model: DenseDecoder = load_model(folder, self.dtype, self.device, config.max_model_len)
+        self.model: Decoder = load_model(folder, self.dtype, self.device, config.max_model_len)
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape()
         self.num_blocks = config.num_kv_blocks or self._blocks_that_fit(config)
@@ -206,7 +206,8 @@ class ModelRunner:
 
     def _allocate(self, num_blocks: int) -> torch.Tensor:
         # Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN.
-        size = (len(self.model.layers), 2, num_blocks * self.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        layout, slots = self.model.kv_layout, num_blocks * self.block_size
+        size = (len(self.model.layers), layout.planes, slots, layout.num_heads, layout.head_dim)
         try:
             return torch.zeros(size, dtype=self.dtype, device=self.device)
         except RuntimeError as error:

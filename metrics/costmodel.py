@@ -1,7 +1,7 @@
 """What a step should cost: exact FLOPs and bytes from its composition, and the time that its device should take.
 
-Formulas for dense decoders with grouped-query attention, causal, counted per multiply and add (2 FLOPs). Bytes count
-each weight once a step, keys and values read once and written once; activations are left out.
+Formulas for decoders with causal attention, counted per multiply and add (2 FLOPs). Bytes count each weight once a
+step, keys and values read once and written once; activations are left out. A model states its own coefficients.
 """
 
 from collections.abc import Sequence
@@ -10,43 +10,72 @@ import msgspec
 import numpy as np
 
 
-class ModelShape(msgspec.Struct, frozen=True):
-    """The sizes of a dense decoder that its cost depends on."""
+class ExpertShape(msgspec.Struct, frozen=True):
+    """The routed experts of a mixture."""
 
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
+    num_layers: int  # that have them
+    num_experts: int  # in each
+    num_chosen: int  # for each token
+    expert_bytes: int  # weights of one
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """What a decoder's cost depends on."""
+
     vocab_size: int
-    weight_bytes: int  # of all parameters that a step reads: without the embedding table, of which it gathers rows
-    kv_element_bytes: int
+    hidden_size: int
+    layer_parameters: int  # that one token is multiplied by in all layers: of the routed experts only the chosen
+    pair_flops: int  # of one query and one key in one layer: their product and the mixing, all heads
+    windows: tuple[tuple[int | None, int], ...]  # (sliding window or None, number of layers that have it)
+    kv_bytes_per_token: int  # all layers
+    weight_bytes: int  # that every step reads: no embedding table, of which rows are gathered, no routed experts
+    experts: ExpertShape | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return sum(layers for _, layers in self.windows)
 
     @property
     def linear_flops_per_token(self) -> int:
-        attention = 2 * self.hidden_size * (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        output = 2 * self.num_heads * self.head_dim * self.hidden_size
-        mlp = 6 * self.hidden_size * self.intermediate_size
-        return self.num_layers * (attention + output + mlp)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_element_bytes
+        return 2 * self.layer_parameters
 
 
 def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled: int = 0) -> int:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
-    pairs = new_tokens * past_tokens + new_tokens * (new_tokens + 1) // 2  # query and key, exact causal
-    attention = 4 * shape.num_heads * shape.head_dim * shape.num_layers * pairs
+    pairs = sum(layers * _pairs(new_tokens, past_tokens, window) for window, layers in shape.windows)
     head = 2 * shape.hidden_size * shape.vocab_size * sampled
-    return new_tokens * shape.linear_flops_per_token + attention + head
+    return new_tokens * shape.linear_flops_per_token + shape.pair_flops * pairs + head
+
+
+def _pairs(new: int, past: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees, exact causal."""
+    if window is None or past + new <= window:
+        return new * past + new * (new + 1) // 2
+    growing = max(0, window - past)  # queries that still see everything before them
+    return growing * past + growing * (growing + 1) // 2 + (new - growing) * window
 
 
 def step_bytes(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> int:
-    """Bytes that a step must move at least: weights once, the KV of every context once, the new KV once."""
-    read = sum(new_tokens) + sum(past_tokens)
-    return shape.weight_bytes + shape.kv_bytes_per_token * (read + sum(new_tokens))
+    """Bytes that a step must move at least: weights once, the KV that its tokens see once, the new KV once.
+
+    Of the routed experts it counts the expected number of distinct ones, as if tokens chose evenly and independently;
+    real routers are less even, so they read fewer.
+    """
+    tokens = sum(new_tokens)
+    kv_layers = tokens * shape.num_layers  # written, then read: token positions times layers
+    for window, layers in shape.windows:
+        if window is None:
+            kv_layers += layers * (tokens + sum(past_tokens))
+        else:
+            kv_layers += layers * sum(
+                min(past + new, window + new - 1) for new, past in zip(new_tokens, past_tokens, strict=True)
+            )
+    moved = shape.weight_bytes + shape.kv_bytes_per_token * kv_layers // shape.num_layers
+    if shape.experts is not None:
+        experts = shape.experts
+        distinct = experts.num_experts * (1 - (1 - experts.num_chosen / experts.num_experts) ** tokens)
+        moved += round(experts.num_layers * distinct * experts.expert_bytes)
+    return moved
 
 
 class StepTimeModel:

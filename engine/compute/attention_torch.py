@@ -3,60 +3,102 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.attention import AttentionInputs
+from engine.compute.attention import AttentionInputs, AttentionSpec
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 
 
 class TorchAttention:
     """Single-token sequences in groups of like length, each one padded batch with the query heads of a KV head folded
-    into the query length; the longer ones one after another."""
+    into the query length; the longer ones one after another.
+
+    A sliding window is only a mask here: the blocks that have left it are still held and gathered. Freeing them is a
+    matter of speed and memory, not of results, and takes a block pool that knows of layers.
+    """
 
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs
         tables, size, singles = inputs.block_tables, inputs.block_size, inputs.num_single
-        device = tables.device
         self._groups = []
         for begin, end in _groups(inputs.context_lens[:singles]):
-            lengths = torch.tensor(inputs.context_lens[begin:end], device=device)
-            blocks = tables[begin:end, : -(-max(inputs.context_lens[begin:end]) // size)]
-            positions = torch.arange(blocks.shape[1] * size, device=device)
-            self._groups.append((begin, end, blocks, (positions < lengths[:, None])[:, None, None, :]))
+            lengths = inputs.context_lens[begin:end]
+            blocks = tables[begin:end, : -(-max(lengths) // size)]
+            self._groups.append((begin, end, blocks, torch.tensor(lengths, device=tables.device)))
         self._chunks = []
         begin = singles
         for index in range(singles, len(inputs.query_lens)):
             new, context = inputs.query_lens[index], inputs.context_lens[index]
-            mask = None  # nothing in the cache: plain causal attention among the new tokens
-            if context > new:
-                positions = torch.arange(context, device=device)
-                mask = positions <= positions[context - new :, None]
-            self._chunks.append((begin, begin + new, tables[index : index + 1, : -(-context // size)], context, mask))
+            self._chunks.append((begin, begin + new, tables[index : index + 1, : -(-context // size)], context))
             begin += new
+        self._masks: dict[tuple, tuple[list, list]] = {}  # made by the first layer of each kind, for the others too
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer_cache: torch.Tensor
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None,
+        layer_cache: torch.Tensor,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         layer_cache[0].index_copy_(0, self._inputs.slots, key)
-        layer_cache[1].index_copy_(0, self._inputs.slots, value)
-        keys, values = layer_cache.unflatten(1, (-1, self._inputs.block_size))  # whole blocks are gathered, not slots
-        output = torch.empty_like(query)
-        for begin, end, blocks, mask in self._groups:
-            folded = query[begin:end].unflatten(1, (keys.shape[2], -1))  # [sequences, kv_heads, group, head_dim]
-            attended = F.scaled_dot_product_attention(
-                folded, _gather(keys, blocks), _gather(values, blocks), attn_mask=mask
-            )
+        if value is not None:
+            layer_cache[1].index_copy_(0, self._inputs.slots, value)
+        planes = layer_cache.unflatten(1, (-1, self._inputs.block_size))  # whole blocks are gathered, not slots
+        kind = (spec.window, spec.alibi_slopes, query.dtype)
+        if kind not in self._masks:
+            self._masks[kind] = self._make_masks(spec, key.shape[1], query.dtype)
+        group_masks, chunk_masks = self._masks[kind]
+        output = query.new_empty(*query.shape[:2], spec.value_dim)
+        for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
+            keys, values = _gather(planes, blocks, spec.value_dim)
+            folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
+            attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
             output[begin:end] = attended.flatten(1, 2)
-        for begin, end, blocks, context, mask in self._chunks:
+        for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
+            keys, values = _gather(planes, blocks, spec.value_dim)
             attended = F.scaled_dot_product_attention(
                 query[begin:end].transpose(0, 1)[None],
-                _gather(keys, blocks)[:, :, :context],
-                _gather(values, blocks)[:, :, :context],
+                keys[:, :, :context],
+                values[:, :, :context],
                 attn_mask=mask,
                 is_causal=mask is None,
+                scale=spec.scale,
                 enable_gqa=True,
             )
             output[begin:end] = attended[0].transpose(0, 1)
         return output
+
+    def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype) -> tuple[list, list]:
+        """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
+        broadcasts to [1, heads, new, context], or None where plain causal attention among the new tokens is meant."""
+        device = self._inputs.slots.device
+        slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
+        groups, chunks = [], []
+        for _, _, blocks, lengths in self._groups:
+            keys = torch.arange(blocks.shape[1] * self._inputs.block_size, device=device)
+            distances = (lengths[:, None] - 1 - keys)[:, None, None]  # [sequences, 1, 1, context]
+            per_head = None if slopes is None else slopes.view(num_kv_heads, -1, 1)
+            groups.append(_mask(distances, spec.window, per_head, dtype))
+        for begin, end, _, context in self._chunks:
+            new = end - begin
+            if new == context and slopes is None and (spec.window is None or spec.window >= context):
+                chunks.append(None)
+                continue
+            keys = torch.arange(context, device=device)
+            distances = keys[context - new :, None] - keys  # [new, context]
+            per_head = None if slopes is None else slopes.view(-1, 1, 1)
+            chunks.append(_mask(distances, spec.window, per_head, dtype))
+        return groups, chunks
+
+
+def _mask(distances: torch.Tensor, window: int | None, slopes: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """True where a query sees a key, `distances` positions before it; with slopes, what is added to their product."""
+    visible = distances >= 0
+    if window is not None:
+        visible &= distances < window
+    if slopes is None:
+        return visible
+    return (-slopes * distances).masked_fill(~visible, float("-inf")).to(dtype)
 
 
 def _groups(lengths: list[int]) -> list[tuple[int, int]]:
@@ -71,7 +113,12 @@ def _groups(lengths: list[int]) -> list[tuple[int, int]]:
     return groups
 
 
-def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """[num_blocks, block_size, heads, head_dim] by [rows, blocks] → [rows, heads, blocks * block_size, head_dim]."""
-    gathered = cache.index_select(0, blocks.flatten()).view(*blocks.shape, *cache.shape[1:])
-    return gathered.flatten(1, 2).transpose(1, 2)
+def _gather(planes: torch.Tensor, blocks: torch.Tensor, value_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[planes, num_blocks, block_size, heads, head_dim] by [rows, blocks] → keys [rows, heads, blocks * block_size,
+    head_dim] and values [..., value_dim]."""
+    flat = blocks.flatten()
+    gathered = [
+        plane.index_select(0, flat).view(*blocks.shape, *plane.shape[1:]).flatten(1, 2).transpose(1, 2)
+        for plane in planes.unbind(0)
+    ]
+    return gathered[0], gathered[-1][..., :value_dim]

@@ -12,8 +12,8 @@ from metrics.costmodel import ModelShape
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
-    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=16, vocab_size=50,
-    weight_bytes=4096, kv_element_bytes=4,
+    vocab_size=50, hidden_size=8, layer_parameters=1152, pair_flops=32, windows=((None, 2),), kv_bytes_per_token=64,
+    weight_bytes=4096,
 )  # fmt: skip
 
 

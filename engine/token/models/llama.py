@@ -1,40 +1,68 @@
-"""Llama 2 and 3.x: a dense decoder without biases."""
+"""Llama 2 and 3.x, and what the families that follow its layout share with it."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from torch import nn
+
 from engine.token.checkpoint import ModelError
-from engine.token.models.dense import DenseConfig
+from engine.token.models.decoder import DecoderConfig
+from engine.token.models.grouped import GroupedAttention, GroupedConfig
+from engine.token.models.mlp import GatedMLP
+from engine.token.models.rope import length_limits
+from engine.token.models.settings import count, number, refuse_unless
 
 
-def dense_config(config: dict[str, Any]) -> DenseConfig:
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of LlamaForCausalLM."""
-    refuse_unless(config, hidden_act="silu", attention_bias=False, mlp_bias=False)
-    return common(config, qk_norm=False)
+    bias = bool(config.get("attention_bias"))
+    return grouped_decoder(
+        config, gated_mlps(config, bias=bool(config.get("mlp_bias"))), qkv_bias=bias, output_bias=bias
+    )
 
 
-def common(config: dict[str, Any], *, qk_norm: bool) -> DenseConfig:
-    """The keys that all dense families of this kind share."""
-    try:
-        heads = config["num_attention_heads"]
-        return DenseConfig(
-            num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
-            num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate_size=config["intermediate_size"],
-            vocab_size=config["vocab_size"],
-            max_model_len=config["max_position_embeddings"],
-            norm_eps=config["rms_norm_eps"],
-            tie_embeddings=config.get("tie_word_embeddings", False),
-            qk_norm=qk_norm,
-            rope=config,
-        )
-    except KeyError as error:
-        raise ModelError(f"config.json lacks {error.args[0]}") from None
+def gated_mlps(config: dict[str, Any], **options: Any) -> tuple[Callable[[], nn.Module], ...]:
+    """The same gated feed-forward part in every layer."""
+    refuse_unless(config, hidden_act="silu")
+    make = partial(GatedMLP, count(config, "hidden_size"), count(config, "intermediate_size"), **options)
+    return (make,) * count(config, "num_hidden_layers")
 
 
-def refuse_unless(config: dict[str, Any], **expected: Any) -> None:
-    for key, value in expected.items():
-        if config.get(key, value) != value:
-            raise ModelError(f"config.json has {key}={config[key]!r}; only {value!r} is supported for this family")
+def grouped_decoder(
+    config: dict[str, Any],
+    mlps: tuple[Callable[[], nn.Module], ...],
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    **options: Any,
+) -> DecoderConfig:
+    """A decoder with grouped attention; `options` go to DecoderConfig."""
+    hidden_size, heads, eps = (
+        count(config, "hidden_size"),
+        count(config, "num_attention_heads"),
+        number(config, "rms_norm_eps"),
+    )
+    kv_heads = count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(f"config.json has {heads} attention heads, which {kv_heads} key and value heads do not divide")
+    head_dim = count(config, "head_dim", hidden_size // heads)
+    attention = GroupedConfig(
+        hidden_size, heads, kv_heads, head_dim, head_dim**-0.5, eps, qkv_bias, output_bias, qk_norm
+    )
+    by_default, longest = length_limits(config)
+    return DecoderConfig(
+        hidden_size=hidden_size,
+        vocab_size=count(config, "vocab_size"),
+        max_model_len=by_default,
+        longest_model_len=longest,
+        norm_eps=eps,
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention=partial(GroupedAttention, attention),
+        windows=windows or (None,) * len(mlps),
+        mlps=mlps,
+        rope=config,
+        **options,
+    )

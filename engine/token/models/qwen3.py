@@ -1,12 +1,42 @@
-"""Qwen3 dense: Llama's layout with a norm on each query and key head, and a head size of its own."""
+"""Qwen3: Llama's layout with a norm on each query and key head, dense or with a mixture of experts."""
 
+from functools import partial
 from typing import Any
 
-from engine.token.models.dense import DenseConfig
-from engine.token.models.llama import common, refuse_unless
+from engine.token.checkpoint import ModelError
+from engine.token.models.decoder import DecoderConfig
+from engine.token.models.llama import gated_mlps, grouped_decoder
+from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
+from engine.token.models.qwen2 import upper_windows
+from engine.token.models.settings import count, layer_windows
 
 
-def dense_config(config: dict[str, Any]) -> DenseConfig:
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3ForCausalLM."""
-    refuse_unless(config, hidden_act="silu", attention_bias=False, use_sliding_window=False)
-    return common(config, qk_norm=True)
+    mlps, bias = gated_mlps(config), bool(config.get("attention_bias"))
+    windows = upper_windows(config, len(mlps))
+    return grouped_decoder(config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias)
+
+
+def moe_config(config: dict[str, Any]) -> DecoderConfig:
+    """config.json of Qwen3MoeForCausalLM: every `decoder_sparse_step`-th layer is a mixture, but `mlp_only_layers`."""
+    dense, bias = gated_mlps(config), bool(config.get("attention_bias"))
+    num_experts, chosen = count(config, "num_experts"), count(config, "num_experts_per_tok")
+    if chosen > num_experts:
+        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than num_experts={num_experts}")
+    route = partial(softmax_top_k, num_chosen=chosen, normalise=bool(config.get("norm_topk_prob")))
+    mixture = partial(
+        MixtureOfExperts,
+        count(config, "hidden_size"),
+        count(config, "moe_intermediate_size"),
+        num_experts,
+        chosen,
+        route,
+    )
+    every, only_dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    mlps = tuple(dense[index] if index in only_dense or (index + 1) % every else mixture for index in range(len(dense)))
+    sliding = config.get("use_sliding_window", False)
+    windows = layer_windows(config, len(mlps)) if sliding else (None,) * len(mlps)  # all layers: none are "upper" here
+    return grouped_decoder(
+        config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias, translate=split_experts
+    )

@@ -1,40 +1,75 @@
 """Which family reads which architecture. A new dense family is one short file and one line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.token.checkpoint import ModelError, read_config
-from engine.token.models import llama, qwen3
-from engine.token.models.dense import DenseConfig, DenseDecoder
+from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
+from engine.token.models.decoder import Decoder, DecoderConfig
+from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import iterate_weights
 
-FAMILIES: dict[str, Callable[[dict[str, Any]], DenseConfig]] = {
-    "LlamaForCausalLM": llama.dense_config,
-    "Qwen3ForCausalLM": qwen3.dense_config,
+FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
+    "LlamaForCausalLM": llama.decoder_config,
+    "MistralForCausalLM": mistral.decoder_config,
+    "MixtralForCausalLM": mixtral.decoder_config,
+    "Qwen2ForCausalLM": qwen2.decoder_config,
+    "Qwen3ForCausalLM": qwen3.decoder_config,
+    "Qwen3MoeForCausalLM": qwen3.moe_config,
+    "GemmaForCausalLM": gemma.decoder_config,
+    "DeepseekV2ForCausalLM": deepseek.v2_config,
+    "DeepseekV3ForCausalLM": deepseek.v3_config,
+    "MptForCausalLM": mpt.decoder_config,
 }
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None) -> DenseDecoder:
-    """Builds the model of a checkpoint folder and fills it. Raises ModelError with a sentence."""
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None) -> Decoder:
+    """Builds the model of a checkpoint folder and fills it. Raises ModelError with a sentence.
+
+    Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
+    """
     config = read_config(folder)
-    architecture = config["architectures"][0]
-    if architecture not in FAMILIES:
-        raise ModelError(f"architecture {architecture} is not supported; supported are {', '.join(FAMILIES)}")
-    if config.get("quantization_config"):
-        raise ModelError("quantised checkpoints are not supported yet; use the float16, bfloat16 or float32 one")
-    dense = FAMILIES[architecture](config)
-    limit = max_model_len or dense.max_model_len
-    if limit > dense.max_model_len:
-        raise ModelError(f"max_model_len {limit} is above the model's own limit {dense.max_model_len}; lower it")
-    with torch.device("meta"):
-        model = DenseDecoder(dense)
-    model = model.to(dtype).to_empty(device=device).requires_grad_(False)
-    if dense.tie_embeddings:
+    parts = decoder_config(config)
+    limit = max_model_len or parts.max_model_len
+    if limit > parts.longest_model_len:
+        raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
+    with torch.device("meta"), _default_dtype(dtype):
+        model = Decoder(parts)
+    model = model.to_empty(device=device).requires_grad_(False)
+    if parts.tie_embeddings:
         model.head = model.embedding  # to_empty gave each its own memory
     with torch.no_grad():
         model.load(iterate_weights(folder))
     model.make_rope(limit, device)
     return model.eval()
+
+
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
+    """What config.json asks for, in our parts. Refuses by name what cannot be honoured."""
+    architecture = config["architectures"][0]
+    if architecture not in FAMILIES:
+        raise ModelError(f"architecture {architecture} is not supported; supported are {', '.join(FAMILIES)}")
+    if config.get("quantization_config"):
+        raise ModelError(
+            "config.json has quantization_config: quantised checkpoints are not supported yet; use one in float16, "
+            "bfloat16 or float32"
+        )
+    for key, neutral in NEUTRAL.items():
+        if config.get(key) is not None and config[key] != neutral:
+            raise ModelError(f"config.json has {key}={config[key]!r}, which is not supported")
+    return FAMILIES[architecture](config)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters that name no dtype of their own get this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

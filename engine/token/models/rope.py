@@ -1,4 +1,12 @@
-"""Rotary frequencies, as config.json asks for them."""
+"""Rotary frequencies, as config.json asks for them.
+
+A key is rotated once, when it is written, and stays in the cache for whoever shares its block. So its angle may depend
+on its position alone. Dynamic NTK breaks that rule: its base grows with the length of the sequence at hand, and
+transformers itself leaves the keys that it has cached with the base of their time. Here the base is that of
+`max_model_len`, fixed. Up to the model's `max_position_embeddings`, the default, dynamic NTK changes nothing and the
+tokens are those of transformers; who raises `max_model_len` gets the angles that transformers gives a prompt of that
+length, at every length.
+"""
 
 import math
 from typing import Any
@@ -6,34 +14,101 @@ from typing import Any
 import torch
 
 from engine.token.checkpoint import ModelError
+from engine.token.models.settings import count, number
+
+TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """The rope settings in one form: transformers 5 writes `rope_parameters`, older ones two keys."""
-    new, old = config.get("rope_parameters"), config.get("rope_scaling") or {}
-    parameters = dict(new or old)
-    parameters.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelError("config.json has rope_parameters for each kind of layer; only one for all is supported")
+    parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
     parameters.setdefault("rope_type", parameters.get("type", "default"))
+    if parameters["rope_type"] not in TYPES:
+        raise ModelError(f"rope type {parameters['rope_type']!r} is not supported; supported are {', '.join(TYPES)}")
+    if (parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelError(f"partial_rotary_factor={parameters['partial_rotary_factor']} is not supported, only 1.0")
+    longest = count(config, "max_position_embeddings")
+    original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    parameters["original_max_position_embeddings"] = original or longest
+    if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
+        parameters["factor"] = longest / parameters["original_max_position_embeddings"]
     return parameters
 
 
-def rope_table(config: dict[str, Any], head_dim: int, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, each [max_len, head_dim], float32."""
-    parameters = rope_parameters(config)
-    frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if parameters["rope_type"] == "llama3":
-        frequencies = _llama3(frequencies, parameters)
-    elif parameters["rope_type"] != "default":
-        raise ModelError(f"rope type {parameters['rope_type']!r} is not supported; supported are default and llama3")
+def length_limits(config: dict[str, Any]) -> tuple[int, int]:
+    """max_model_len by default, and the most that it may be set to."""
+    parameters, longest = rope_parameters(config), count(config, "max_position_embeddings")
+    if parameters["rope_type"] == "yarn":  # configs name either the original or the stretched length
+        longest = max(longest, int(parameters["original_max_position_embeddings"] * number(parameters, "factor")))
+    if parameters["rope_type"] == "dynamic":
+        return longest, int(longest * number(parameters, "factor"))
+    return longest, longest
+
+
+def rope_table(config: dict[str, Any], dim: int, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position, each [max_len, dim], float32, times the attention factor (YaRN)."""
+    frequencies, attention_factor = rope_frequencies(config, dim, max_len)
     angles = torch.arange(max_len, dtype=torch.int64).float()[:, None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
+
+
+def rope_frequencies(config: dict[str, Any], dim: int, max_len: int) -> tuple[torch.Tensor, float]:
+    """Radians per position of each pair of dimensions, [dim // 2], and the factor of cos and sin."""
+    parameters = rope_parameters(config)
+    base, kind = number(parameters, "rope_theta"), parameters["rope_type"]
+    if kind == "dynamic":  # bloc97 and emozilla, 2023
+        longest = count(config, "max_position_embeddings")
+        factor = number(parameters, "factor")
+        base *= (factor * max(max_len, longest) / longest - (factor - 1)) ** (dim / (dim - 2))
+    frequencies = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+    if kind == "linear":  # Chen et al., 2023
+        return frequencies / number(parameters, "factor"), 1.0
+    if kind == "llama3":
+        return _llama3(frequencies, parameters), 1.0
+    if kind == "yarn":
+        return _yarn(frequencies, parameters, dim), _yarn_attention_factor(parameters)
+    return frequencies, 1.0
+
+
+def yarn_mscale(factor: float, weight: float = 1.0) -> float:
+    """How much YaRN sharpens attention for a context stretched by `factor` (Peng et al., 2023, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
     """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones kept, those between blended."""
     original = parameters["original_max_position_embeddings"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
     wavelengths = 2 * math.pi / frequencies
     blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 - blend) * frequencies / parameters["factor"] + blend * frequencies
+    return (1 - blend) * frequencies / number(parameters, "factor") + blend * frequencies
+
+
+def _yarn(frequencies: torch.Tensor, parameters: dict[str, Any], dim: int) -> torch.Tensor:
+    """YaRN (Peng et al., 2023): dimensions that turn less than `beta_slow` times in the original context are divided by
+    `factor`, those that turn more than `beta_fast` times kept, those between blended."""
+
+    def dimension(turns: float) -> float:
+        original = parameters["original_max_position_embeddings"]
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
+
+    low, high = dimension(parameters.get("beta_fast") or 32), dimension(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2).float() - low) / (high - low or 0.001)).clamp(0, 1)
+    return ramp * frequencies / number(parameters, "factor") + (1 - ramp) * frequencies
+
+
+def _yarn_attention_factor(parameters: dict[str, Any]) -> float:
+    given, factor = parameters.get("attention_factor"), number(parameters, "factor")
+    if given is not None:
+        return float(given)
+    mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and all_dim:
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    return yarn_mscale(factor)

@@ -1,0 +1,25 @@
+"""Gemma, the first generation: norms that store their weight less one, scaled embeddings, a GELU gate."""
+
+from functools import partial
+from typing import Any
+
+from engine.compute.ops import gelu_gate, gemma_rms_norm
+from engine.token.models.decoder import DecoderConfig
+from engine.token.models.llama import grouped_decoder
+from engine.token.models.mlp import GatedMLP
+from engine.token.models.settings import count, refuse_unless
+
+
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
+    """config.json of GemmaForCausalLM. Early ones say `gelu` and mean its tanh approximation, as transformers does."""
+    if config.get("hidden_activation") is None and config.get("hidden_act") != "gelu":
+        refuse_unless(config, hidden_act="gelu_pytorch_tanh")
+    refuse_unless(config, attention_bias=False, use_bidirectional_attention=None)
+    hidden_size = count(config, "hidden_size")
+    mlp = partial(GatedMLP, hidden_size, count(config, "intermediate_size"), gate=gelu_gate)
+    return grouped_decoder(
+        {"tie_word_embeddings": True} | config,
+        (mlp,) * count(config, "num_hidden_layers"),
+        norm=gemma_rms_norm,
+        embedding_scale=hidden_size**0.5,
+    )

@@ -1,0 +1,99 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024): the cache holds one latent and one rotated key a token, for all
+heads.
+
+A head's keys and values are linear in the latent, so their matrices are moved to the query and to the result
+(absorbed), and what is left is multi-query attention over the latent. Prompts take the same path. Expanding keys and
+values would save a prompt about two thirds of its attention FLOPs, but every chunk would have to expand all that the
+cache holds before it, and a step would mix two kinds of attention; the reference takes the one path that is right for
+all.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.compute.attention import AttentionBackend, AttentionSpec, KVLayout
+from engine.compute.ops import pairs_to_halves, rms_norm, rotate
+
+LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    hidden_size: int
+    num_heads: int
+    query_rank: int | None  # None: queries are projected in one piece
+    latent_dim: int
+    nope_dim: int  # of a head's query and key, without position
+    rope_dim: int
+    value_dim: int
+    scale: float
+    bias: bool
+    interleaved: bool  # the checkpoint pairs neighbouring dimensions in its rotation
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, config: LatentConfig, window: int | None):
+        super().__init__()
+        self.config = config
+        self.spec = AttentionSpec(config.scale, config.latent_dim, window)
+        self.kv_layout = KVLayout(1, 1, config.latent_dim + config.rope_dim)
+        self.rotary_dim = config.rope_dim
+        self.pair_flops = 2 * config.num_heads * (2 * config.latent_dim + config.rope_dim)
+        query_size = config.num_heads * (config.nope_dim + config.rope_dim)
+        self.sizes = [config.query_rank or query_size, config.latent_dim, config.rope_dim]
+        self.down = nn.Parameter(torch.empty(sum(self.sizes), config.hidden_size))
+        self.down_bias = nn.Parameter(torch.empty(sum(self.sizes))) if config.bias else None
+        self.latent_norm = nn.Parameter(torch.empty(config.latent_dim))
+        if config.query_rank is not None:
+            self.query_norm = nn.Parameter(torch.empty(config.query_rank))
+            self.query_up = nn.Parameter(torch.empty(query_size, config.query_rank))
+        self.up = nn.Parameter(torch.empty(config.num_heads, config.nope_dim + config.value_dim, config.latent_dim))
+        self.o = nn.Parameter(torch.empty(config.hidden_size, config.num_heads * config.value_dim))
+        self.o_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.bias else None
+
+    @property
+    def active_parameters(self) -> int:
+        query_up = self.query_up.numel() if self.config.query_rank is not None else 0
+        return self.down.numel() + query_up + self.up.numel() + self.o.numel()
+
+    def forward(self, x, rope, backend: AttentionBackend, layer_cache):
+        config = self.config
+        query, latent, key_rope = F.linear(x, self.down, self.down_bias).split(self.sizes, dim=-1)
+        if config.query_rank is not None:
+            query = F.linear(rms_norm(query, self.query_norm, LATENT_NORM_EPS), self.query_up)
+        query = query.unflatten(-1, (config.num_heads, -1))
+        query_nope, query_rope = query.split((config.nope_dim, config.rope_dim), dim=-1)
+        key_rope = key_rope[:, None]
+        if config.interleaved:  # the order of dimensions is free as long as queries and keys share it
+            query_rope, key_rope = pairs_to_halves(query_rope), pairs_to_halves(key_rope)
+        latent = rms_norm(latent, self.latent_norm, LATENT_NORM_EPS)[:, None]
+        key_up, value_up = self.up.split((config.nope_dim, config.value_dim), dim=1)  # [heads, dim, latent_dim]
+        absorbed = torch.bmm(query_nope.transpose(0, 1), key_up).transpose(0, 1)
+        query = torch.cat((absorbed, rotate(query_rope, *rope)), dim=-1)
+        key = torch.cat((latent, rotate(key_rope, *rope)), dim=-1)
+        mixed = backend.forward(query, key, None, layer_cache, self.spec)  # [num_tokens, heads, latent_dim]
+        values = torch.bmm(mixed.transpose(0, 1), value_up.transpose(1, 2)).transpose(0, 1)
+        return F.linear(values.flatten(1), self.o, self.o_bias)
+
+    def slices(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint name → the part of our fused parameters that it fills."""
+        query_rank, query = self.config.query_rank, self.sizes[0]
+        first = "q_proj" if query_rank is None else "q_a_proj"
+        targets = {
+            f"{prefix}.{first}.weight": self.down[:query],
+            f"{prefix}.kv_a_proj_with_mqa.weight": self.down[query:],
+            f"{prefix}.kv_a_layernorm.weight": self.latent_norm,
+            f"{prefix}.kv_b_proj.weight": self.up.flatten(0, 1),
+            f"{prefix}.o_proj.weight": self.o,
+        }
+        if query_rank is not None:
+            targets |= {f"{prefix}.q_a_layernorm.weight": self.query_norm, f"{prefix}.q_b_proj.weight": self.query_up}
+        if self.down_bias is not None:
+            if query_rank is not None:
+                targets[f"{prefix}.q_a_proj.bias"] = self.down_bias[:query]
+            targets[f"{prefix}.kv_a_proj_with_mqa.bias"] = self.down_bias[query:]
+            targets[f"{prefix}.o_proj.bias"] = self.o_bias
+        return targets

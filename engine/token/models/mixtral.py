@@ -1,0 +1,40 @@
+"""Mixtral: Mistral with a mixture of experts in every layer."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.token.checkpoint import ModelError
+from engine.token.models.decoder import DecoderConfig
+from engine.token.models.llama import grouped_decoder
+from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
+from engine.token.models.settings import count, layer_windows, refuse_unless
+
+RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+
+
+def decoder_config(config: dict[str, Any]) -> DecoderConfig:
+    """config.json of MixtralForCausalLM."""
+    refuse_unless(config, hidden_act="silu", attention_bias=False, layer_types=None)
+    num_layers = count(config, "num_hidden_layers")
+    num_experts, chosen = count(config, "num_local_experts"), count(config, "num_experts_per_tok")
+    if chosen > num_experts:
+        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than num_local_experts={num_experts}")
+    mixture = partial(
+        MixtureOfExperts,
+        count(config, "hidden_size"),
+        count(config, "intermediate_size"),
+        num_experts,
+        chosen,
+        partial(softmax_top_k, num_chosen=chosen, normalise=True),
+    )
+    windows = layer_windows(config, num_layers)
+    return grouped_decoder(config, (mixture,) * num_layers, windows=windows, translate=_translate)
+
+
+def _translate(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for published, ours in RENAMED.items():
+        name = name.replace(published, ours)
+    return split_experts(name, tensor)

@@ -1,0 +1,100 @@
+"""Mixture of experts: a router chooses a few feed-forward networks for each token (Shazeer et al., 2017)."""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.compute.ops import silu_gate
+from engine.token.models.mlp import GatedMLP
+
+# (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
+# [num_tokens, num_chosen]
+Route = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+
+
+class MixtureOfExperts(nn.Module):
+    """Tokens are sorted by expert, so that each expert is one matrix product over all its tokens.
+
+    The router works in float32 whatever the dtype of the rest: two experts that rounding makes equal are a coin toss.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        num_chosen: int,
+        route: Route,
+        *,
+        shared_intermediate_size: int = 0,
+        correction_bias: bool = False,
+    ):
+        super().__init__()
+        self.num_experts, self.num_chosen, self.route = num_experts, num_chosen, route
+        self.router = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=torch.float32))
+        self.correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if correction_bias else None
+        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.shared = GatedMLP(hidden_size, shared_intermediate_size) if shared_intermediate_size else None
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert."""
+        return (self.gate_up.numel() + self.down.numel()) // self.num_experts
+
+    @property
+    def active_parameters(self) -> int:
+        shared = self.shared.active_parameters if self.shared is not None else 0
+        return self.router.numel() + shared + self.num_chosen * self.expert_parameters
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
+        order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
+        rows = order // self.num_chosen
+        counts = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
+        results = x.new_empty(len(order), x.shape[1])
+        for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
+            if begin < end:
+                hidden = silu_gate(F.linear(x[rows[begin:end]], self.gate_up[expert]))
+                results[order[begin:end]] = F.linear(hidden, self.down[expert])
+        # Summed in the order of choice: adding up by index would depend on the order of threads on a GPU.
+        mixed = (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def slices(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Checkpoint name → the part of our fused parameters that it fills."""
+        targets = {f"{prefix}.gate.weight": self.router}
+        if self.correction_bias is not None:
+            targets[f"{prefix}.gate.e_score_correction_bias"] = self.correction_bias
+        for index in range(self.num_experts):
+            expert = f"{prefix}.experts.{index}"
+            gate, up = self.gate_up[index].chunk(2)
+            targets[f"{expert}.gate_proj.weight"], targets[f"{expert}.up_proj.weight"] = gate, up
+            targets[f"{expert}.down_proj.weight"] = self.down[index]
+        if self.shared is not None:
+            targets |= self.shared.slices(f"{prefix}.shared_experts")
+        return targets
+
+
+def softmax_top_k(logits: torch.Tensor, bias: None, num_chosen: int, normalise: bool):
+    """The experts of the highest probabilities, whose probabilities are their weights (Mixtral, Qwen3-MoE)."""
+    weights, experts = logits.softmax(-1).topk(num_chosen, dim=-1)
+    return (weights / weights.sum(-1, keepdim=True) if normalise else weights), experts
+
+
+def split_experts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """All experts in one tensor, as transformers 5 may write them → one tensor each, as published checkpoints have."""
+    stem, _, part = name.rpartition(".experts.")
+    if not stem or part not in ("gate_up_proj", "down_proj") or tensor.dim() != 3:
+        yield name, tensor
+        return
+    for index, expert in enumerate(tensor):
+        if part == "down_proj":
+            yield f"{stem}.experts.{index}.down_proj.weight", expert
+        else:
+            gate, up = expert.tensor_split(2)
+            yield f"{stem}.experts.{index}.gate_proj.weight", gate
+            yield f"{stem}.experts.{index}.up_proj.weight", up

@@ -1,0 +1,71 @@
+"""Reads config.json for the families: what is missing, of another kind, or not supported becomes a sentence."""
+
+from typing import Any
+
+from engine.token.checkpoint import ModelError
+
+# Keys of other families that change what a model computes, and the values that change nothing.
+NEUTRAL = {
+    "quantization_config": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "logit_scale": None,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": None,
+    "partial_rotary_factor": 1.0,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+}
+
+
+def count(config: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    """A whole number of config.json; `default` where it has none, or null."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelError(f"config.json lacks {key}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ModelError(f"config.json has {key}={value!r}; it must be a whole number of at least {least}")
+    return value
+
+
+def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """A number of config.json; `default` where it has none, or null."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelError(f"config.json lacks {key}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"config.json has {key}={value!r}; it must be a number")
+    return float(value)
+
+
+def refuse_unless(config: dict[str, Any], **expected: Any) -> None:
+    """Refuses a key whose value is not the one that this family is built for."""
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise ModelError(f"config.json has {key}={config[key]!r}; only {value!r} is supported for this family")
+
+
+def layer_windows(config: dict[str, Any], num_layers: int, first: int = 0) -> tuple[int | None, ...]:
+    """The sliding window of each layer. `layer_types` says which slide; without it, those from `first` on do."""
+    window = config.get("sliding_window")
+    if window is not None:
+        window = count(config, "sliding_window")
+    types = config.get("layer_types")
+    if types is None:
+        return tuple(window if index >= first else None for index in range(num_layers))
+    if len(types) != num_layers:
+        raise ModelError(f"config.json has {len(types)} layer_types for {num_layers} layers")
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelError(
+                f"layer type {kind!r} is not supported; supported are full_attention and sliding_attention"
+            )
+        if kind == "sliding_attention" and window is None:
+            raise ModelError("config.json has layers of sliding_attention, but no sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
