@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
     "engine.server": {
-        "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.messages",
-        "engine.sampling", "engine.config", "metrics",
+        "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
+        "engine.messages", "engine.sampling", "engine.config", "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (

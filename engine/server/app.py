@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
-from engine.server import protocol
+from engine.server import protocol, protocol_chat
 from engine.server.edge import Edge, show_api_error, show_fault, show_http_error
 from engine.server.errors import ApiError
 from engine.server.service import Service
@@ -52,22 +52,26 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         return await service.complete(request, body)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_of(protocol.ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body_of(protocol_chat.ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        body = protocol.parse(protocol.ChatRequest, await _json_body(request))
+        body = protocol.parse(protocol_chat.ChatRequest, await _json_body(request))
         service.check_model(body.model)
         return await service.chat(request, body)
 
-    @app.post("/tokenize", openapi_extra=_body_of(protocol.TokenizeRequest))
+    @app.post("/tokenize", openapi_extra=_body_of(protocol_chat.TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        body = protocol.parse(protocol.TokenizeRequest, await _json_body(request))
+        body = protocol.parse(protocol_chat.TokenizeRequest, await _json_body(request))
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
         if body.messages is not None:
-            ids = await service.encode_chat(body.messages)
+            prompt = await service.encoder.encode_chat(body.messages)
         else:
-            ids = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            encoded = await service.encoder.encode(
+                [body.prompt], add_special_tokens=body.add_special_tokens, param="prompt", allow_empty=True
+            )
+            prompt = encoded[0]
+        ids = prompt.token_ids
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.core.ready.max_model_len})
 
 

@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from engine import messages
 from engine.config import EngineConfig
+from engine.sampling import TokenLogprobs
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
@@ -29,19 +30,22 @@ class Token:
     id: int
     ledger: list[int]
     committed_ns: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request that the core works on: its tokens as they come, and its end."""
+    """One sequence that the core works on: its tokens as they come, and its end. Those of one call share `news`."""
 
     request_id: str
+    news: asyncio.Event
     tokens: deque[Token] = field(default_factory=deque)
     token_ns: list[int] = field(default_factory=list)
     ended: messages.Ended | None = None
+    ended_ns: int = 0  # until when the ledger of `ended` is booked
+    prompt_logprobs: list[TokenLogprobs] | None = None
     admitted: bool = False
     cached_tokens: int = 0  # of the prompt, known once it is admitted
-    news: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)  # ended or died: nothing more will come
 
 
@@ -75,12 +79,12 @@ class CoreClient:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a place in the batch, those on their way to the core included."""
+        """Sequences without a place in the batch, those on their way to the core included."""
         return sum(1 for work in self.works.values() if not work.admitted)
 
     @property
     def free_places(self) -> int:
-        """Places in the batch that requests on their way may still find: none while the core itself has a queue."""
+        """Places in the batch that sequences on their way may still find: none while the core itself has a queue."""
         return 0 if self._core_waits else self.config.max_num_seqs - (len(self.works) - self.num_waiting)
 
     def pid(self) -> int | None:
@@ -119,10 +123,10 @@ class CoreClient:
         self._changed.clear()
         await self._changed.wait()
 
-    def submit(self, message: messages.Submit) -> Work:
-        """Hands a request to the core."""
+    def submit(self, message: messages.Submit, news: asyncio.Event) -> Work:
+        """Hands a sequence to the core; `news` is set whenever something comes of it."""
         encoded = messages.encode(message)  # before it is registered: what cannot be sent must leave no trace
-        work = self.works[message.request_id] = Work(message.request_id)
+        work = self.works[message.request_id] = Work(message.request_id, news)
         self._send(encoded)
         return work
 
@@ -207,12 +211,14 @@ class CoreClient:
                 self.admitted_at.append(time.monotonic())
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
-                work.tokens.append(Token(output.token_id, output.ledger, message.committed_ns))
+                work.tokens.append(Token(output.token_id, output.ledger, message.committed_ns, output.logprobs))
                 work.token_ns.append(message.committed_ns)
+                if output.prompt_logprobs is not None:
+                    work.prompt_logprobs = output.prompt_logprobs
                 work.news.set()
         for ended in message.ended:
             if (work := self.works.pop(ended.request_id, None)) is not None:
-                work.ended = ended
+                work.ended, work.ended_ns = ended, message.committed_ns
                 work.news.set()
                 work.over.set()
         self._core_waits = message.waiting > 0

@@ -1,35 +1,31 @@
 """What clients may send. Every field is honoured, or refused with its name; nothing is accepted and ignored."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.server.errors import ApiError
 
+MAX_CHOICES = 128  # n and best_of
+MAX_PROMPTS = 128  # of one call
+MAX_SEQUENCES = 256  # of one call: prompts × choices
+MAX_LOGPROBS = 20  # alternatives at each position
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 128
+MAX_STOP_TOKENS = 1024
+
 # Fields of the official API, or of well-known clients, that are not honoured yet: they pass only with a value that asks
 # for nothing special. null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "metadata": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_cache_key": (),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
@@ -37,88 +33,129 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Strict(BaseModel):
+    """No unknown fields, no conversions, no NaN."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  # usage in every chunk, as vLLM offers it: tells the tokens of a chunk
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class GenerationRequest(BaseModel):
+class StreamOptions(Strict):
+    include_usage: bool = Field(False, description="one more chunk at the end, with the usage of the whole call")
+    continuous_usage_stats: bool = Field(
+        False, description="usage so far in every chunk, as vLLM offers it: tells the tokens of a chunk"
+    )
+
+
+class GenerationRequest(Strict):
     """What completions and chat completions share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str
-    temperature: float = Field(1.0, ge=0, le=2)  # below 0.00001 it is greedy
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, lt=2**31)  # 0 and -1 keep everything
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
-    cache_salt: str = Field("", max_length=1000)  # requests with different salts share no cached prefix
-    user: str = Field("", max_length=1000)  # recorded as the tenant
+    model: str = Field(description="name of the served model")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; they share the prompt's KV blocks")
+    temperature: float = Field(1.0, ge=0, le=2, description="0, or anything below 0.00001, is greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="draws from the smallest set of this much probability")
+    top_k: int = Field(0, ge=-1, lt=2**31, description="draws from the k most probable; 0 and -1 keep all")
+    min_p: float = Field(0.0, ge=0, le=1, description="drops what is less probable than this share of the best")
+    top_n_sigma: float = Field(
+        0.0, ge=0, le=1000, description="drops logits this many standard deviations below the best; 0 keeps all"
+    )
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="taken off a logit for each time it was drawn")
+    presence_penalty: float = Field(0.0, ge=-2, le=2, description="taken off a logit once it was drawn")
+    repetition_penalty: float = Field(
+        1.0, ge=0.01, le=100, description="divides positive logits of tokens in prompt or output, multiplies negative"
+    )
+    lz_penalty: float = Field(0.0, ge=0, le=10, description="strength of the penalty on continuing a repetition")
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASED_TOKENS)] = (
+        Field({}, description="token id, as a string → what is added to its logit")
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = Field(
+        [], description="never written, neither at a word's beginning nor inside one"
+    )
+    allowed_token_ids: list[TokenId] = Field([], description="the only ids that may be drawn; empty allows all")
+    min_tokens: int = Field(0, ge=0, lt=2**31, description="output tokens before anything may stop the output")
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(
+        None, description="strings that end the output; cut off, unless include_stop_str_in_output"
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] = Field(
+        [], description="ids that end the output, beside the model's own"
+    )
+    include_stop_str_in_output: bool = Field(False, description="what ended the output is part of it")
+    skip_special_tokens: bool = Field(True, description="special tokens have no text")
+    ignore_eos: bool = Field(False, description="the model's own end tokens do not end the output")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="the same seed draws the same tokens; choice i has its own from it"
+    )
+    stream: bool = Field(False, description="server-sent events, as the text becomes ready")
+    stream_options: StreamOptions | None = Field(None, description="needs stream")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="log-probabilities of the prompt's tokens, as vLLM shows them"
+    )
+    priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower goes first, where the policy asks")
+    cache_salt: str = Field("", max_length=1000, description="calls with different salts share no cached prefix")
+    user: str = Field("", max_length=1000, description="recorded as the tenant, and shared fairly by it")
 
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
+    @property
+    def choices(self) -> int:
+        """Sequences that are computed for each prompt."""
+        return self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to each output token; None where log-probabilities are not wanted."""
+        raise NotImplementedError
+
+    def refuse_contradictions(self) -> None:
+        """Raises ApiError 400 for fields that are fine by themselves, but not together."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "`stream_options` needs `stream`: true; leave it out", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            message = "`prompt_logprobs` cannot be streamed; leave out `stream`"
+            raise ApiError(400, message, param="prompt_logprobs", code="invalid_value")
+
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: Any  # a text, or a list of token ids; looked at by hand, because it may be long
-    max_tokens: int = Field(16, ge=1)
+    prompt: Any = Field(description="a text, a list of token ids, or a list of up to 128 of either")
+    max_tokens: int = Field(16, ge=0, description="output tokens at most; 0 only with echo")
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="draws this many and gives the n of best mean log-probability"
+    )
+    echo: bool = Field(False, description="the prompt stands before the output, with its logprobs if they are wanted")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives to each token")
+    add_special_tokens: bool = Field(True, description="the tokenizer adds its own, such as a begin of text")
 
+    @property
+    def choices(self) -> int:
+        return self.best_of or self.n
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(max_length=1000)]
-    name: str | None = None
-
-    def template_value(self) -> dict[str, str]:
-        """As chat templates read it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-
-
-class TokenizeRequest(BaseModel):
-    """POST /tokenize: a text, or messages to be rendered by the chat template."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
+        if self.max_tokens == 0 and not self.echo:
+            message = "`max_tokens`=0 is not valid: it should be greater than or equal to 1, but with `echo`"
+            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        if self.best_of is not None and self.best_of < self.n:
+            message = f"`best_of`={self.best_of} is not valid: it should be at least `n`, {self.n}"
+            raise ApiError(400, message, param="best_of", code="invalid_value")
+        if self.stream and self.choices > self.n:
+            message = f"`best_of` above `n` cannot be streamed; leave out `stream`, or send {self.n}"
+            raise ApiError(400, message, param="best_of", code="invalid_value")
 
 
 def parse(kind: type[Body], raw: Any) -> Body:
@@ -136,15 +173,8 @@ def parse(kind: type[Body], raw: Any) -> Body:
     except ValidationError as error:
         raise _first(error.errors(include_url=False)) from None
     if isinstance(body, GenerationRequest):
-        _refuse_contradictions(body)
+        body.refuse_contradictions()
     return body
-
-
-def _refuse_contradictions(body: GenerationRequest) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "`stream_options` needs `stream`: true; leave it out", param="stream_options")
-    if isinstance(body, ChatRequest) and None not in (body.max_tokens, body.max_completion_tokens):
-        raise ApiError(400, "send `max_completion_tokens` or `max_tokens`, not both", param="max_tokens")
 
 
 def _refuse_unless_neutral(name: str, value: Any) -> None:

@@ -1,25 +1,32 @@
 """What the routes share: the tokenizer, the template, the core and the telemetry of one model."""
 
 import asyncio
+import hashlib
 import time
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from engine.config import EngineConfig, model_folder
-from engine.sampling import SamplingParams
-from engine.server import protocol
+from engine.messages import Submit
+from engine.server import controls, prompts
+from engine.server.call import Call, Origin, admit
+from engine.server.chat_wording import ChatWording
+from engine.server.completion_wording import CompletionWording
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError
-from engine.server.generation import Generation, Origin, admit
-from engine.server.responses import GenerationResponse, Shape
+from engine.server.prompts import PromptEncoder
+from engine.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
+from engine.server.protocol_chat import ChatRequest
+from engine.server.responses import CallResponse
+from engine.server.sequence import Prompt, Sequence
 from engine.server.telemetry import Telemetry
-from engine.token.template import ChatTemplate, TemplateError
+from engine.server.wording import Wording
+from engine.token.template import ChatTemplate
 from engine.token.tokenizer import Tokenizer
-
-OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
-GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way to the same token
+from metrics.records import RequestRecord
 
 
 class Service:
@@ -30,149 +37,121 @@ class Service:
         self.config = config
         self.name = config.served_model_name or folder.name
         self.tokenizer = Tokenizer(folder)
-        self.template = ChatTemplate(folder)
         self.telemetry = telemetry = Telemetry(config)
+        self.encoder = PromptEncoder(
+            self.tokenizer, ChatTemplate(folder), self._capacity, telemetry.exporter.observe_rejection
+        )
         self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.exporter.observe_core_restart)
         self.started = int(time.time())
         self._unseeded = 0
+        self._open: set[str] = set()  # ids of calls that are under way
 
-    async def complete(self, request: Request, body: protocol.CompletionRequest) -> Response:
+    async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
-        self._admit()
-        return self._respond(request, body, await self._prompt_ids(body.prompt))
+        listed = prompts.listed(body.prompt)
+        self.admit(len(listed), body.choices)
+        encoded = await self.encoder.encode(listed, add_special_tokens=body.add_special_tokens, param="prompt")
+        call = self.start(request, body, encoded, body.max_tokens, "prompt")
+        wording = CompletionWording(call, body, self.base(call, "cmpl"), self.tokenizer)
+        return self.respond(call, wording, stream=body.stream)
 
-    async def chat(self, request: Request, body: protocol.ChatRequest) -> Response:
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answers POST /v1/chat/completions. Raises ApiError before the first byte."""
-        self._admit()
-        return self._respond(request, body, await self.encode_chat(body.messages))
+        self.admit(1, body.choices)
+        prompt = await self.encoder.encode_chat(body.messages, add_special_tokens=body.add_special_tokens)
+        call = self.start(request, body, [prompt], body.max_completion_tokens or body.max_tokens, "messages")
+        wording = ChatWording(call, body, self.base(call, "chatcmpl"), self.tokenizer)
+        return self.respond(call, wording, stream=body.stream)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
             message = f"the model `{name[:100]}` does not exist; this server has `{self.name}`"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-        """Ids of a text. Refuses, before it does the work, a text that is too long for the model in any case."""
-        least = len(text.encode()) // self.tokenizer.longest_token_bytes
-        if least > self._capacity()[0]:
-            raise self._too_long(f"at least {least:,}", param)
-        if len(text) < OFF_LOOP_CHARACTERS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-
-    async def encode_chat(self, messages: list[protocol.Message]) -> list[int]:
-        values = [message.template_value() for message in messages]
+    def admit(self, num_prompts: int, choices: int) -> None:
+        """Raises ApiError unless the core is up and has room for so many sequences: 400 where it never will."""
+        wanted, limit = num_prompts * choices, min(MAX_SEQUENCES, self.config.max_waiting + self.config.max_num_seqs)
+        if wanted > limit:
+            message = f"{num_prompts} prompts × {choices} choices are {wanted} sequences, but a call may have {limit}"
+            raise ApiError(400, message, param="n" if choices > 1 else "prompt", code="invalid_value")
         try:
-            text = await asyncio.to_thread(self.template.render, values)
-        except TemplateError as error:
-            raise ApiError(400, str(error), param="messages") from None
-        return await self.encode(text, add_special_tokens=False, param="messages")
-
-    def _admit(self) -> None:
-        try:
-            admit(self.core, self.config.max_waiting)
+            admit(self.core, self.config.max_waiting, wanted)
         except ApiError as error:
             self.telemetry.exporter.observe_rejection(error.code)
             raise
 
-    def _respond(self, request: Request, body: protocol.GenerationRequest, ids: list[int]) -> Response:
-        max_tokens = self._max_tokens(body, ids)
-        origin = self._origin(request, body.user)
-        sampling = self._sampling(body, max_tokens)
-        generation = Generation(self.core, self.tokenizer, origin, ids, sampling, body.stops, body.cache_salt)
-        options = body.stream_options or protocol.StreamOptions()
-        kind = "chat" if isinstance(body, protocol.ChatRequest) else "completion"
-        return GenerationResponse(
-            generation,
-            Shape(kind, origin.request_id, self.name),
-            self.telemetry.request,
-            stream=body.stream,
-            include_usage=options.include_usage,
-            continuous_usage=options.continuous_usage_stats,
-        )
+    def start(
+        self, request: Request, body: GenerationRequest, encoded: list[Prompt], max_tokens: int | None, param: str
+    ) -> Call:
+        """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
 
-    async def _prompt_ids(self, prompt: Any) -> list[int]:
-        """Ids of a completion's prompt, given as text or as ids. Raises ApiError 400."""
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            ids = await self.encode(prompt, add_special_tokens=True)
-        elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            ids = self._checked_ids(prompt)
-        else:
-            listed = f"a list of {len(prompt)} things" if isinstance(prompt, list) else type(prompt).__name__
-            message = f"`prompt` must be one text or one list of token ids, not {listed}; send one request for each"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        if not ids:
-            raise ApiError(400, "`prompt` is empty; send at least one token", param="prompt", code="invalid_value")
-        return ids
-
-    def _checked_ids(self, ids: list[int]) -> list[int]:
-        size = self.tokenizer.vocab_size
-        bad = next((token for token in ids if not 0 <= token < size), None)
-        if bad is not None:
-            message = f"`prompt` holds token id {bad}, but ids of this model are 0 to {size - 1}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        return ids
-
-    def _capacity(self) -> tuple[int, str]:
-        """Tokens that one request may have, prompt and output, and the sentence that says why."""
-        ready = self.core.ready
-        if ready is None:
-            raise ApiError(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
-        pool = ready.num_kv_blocks * ready.block_size
-        if pool < ready.max_model_len:
-            return pool, f"the KV pool holds {pool} tokens"
-        return ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens"
-
-    def _too_long(self, tokens: str, param: str) -> ApiError:
-        self.telemetry.exporter.observe_rejection("context_length_exceeded")
-        message = f"the prompt has {tokens} tokens, but {self._capacity()[1]}, output included; shorten the prompt"
-        return ApiError(400, message, param=param, code="context_length_exceeded")
-
-    def _max_tokens(self, body: protocol.GenerationRequest, ids: list[int]) -> int:
-        """Output tokens that a request may have. Raises ApiError 400 for what can never fit."""
-        capacity, limit = self._capacity()
-        chat = isinstance(body, protocol.ChatRequest)
-        if len(ids) >= capacity:
-            raise self._too_long(str(len(ids)), "messages" if chat else "prompt")
-        asked = body.max_tokens
-        if chat:
-            asked = body.max_completion_tokens or body.max_tokens or capacity - len(ids)
-        if len(ids) + asked > capacity:
-            self.telemetry.exporter.observe_rejection("context_length_exceeded")
-            message = (
-                f"the prompt has {len(ids)} tokens and max_tokens is {asked}, together {len(ids) + asked}, "
-                f"but {limit}; shorten the prompt or ask for at most {capacity - len(ids)} tokens"
-            )
-            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        return asked
-
-    def _sampling(self, body: protocol.GenerationRequest, max_tokens: int) -> SamplingParams:
+        `max_tokens` is for each of them; None is what fits. `param` names the field that holds the prompts.
+        Raises ApiError 400 for what the model cannot do.
+        """
+        room = [self.encoder.room(prompt, max_tokens, param) for prompt in encoded]
+        if body.min_tokens > min(room):
+            message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(room)} tokens"
+            raise ApiError(400, message, param="min_tokens", code="invalid_value")
         seed = body.seed
         if seed is None:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=body.temperature if body.temperature >= GREEDY_BELOW else 0.0,
-            top_k=max(0, body.top_k),
-            top_p=body.top_p,
-            seed=seed % 2**63,
-            ignore_eos=body.ignore_eos,
-            stop_token_ids=self.tokenizer.stop_token_ids,
-        )
+        params = controls.sampling(body, self.encoder, seed)
+        reading = controls.reading(body, params, unread=max_tokens == 0)
+        origin = self._origin(request, body.user)
+        encoded_ns = time.monotonic_ns()
 
-    def _origin(self, request: Request, user: str) -> Origin:
-        request_id = request.state.request_id
-        if request_id in self.core.works:  # a client that names two requests alike still gets both answers
-            request_id = f"{request_id}-{time.monotonic_ns()}"
-        return Origin(
-            request_id=request_id,
-            arrived_ns=request.state.arrived_ns,
-            tenant=request.headers.get("x-sojourn-tenant", user)[:128],
-            klass=request.headers.get("x-sojourn-class", "")[:128],
-        )
+        def submit(news: asyncio.Event) -> list[Sequence]:
+            sequences = []
+            for index, prompt in enumerate(encoded):
+                for choice in range(body.choices):
+                    own = msgspec.structs.replace(
+                        params,
+                        max_tokens=room[index] or 1,
+                        seed=controls.choice_seed(params.seed, choice),
+                        prompt_logprobs=params.prompt_logprobs if choice == 0 else None,
+                    )
+                    leader = sequences[-choice].id if choice else None
+                    message = Submit(
+                        # A `#` is in no id that a client can name, so that no other call has this one.
+                        request_id=f"{origin.request_id}#{len(sequences)}" if sequences else origin.request_id,
+                        prompt_token_ids=prompt.token_ids,
+                        sampling=own,
+                        encoded_ns=encoded_ns,
+                        cache_salt=body.cache_salt,
+                        tenant=origin.tenant,
+                        priority=body.priority,
+                        fork_of=leader,
+                    )
+                    stream = self.tokenizer.stream(skip_special_tokens=body.skip_special_tokens)
+                    sequences.append(
+                        Sequence(
+                            self.core, message, prompt, stream, reading, news, arrived_ns=origin.arrived_ns,
+                            prompt_index=index, choice=choice, keep_entries=params.logprobs is not None,
+                        )
+                    )  # fmt: skip
+            return sequences
+
+        self._open.add(origin.request_id)
+        return Call(self.core, origin, encoded_ns, submit)
+
+    def respond(self, call: Call, wording: Wording, *, stream: bool) -> Response:
+        """The response that follows a call to its record."""
+
+        def close(record: RequestRecord) -> None:
+            self._open.discard(record.request_id)
+            self.telemetry.request(record)
+
+        return CallResponse(call, wording, close, stream=stream)
+
+    def base(self, call: Call, prefix: str) -> dict[str, Any]:
+        """What every chunk of a call repeats."""
+        return {
+            "id": f"{prefix}-{call.origin.request_id}",
+            "created": int(time.time()),
+            "model": self.name,
+            "system_fingerprint": self._fingerprint(),
+        }
 
     def card(self) -> dict[str, Any]:
         """The model as GET /v1/models shows it, with the settings and facts of its engine once it is loaded."""
@@ -183,3 +162,30 @@ class Service:
         facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name != "shape"}
         settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port"})
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
+
+    def _capacity(self) -> tuple[int, str]:
+        """Tokens that one sequence may have, prompt and output, and the sentence that says why."""
+        ready = self.core.ready
+        if ready is None:
+            raise ApiError(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+        pool = ready.num_kv_blocks * ready.block_size
+        if pool < ready.max_model_len:
+            return pool, f"the KV pool holds {pool} tokens"
+        return ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens"
+
+    def _fingerprint(self) -> str:
+        """Changes with whatever can change what a seed gives: the model, its precision, the device."""
+        ready = self.core.ready
+        facts = (self.name, ready.num_parameters, ready.weight_bytes, ready.dtype, ready.device, ready.block_size)
+        return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
+
+    def _origin(self, request: Request, user: str) -> Origin:
+        request_id = request.state.request_id
+        if request_id in self._open:  # a client that names two calls alike still gets both answers
+            request_id = f"{request_id}-{time.monotonic_ns()}"
+        return Origin(
+            request_id=request_id,
+            arrived_ns=request.state.arrived_ns,
+            tenant=request.headers.get("x-sojourn-tenant", user)[:128],
+            klass=request.headers.get("x-sojourn-class", "")[:128],
+        )

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.token.checkpoint import ModelError, read_config, read_json
+from engine.token.vocabulary import Vocabulary
 
 
 class Tokenizer:
@@ -27,14 +28,18 @@ class Tokenizer:
         self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()
         self.longest_token_bytes = max(len(text.encode()) for text in self._tokenizer.get_vocab())
         self.stop_token_ids = self._stop_token_ids(folder, config)
+        self.vocabulary = Vocabulary(self._tokenizer, read_json(folder, "tokenizer.json").get("decoder"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. A rendered chat brings its special tokens itself and wants none added."""
         # A batch of one, because only batches let other threads run meanwhile.
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def stream(self) -> "TextStream":
-        return TextStream(self._tokenizer)
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self, *, skip_special_tokens: bool = True) -> "TextStream":
+        return TextStream(self._tokenizer, skip_special_tokens)
 
     def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
         generation = read_json(folder, "generation_config.json")
@@ -47,11 +52,11 @@ class Tokenizer:
 
 
 class TextStream:
-    """Ids of one output → text, piece by piece. Special tokens have no text; bytes wait until they are a character."""
+    """Ids of one output → text, piece by piece. Special tokens may be left out; bytes wait to be a character."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer):
+    def __init__(self, tokenizer: HuggingFaceTokenizer, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while there is none."""
@@ -61,20 +66,22 @@ class TextStream:
 class StopStrings:
     """Ends a text at the first of some strings, and holds back what might be the beginning of one."""
 
-    def __init__(self, stops: list[str]):
+    def __init__(self, stops: list[str], *, show: bool = False):
         self._stops = stops
+        self._show = show  # the string that ended the text is part of it
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, piece: str) -> str:
         """What of the text so far may be shown. Nothing more after a stop string was found."""
         if not self._stops:
             return piece
         text = self._held + piece
-        hits = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        hits = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if hits:
-            self.found, self._held = True, ""
-            return text[: min(hits)]
+            begin, self.found = min(hits)
+            self._held = ""
+            return text[: begin + len(self.found) if self._show else begin]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,0 +1,186 @@
+"""One HTTP call in the front: its sequences followed together, its disconnect, and its one record."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from heapq import merge
+
+from engine.server.core_client import CoreClient
+from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.sequence import Lost, Piece, Sequence
+from metrics.ledger import Account, new_ledger
+from metrics.records import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who sent a call, and when it arrived."""
+
+    request_id: str
+    arrived_ns: int
+    tenant: str
+    klass: str
+
+
+class Call:
+    """Follows all sequences of a call to its record. `pieces` is consumed once, and `written` after each.
+
+    Its ledger is that of the critical path: of the sequence whose piece was written last, and for the first text of the
+    one that was written first.
+    """
+
+    def __init__(
+        self,
+        core: CoreClient,
+        origin: Origin,
+        encoded_ns: int,
+        submit: Callable[[asyncio.Event], list[Sequence]],
+    ):
+        """`submit` hands the sequences to the core, by prompt and then by choice; they all set the given event."""
+        self.origin = origin
+        self._core = core
+        self._encoded_ns = encoded_ns
+        self._news = asyncio.Event()
+        self._finish_reason: str | None = None
+        self._error: str | None = None
+        self._delivered = False
+        self._has_text = False
+        self._ledger: list[int] | None = None  # up to the last piece that was written
+        self._ttft: list[int] | None = None  # up to the first one
+        self._first_written_ns: int | None = None
+        self._written_ns: int | None = None
+        self.sequences = submit(self._news)
+        self._open = self.sequences
+
+    @property
+    def finished(self) -> bool:
+        """All sequences have given their last piece."""
+        return not self._open
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(len(sequence.prompt.token_ids) for sequence in self._leaders())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(sequence.work.cached_tokens for sequence in self._leaders())
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all sequences, as the client counts them."""
+        return sum(sequence.shown_tokens for sequence in self.sequences)
+
+    def leader(self, sequence: Sequence) -> Sequence:
+        """The first choice of the same prompt, which computed it for all."""
+        return next(other for other in self._leaders() if other.prompt_index == sequence.prompt_index)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The text of all sequences as it becomes ready; tokens that pile up behind a slow reader come together.
+
+        Raises ApiError if the core dies, if it cannot go on, or if the call is aborted from elsewhere.
+        """
+        while self._open:
+            await self._news.wait()
+            self._news.clear()
+            for sequence in self._open:
+                try:
+                    piece = sequence.take()
+                except Lost:
+                    self._fail(shutting_down() if self._core.state == "draining" else core_died())
+                except ApiError as error:
+                    self._fail(error)
+                if piece is not None:
+                    if piece.finish_reason is not None:
+                        self._open = [other for other in self._open if other is not sequence]
+                        self._finish_reason = piece.finish_reason
+                    self._has_text = self._has_text or bool(piece.text)
+                    yield piece
+
+    def written(self, piece: Piece) -> None:
+        """The piece was handed to the socket: everything up to now is on its way to the client."""
+        self._written_ns = time.monotonic_ns()
+        self._ledger = piece.sequence.booked(self._written_ns)
+        if self._ttft is None and self._has_text:
+            self._first_written_ns, self._ttft = self._written_ns, self._ledger
+        self._delivered = not self._open
+
+    def abort(self) -> None:
+        """The client is gone, or the call failed: whatever was not delivered counts for nothing."""
+        if not self._delivered and self._error is None:
+            self._finish_reason = "abort"
+        for sequence in self.sequences:
+            sequence.abort()
+
+    def ledger_now(self, sequence: Sequence) -> list[int]:
+        """The ledger as it would be if the piece of this sequence that was taken last were written now."""
+        return sequence.booked(time.monotonic_ns())
+
+    async def record(self) -> RequestRecord:
+        """Waits for the core's part and closes the books."""
+        for sequence in self.sequences:
+            await sequence.work.over.wait()
+        ends = [sequence.work.ended for sequence in self.sequences if sequence.work.ended is not None]
+        finished_ns, ledger = time.monotonic_ns(), self._ledger
+        if ledger is None:  # nothing was ever written
+            ledger = list(ends[0].ledger) if ends else new_ledger()
+            ledger[Account.TOKEN_ENCODE] = self._encoded_ns - self.origin.arrived_ns
+        return RequestRecord(
+            request_id=self.origin.request_id,
+            arrived_ns=self.origin.arrived_ns,
+            finished_ns=self._written_ns or finished_ns,
+            tenant=self.origin.tenant,
+            klass=self.origin.klass,
+            finish_reason=None if self._error else self._finish_reason,
+            error=self._error,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=sum(ended.computed_tokens for ended in ends),
+            recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
+            output_tokens=sum(sequence.output_tokens for sequence in self.sequences),
+            preemptions=sum(ended.preemptions for ended in ends),
+            first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
+            last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
+            token_ns=self._token_ns(),
+            written_ns=self._written_ns,
+            first_written_ns=self._first_written_ns,
+            ledger=ledger,
+            ttft=self._ttft or new_ledger(),
+        )
+
+    def _fail(self, error: ApiError) -> None:
+        self._error = error.message
+        raise error
+
+    def _leaders(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.choice == 0]
+
+    def _token_ns(self) -> list[int]:
+        """When each token left the core, of all sequences in order; none that a stop string made void."""
+        times = [sequence.work.token_ns[: sequence.output_tokens] for sequence in self.sequences]
+        return times[0] if len(times) == 1 else list(merge(*times))
+
+
+def admit(core: CoreClient, max_waiting: int, num_sequences: int) -> None:
+    """Raises ApiError unless the core is up and its queue has room: 503 while it is not, 429 when it is full."""
+    if core.state != "ready":
+        raise ApiError(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
+    waiting = core.num_waiting
+    if waiting + num_sequences > max_waiting + core.free_places:
+        wait = "wait already" if num_sequences == 1 else f"may wait, {waiting} do, and this call has {num_sequences}"
+        raise ApiError(
+            429,
+            f"max_waiting, {max_waiting} requests, {wait}; try again after the given time",
+            code="queue_full",
+            retry_after_seconds=_drain_seconds(core, waiting),
+        )
+
+
+def _drain_seconds(core: CoreClient, waiting: int) -> int:
+    """How long the queue takes to clear at the speed of the last admissions, between 1 and 60 seconds."""
+    admissions = core.admitted_at
+    if len(admissions) < 2:
+        return 1
+    elapsed = time.monotonic() - admissions[0]
+    return max(1, min(60, round(waiting * elapsed / len(admissions))))

@@ -1,0 +1,177 @@
+"""One sequence in the front: handed to the core, its tokens turned into text and entries, its ledger kept."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from engine.messages import Submit
+from engine.sampling import TokenLogprobs
+from engine.server.core_client import CoreClient, Token, Work
+from engine.server.errors import ApiError
+from engine.token.tokenizer import StopStrings, TextStream
+from metrics.ledger import Account
+
+
+class Lost(Exception):
+    """The core forgot a sequence that nobody here gave up: it died, or the server drains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call."""
+
+    token_ids: list[int]
+    text: str | None = None  # as it was sent, where it was sent as a text
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the ids of an output become the text that a client sees."""
+
+    stops: list[str] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = frozenset()
+    named_stop_token_ids: frozenset[int] = frozenset()  # those of them that the client named
+    show_stop: bool = False  # else the text of what ended an output, string or token, is cut off
+    skip_special_tokens: bool = True
+    min_tokens: int = 0  # before them no stop string ends the text
+    unread: bool = False  # the call wants no output at all: the one token that the core draws is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One output token for those who want more than its text."""
+
+    token_id: int
+    text_offset: int  # characters of output before its text
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens of one sequence as text. `finish_reason` stands on the last piece of a sequence."""
+
+    sequence: "Sequence"
+    text: str
+    entries: list[Entry]  # of the tokens since the piece before; empty unless the call wants them
+    finish_reason: str | None
+
+
+class Sequence:
+    """Follows one prompt's choice from its submission to its end. `take` gives what is new of it."""
+
+    def __init__(
+        self,
+        core: CoreClient,
+        message: Submit,
+        prompt: Prompt,
+        stream: TextStream,
+        reading: Reading,
+        news: asyncio.Event,
+        *,
+        arrived_ns: int,
+        prompt_index: int = 0,
+        choice: int = 0,
+        keep_entries: bool = False,
+    ):
+        self.prompt = prompt
+        self.prompt_index = prompt_index
+        self.choice = choice  # of its prompt
+        self.output_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None  # the stop string or token id that a client named and that ended it
+        self._core = core
+        self._stream = stream
+        self._reading = reading
+        self._stops = StopStrings(reading.stops, show=reading.show_stop)
+        self._arrived_ns = arrived_ns
+        self._encoded_ns = message.encoded_ns
+        self._keep_entries = keep_entries
+        self._entries: list[Entry] = []
+        self._characters = 0  # of output so far, what is held back included
+        self._core_ledger: list[int] = []  # up to `_committed_ns`, when the last taken token left the core
+        self._committed_ns = 0
+        self._taken_ns = 0
+        self._decoded_ns = 0
+        self._work: Work = core.submit(message, news)
+
+    @property
+    def id(self) -> str:
+        return self._work.request_id
+
+    @property
+    def work(self) -> Work:
+        return self._work
+
+    @property
+    def shown_tokens(self) -> int:
+        """Output tokens as the client counts them."""
+        return 0 if self._reading.unread else self.output_tokens
+
+    def take(self) -> Piece | None:
+        """What came since the last call; None while that is no text. Tokens that pile up come together.
+
+        Raises Lost if the core forgot it, and ApiError if the core could not go on with it.
+        """
+        work = self._work
+        if not work.tokens and not work.over.is_set():
+            return None
+        tokens = list(work.tokens)
+        work.tokens.clear()
+        if work.over.is_set():
+            if work.ended is None or work.ended.reason == "abort":
+                raise Lost
+            if work.ended.reason == "error":
+                message = work.ended.error or "the engine could not go on with this request"
+                raise ApiError(500, message, code="generation_failed")
+            self.finish_reason = work.ended.reason
+        text = self._decode(tokens)
+        if not text and self.finish_reason is None:
+            return None
+        entries, self._entries = self._entries, []
+        return Piece(self, text, entries, self.finish_reason)
+
+    def abort(self) -> None:
+        """Nobody wants the rest."""
+        self._core.abort(self._work)
+
+    def booked(self, written_ns: int) -> list[int]:
+        """The core's ledger up to the last taken token, and the front's own accounts around it, at a write."""
+        ledger = list(self._core_ledger)
+        ledger[Account.TOKEN_ENCODE] += self._encoded_ns - self._arrived_ns
+        ledger[Account.TOKEN_DECODE] += self._decoded_ns - self._taken_ns
+        handed_over = self._taken_ns - self._committed_ns
+        ledger[Account.REQUEST_STREAM] += handed_over + (written_ns - self._decoded_ns)
+        return ledger
+
+    def _decode(self, tokens: list[Token]) -> str:
+        self._taken_ns = time.monotonic_ns()
+        if not tokens:  # it ended without another token
+            self._core_ledger, self._committed_ns = self._work.ended.ledger, self._work.ended_ns
+        shown = []
+        for token in tokens:
+            shown.append(self._read(token, ends=self.finish_reason == "stop" and token is tokens[-1]))
+            if self._stops.found is not None:
+                self.finish_reason, self.stop_reason = "stop", self._stops.found
+                self.abort()
+                break
+        if self.finish_reason and self._stops.found is None:
+            shown.append(self._stops.rest())
+        if self._reading.unread:
+            shown.clear()
+            self.finish_reason = self.finish_reason and "length"
+        self._decoded_ns = time.monotonic_ns()
+        return "".join(shown)
+
+    def _read(self, token: Token, *, ends: bool) -> str:
+        """The text that may be shown once this token is known."""
+        reading = self._reading
+        self.output_tokens += 1
+        self._core_ledger, self._committed_ns = token.ledger, token.committed_ns
+        stopped = ends and token.id in reading.stop_token_ids
+        if stopped and token.id in reading.named_stop_token_ids:
+            self.stop_reason = token.id
+        text = "" if stopped and not reading.show_stop else self._stream.push(token.id)
+        if self._keep_entries and not reading.unread:
+            self._entries.append(Entry(token.id, self._characters, token.logprobs))
+            self._characters += len(text)
+        return text if self.output_tokens < reading.min_tokens else self._stops.push(text)

@@ -1,0 +1,89 @@
+"""What an API says about a call, apart from HTTP: the part that all formats share."""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from engine.server.call import Call
+from engine.server.errors import ApiError
+from engine.server.sequence import Piece, Sequence
+from metrics.ledger import SERVER_ACCOUNTS, Account
+
+to_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+class Wording(Protocol):
+    """One API's words for one call. A stream uses `opening`, `events`, `closing`; a whole answer `add` and `body`."""
+
+    def opening(self) -> bytes:
+        """Events before the first piece."""
+        ...
+
+    def events(self, piece: Piece) -> bytes:
+        """Events of a piece; may be none."""
+        ...
+
+    def closing(self) -> bytes:
+        """Events after the last piece, written together with it."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that cannot go on."""
+        ...
+
+    def add(self, piece: Piece) -> None:
+        """A piece of a whole answer."""
+        ...
+
+    def body(self) -> bytes:
+        """The whole answer, after its last piece."""
+        ...
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def failure_event(error: ApiError) -> bytes:
+    """A stream that fails says so and ends without [DONE]."""
+    return event(error.body())
+
+
+def usage_of(call: Call) -> dict[str, Any]:
+    """So far; the final one at the end."""
+    prompt_tokens, output_tokens = call.prompt_tokens, call.output_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
+    }
+
+
+def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
+    """vLLM's per-request `metrics`, and our ledger, both in milliseconds, as they stand before the last write.
+
+    `metrics` tells of one output only, so that it is left out of calls with several. The ledger is that of the sequence
+    that ended last; the write of the very bytes that carry it cannot be in it.
+    """
+    ledger = call.ledger_now(last)
+    words: dict[str, Any] = {
+        "ledger": {info.name: round(ledger[info.account] / 1e6, 3) for info in SERVER_ACCOUNTS},
+    }
+    times = last.work.token_ns[: last.output_tokens]
+    if len(call.sequences) > 1 or not times:
+        return words
+    first, generating_ms = times[0], (times[-1] - times[0]) / 1e6
+    gaps = len(times) - 1
+    waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED] + ledger[Account.REQUEST_ADMISSION]
+    return words | {
+        "metrics": {
+            "time_to_first_token_ms": round((first - call.origin.arrived_ns) / 1e6, 3),
+            "generation_time_ms": round(generating_ms, 3),
+            "queue_time_ms": round(waited_ns / 1e6, 3),
+            "mean_itl_ms": round(generating_ms / gaps, 3) if gaps else None,
+            "tokens_per_second": round(gaps / generating_ms * 1e3, 3) if gaps and generating_ms else None,
+        }
+    }
