@@ -8,8 +8,6 @@ import torch
 from engine.sampling import TokenLogprobs
 
 PIECE_ELEMENTS = 1 << 24  # of float32 logits looked at together: scoring a long prompt then needs little room
-    1 << 24
-)  # of float32 logits that are looked at together, so that a long prompt needs no room of its own
 
 
 @dataclass(frozen=True, slots=True)
