@@ -21,7 +21,8 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
 def moe_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3MoeForCausalLM: every `decoder_sparse_step`-th layer is a mixture, but `mlp_only_layers`."""
     dense, bias = gated_mlps(config), bool(config.get("attention_bias"))
-    num_experts, chosen = count(config, "num_experts"), count(config, "num_experts_per_tok")
+    num_experts = count(config, "num_experts", config.get("num_local_experts"))  # transformers 5 writes the other name
+    chosen = count(config, "num_experts_per_tok")
     if chosen > num_experts:
         raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than num_experts={num_experts}")
     route = partial(softmax_top_k, num_chosen=chosen, normalise=bool(config.get("norm_topk_prob")))
