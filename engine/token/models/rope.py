@@ -35,6 +35,13 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     parameters["original_max_position_embeddings"] = original or longest
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
         parameters["factor"] = longest / parameters["original_max_position_embeddings"]
+    number(parameters, "rope_theta", least=1.0)
+    if parameters["rope_type"] != "default":
+        number(parameters, "factor", least=1.0)
+    if parameters["rope_type"] == "llama3":
+        low = number(parameters, "low_freq_factor")
+        if number(parameters, "high_freq_factor") <= low:
+            raise ModelError(f"high_freq_factor={parameters['high_freq_factor']} must be above low_freq_factor={low}")
     return parameters
 
 

@@ -32,7 +32,7 @@ def count(config: dict[str, Any], key: str, default: int | None = None, least: i
     return value
 
 
-def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+def number(config: dict[str, Any], key: str, default: float | None = None, least: float | None = None) -> float:
     """A number of config.json; `default` where it has none, or null."""
     value = config.get(key)
     if value is None:
@@ -41,6 +41,8 @@ def number(config: dict[str, Any], key: str, default: float | None = None) -> fl
         raise ModelError(f"config.json lacks {key}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelError(f"config.json has {key}={value!r}; it must be a number")
+    if least is not None and value < least:
+        raise ModelError(f"config.json has {key}={value!r}; it must be at least {least}")
     return float(value)
 
 

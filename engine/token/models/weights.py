@@ -12,7 +12,7 @@ from engine.token.checkpoint import ModelError, read_json
 def iterate_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the checkpoint with its name, one at a time. Raises ModelError for an absent or broken file."""
     index = read_json(folder, "model.safetensors.index.json").get("weight_map", {})
-    names = sorted(set(index.values())) or sorted(p.name for p in folder.glob("*.safetensors"))
+    names = sorted({str(name) for name in index.values()}) or sorted(p.name for p in folder.glob("*.safetensors"))
     if not names:
         raise ModelError(f"{folder} holds no *.safetensors weights; download the whole checkpoint, or convert it")
     for name in names:

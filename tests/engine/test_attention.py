@@ -1,0 +1,81 @@
+"""The torch reference attends as the definition says, for ragged batches over shuffled blocks."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from engine.compute.attention import AttentionInputs, AttentionSpec
+from engine.compute.attention_torch import TorchAttention
+from engine.token.models.mpt import alibi_slopes
+
+BLOCK = 4
+
+
+def by_definition(query, keys, values, past: int, spec: AttentionSpec) -> torch.Tensor:
+    """One sequence, one head and one query after another. query [new, heads, dim]; keys and values [context, kv_heads,
+    dim]. float64."""
+    output = query.new_empty(*query.shape[:2], spec.value_dim)
+    group = query.shape[1] // keys.shape[1]
+    for i in range(len(query)):
+        position = past + i
+        first = 0 if spec.window is None else max(0, position - spec.window + 1)
+        seen = range(first, position + 1)
+        for head in range(query.shape[1]):
+            slope = 0 if spec.alibi_slopes is None else spec.alibi_slopes[head]
+            scores = [query[i, head] @ keys[j, head // group] * spec.scale - slope * (position - j) for j in seen]
+            weights = torch.stack(scores).softmax(0)
+            output[i, head] = weights @ values[first : position + 1, head // group, : spec.value_dim]
+    return output
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window", "alibi", "latent"),
+    [
+        (4, 4, None, False, False),
+        (4, 2, None, False, False),
+        (4, 1, 5, False, False),
+        (6, 2, 1, False, False),
+        (4, 2, 8, True, False),
+        (6, 6, None, True, False),
+        (4, 1, None, False, True),
+        (4, 1, 3, False, True),
+    ],
+)
+def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent):
+    dice = random.Random(0)
+    torch.manual_seed(0)
+    dim, value_dim = 8, 6 if latent else 8
+    spec = AttentionSpec(1 / math.sqrt(dim), value_dim, window, alibi_slopes(heads) if alibi else None)
+    items = [(0, 1), (3, 1), (7, 1), (200, 1), (0, 2), (0, 9), (4, 5), (13, 11)]  # past and new tokens
+    ids = list(range(1, 200))
+    dice.shuffle(ids)
+    tables = [[ids.pop() for _ in range(-(-(past + new) // BLOCK))] for past, new in items]
+    cache = torch.randn(1 if latent else 2, 200 * BLOCK, kv_heads, dim, dtype=torch.float64)
+    slots = [[table[p // BLOCK] * BLOCK + p % BLOCK for p in range(sum(item))] for table, item in
+             zip(tables, items, strict=True)]  # fmt: skip
+    written = [slot for places, (past, _) in zip(slots, items, strict=True) for slot in places[past:]]
+    width = max(map(len, tables))
+    inputs = AttentionInputs(
+        [new for _, new in items],
+        [past + new for past, new in items],
+        4,
+        torch.tensor(written),
+        torch.tensor([table + [0] * (width - len(table)) for table in tables]),
+        BLOCK,
+    )
+    query = torch.randn(len(written), heads, dim, dtype=torch.float64)
+    key = torch.randn(len(written), kv_heads, dim, dtype=torch.float64)
+    value = None if latent else torch.randn(len(written), kv_heads, dim, dtype=torch.float64)
+    backend = TorchAttention()
+    backend.begin(inputs)
+    output = backend.forward(query, key, value, cache, spec)
+    assert output.shape == (len(written), heads, value_dim)
+    begin = 0
+    for places, (past, new) in zip(slots, items, strict=True):
+        rows = slice(begin, begin + new)
+        assert torch.equal(cache[0, places[past:]], key[rows])
+        expected = by_definition(query[rows], cache[0, places], cache[-1, places], past, spec)
+        torch.testing.assert_close(output[rows], expected, rtol=1e-6, atol=1e-6)  # slopes are float32
+        begin += new

@@ -1,0 +1,307 @@
+"""What a model states about itself is what it does, and a checkpoint that cannot be served is refused in a sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from engine.compute.attention import AttentionInputs
+from engine.compute.attention_torch import TorchAttention
+from engine.token.checkpoint import ModelError
+from engine.token.models.registry import FAMILIES as ARCHITECTURES
+from engine.token.models.registry import decoder_config, load_model
+from engine.token.models.rope import rope_frequencies
+from metrics.costmodel import request_flops
+from tests.engine.families import FAMILIES, random_model
+from tests.engine.harness import drain, hand_over, make_engine, submit
+
+CPU = torch.device("cpu")
+BLOCK = 16
+KINDS = ("llama-biases", "gemma", "qwen2-windows", "mixtral", "qwen3-moe-some-layers", "deepseek-v2-lite",
+         "deepseek-v3", "mpt")  # fmt: skip
+
+
+def load(folder: Path, dtype=torch.float32, max_model_len: int | None = None):
+    return load_model(folder, dtype, CPU, max_model_len)
+
+
+def read_config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def cache_for(model, num_slots: int) -> torch.Tensor:
+    layout = model.kv_layout
+    size = (len(model.layers), layout.planes, num_slots, layout.num_heads, layout.head_dim)
+    return torch.randn(size, dtype=model.norm.dtype)
+
+
+def forward(model, past: int, new: int) -> torch.Tensor:
+    """Logits of the last of `new` tokens after `past` ones whose keys and values are noise."""
+    blocks = -(-(past + new) // BLOCK)
+    positions = torch.arange(past, past + new)
+    inputs = AttentionInputs(
+        [new], [past + new], int(new == 1), positions, torch.arange(blocks)[None], BLOCK
+    )  # fmt: skip
+    backend = TorchAttention()
+    with torch.inference_mode():
+        backend.begin(inputs)
+        hidden = model(positions % 300 + 3, positions, backend, cache_for(model, blocks * BLOCK))
+        return model.logits(hidden[-1:])
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(("past", "new"), [(63, 1), (16, 48)])
+def test_flops_are_those_that_torch_counts(family, past, new, checkpoints):
+    model = load(checkpoints[family])
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        forward(model, past, new)
+    shape = model.shape()
+    # The reference multiplies masked pairs too: all of the context with each new token.
+    pairs = sum(layers * (min(window, past + i) if window else past + i) for window, layers in shape.windows
+                for i in range(1, new + 1))  # fmt: skip
+    masked = shape.num_layers * new * (past + new) - pairs
+    assert counter.get_total_flops() == request_flops(shape, new, past, 1) + masked * shape.pair_flops
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_bytes_are_those_of_the_tensors(family, checkpoints):
+    engine, _ = make_engine(checkpoints[family], num_kv_blocks=40)
+    runner, shape = engine.runner, engine.shape
+    assert runner.kv_cache.nbytes == shape.kv_bytes_per_token * 40 * BLOCK
+    stored = {}
+    for path in checkpoints[family].glob("*.safetensors"):
+        stored |= load_file(path)
+    routed = sum(tensor.nbytes for name, tensor in stored.items() if ".experts." in name)
+    # Tied embeddings are stored once and read as the head; else the embedding table is there, and not read as a whole.
+    gathered = 0 if runner.model.config.tie_embeddings else 320 * shape.hidden_size * 4
+    assert shape.weight_bytes == sum(tensor.nbytes for tensor in stored.values()) - routed - gathered
+    if routed:
+        experts = shape.experts
+        assert experts.num_layers * experts.num_experts * experts.expert_bytes == routed
+
+
+def test_latent_attention_caches_one_latent_and_one_rotated_key(checkpoints):
+    model = load(checkpoints["deepseek-v3"])
+    config = read_config(checkpoints["deepseek-v3"])
+    elements = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    assert model.shape().kv_bytes_per_token == 2 * elements * 4
+    assert tuple(cache_for(model, 7).shape) == (2, 1, 7, 1, elements)
+
+
+def test_router_stays_in_float32_and_the_rest_takes_the_dtype(checkpoints):
+    model = load(checkpoints["deepseek-v3"], torch.bfloat16)
+    wide = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert wide == {"layers.1.mlp.router", "layers.1.mlp.correction_bias"}
+    assert forward(model, 0, 5).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3"])
+def test_experts_in_one_tensor_are_read_like_one_tensor_each(family, checkpoints, tmp_path):
+    random_model(family).save_pretrained(tmp_path, save_original_format=False)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert any(name.endswith("experts.gate_up_proj") for name in file.keys())  # noqa: SIM118
+    merged, single = load(tmp_path), load(checkpoints[family])
+    for (name, one), (_, other) in zip(merged.named_parameters(), single.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_layers_that_draft_further_tokens_are_left_out(checkpoints, tmp_path):
+    folder = copy(checkpoints["deepseek-v3"], tmp_path)
+    save_file({"model.layers.2.eh_proj.weight": torch.zeros(3, 3)}, folder / "model-draft.safetensors")
+    (folder / "model.safetensors.index.json").unlink()
+    load(folder)
+
+
+@pytest.mark.parametrize("family", [name for name, (_, differs) in FAMILIES.items() if "rope_parameters" in differs])
+@pytest.mark.parametrize("length", [512, 900])
+def test_frequencies_equal_transformers(family, length):
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from tests.engine.families import SIZES
+
+    kind, differences = FAMILIES[family]
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | differences))
+    expected, factor = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, seq_len=length)
+    ours, our_factor = rope_frequencies(config.to_dict(), 2 * len(expected), length)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    assert our_factor == pytest.approx(factor, rel=1e-12)
+
+
+def test_dynamic_rope_beyond_the_models_length_is_that_of_transformers_at_max_model_len(checkpoints):
+    from transformers import AutoModelForCausalLM
+
+    folder, length = checkpoints["llama-dynamic"], 640
+    prompt = [(7 * i) % 317 + 3 for i in range(length - 1)]
+    engine, published = make_engine(folder, max_model_len=length, max_num_batched_tokens=200)
+    hand_over(engine, [submit("r", prompt, 1, prompt_logprobs=0)])
+    drain(engine)
+    # Of a prompt of 640 tokens transformers rotates all with the base of 640, as we do for every length.
+    ids = torch.tensor([prompt + published.tokens["r"]])
+    with torch.inference_mode():
+        exact = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits[0].double().log_softmax(-1)
+        )
+    assert published.tokens["r"] == [exact[-2].argmax().item()]
+    for position, told in enumerate(published.prompt_logprobs["r"]):
+        assert told.logprob == pytest.approx(exact[position, told.token_id].item(), abs=2e-4)
+    with pytest.raises(ModelError, match="max_model_len 1025 is above the model's own limit 1024; lower it"):
+        load(folder, max_model_len=1025)
+
+
+def test_old_rope_keys_say_the_same(checkpoints):
+    config = read_config(checkpoints["llama-yarn"])
+    parameters = config.pop("rope_parameters")
+    old = config | {"rope_theta": parameters["rope_theta"], "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}  # fmt: skip
+    new = config | {"rope_parameters": parameters}
+    assert torch.equal(rope_frequencies(old, 16, 512)[0], rope_frequencies(new, 16, 512)[0])
+
+
+def test_old_code_of_a_checkpoint_is_ignored(checkpoints, tmp_path):
+    folder = copy(checkpoints["llama"], tmp_path, auto_map={"AutoModelForCausalLM": "modeling_evil.EvilModel"})
+    (folder / "modeling_evil.py").write_text("raise SystemExit('executed')")
+    load(folder)
+
+
+def copy(folder: Path, to: Path, **changes) -> Path:
+    shutil.copytree(folder, to / "copy")
+    (to / "copy" / "config.json").write_text(json.dumps(read_config(folder) | changes))
+    return to / "copy"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "sentence"),
+    [
+        ("llama", {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported; supported are Llama"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantised checkpoints"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is supported"),
+        ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0, which is not supported"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"num_hidden_layers": "three"}, "num_hidden_layers='three'; it must be a whole number of at least 1"),
+        ("llama", {"num_key_value_heads": 3}, "4 attention heads, which 3 key and value heads do not divide"),
+        ("llama", {"hidden_size": None}, "config.json lacks hidden_size"),
+        ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small'; it must be a number"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "config.json lacks factor"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each kind of layer"),
+        ("qwen3-windows", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ("qwen3-windows", {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention' is not supp"),
+        ("mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok=7, more than num_local_experts=6"),
+        ("deepseek-v2", {"topk_method": "random"}, "topk_method='random'; supported are greedy and group_limited"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob=True; only False"),
+        ("deepseek-v3", {"topk_group": 9}, "topk_group=9"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func='softmax'; only 'sigmoid'"),
+        ("mpt", {"attn_config": {"alibi": False}}, "alibi=False; only True"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln=True; only False"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale='inv_sqrt_d_model', which is not supported"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_refused_by_name(family, changes, sentence, checkpoints):
+    config = read_config(checkpoints[family]) | changes
+    with pytest.raises(ModelError) as refused:
+        decoder_config(config)
+    assert sentence in str(refused.value)
+
+
+def test_refused_architecture_is_told_all_that_are_supported(checkpoints):
+    with pytest.raises(ModelError) as refused:
+        decoder_config(read_config(checkpoints["llama"]) | {"architectures": ["OtherForCausalLM"]})
+    assert all(architecture in str(refused.value) for architecture in ARCHITECTURES)
+
+
+def remove_shard(folder: Path) -> str:
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+    return "which its index names; the download is incomplete"
+
+
+def truncate_shard(folder: Path) -> str:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-100])
+    return "is damaged or not complete"
+
+
+def garble_header(folder: Path) -> str:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    content = bytearray(path.read_bytes())
+    content[0:8] = (2**60).to_bytes(8, "little")
+    path.write_bytes(content)
+    return "is damaged or not complete"
+
+
+def overlap_offsets(folder: Path) -> str:
+    path = sorted(folder.glob("*.safetensors"))[1]
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = sorted(key for key in header if key != "__metadata__")[0]
+    header[name]["data_offsets"] = [10**9, 10**9 + 4]
+    raw = json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + content[8 + size :])
+    return "is damaged or not complete"
+
+
+def leave_the_folder(folder: Path) -> str:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = "../secret.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return "names the shard '../secret.safetensors', which is not a file of that folder"
+
+
+def edit_tensors(folder: Path, edit) -> None:
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        edit(tensors)
+        save_file(tensors, path)
+
+
+def another_shape(folder: Path) -> str:
+    def edit(tensors):
+        if "model.norm.weight" in tensors:
+            tensors["model.norm.weight"] = torch.ones(63)
+
+    edit_tensors(folder, edit)
+    return "tensor model.norm.weight has shape [63], expected [64]"
+
+
+def another_dtype(folder: Path) -> str:
+    def edit(tensors):
+        if "model.norm.weight" in tensors:
+            tensors["model.norm.weight"] = torch.ones(64).to(torch.float8_e4m3fn)
+
+    edit_tensors(folder, edit)
+    return "tensor model.norm.weight is torch.float8_e4m3fn; only 16 and 32 bit floats are supported"
+
+
+def no_norm(folder: Path) -> str:
+    edit_tensors(folder, lambda tensors: tensors.pop("model.norm.weight", None))
+    return "weights lack 1 tensors, among them model.norm.weight"
+
+
+def unknown_tensor(folder: Path) -> str:
+    def edit(tensors):
+        if "model.norm.weight" in tensors:
+            tensors["model.norm.bias"] = torch.ones(64)
+
+    edit_tensors(folder, edit)
+    return "tensor model.norm.bias has no place in this architecture"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [remove_shard, truncate_shard, garble_header, overlap_offsets, leave_the_folder, another_shape, another_dtype,
+     no_norm, unknown_tensor],
+)  # fmt: skip
+def test_damaged_checkpoint_is_refused_in_a_sentence(damage, checkpoints, tmp_path):
+    folder = copy(checkpoints["llama"], tmp_path)
+    sentence = damage(folder)
+    with pytest.raises(ModelError) as refused:
+        load(folder)
+    assert sentence in str(refused.value)
