@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class EngineConfig(BaseModel):
@@ -16,7 +16,7 @@ class EngineConfig(BaseModel):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
     )
     threads: int = Field(
@@ -40,13 +40,70 @@ class EngineConfig(BaseModel):
     max_waiting: int = Field(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
     drain_seconds: float = Field(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
     max_body_bytes: int = Field(8_388_608, ge=1024, description="bytes of one request body; more get 413")
-    policy: Literal["fcfs"] = Field("fcfs", description="order in which waiting requests are admitted")
+    max_long_prefills: int | None = Field(
+        None, ge=1, le=4096, description="long prompts that are computed at the same time; others overtake the rest"
+    )
+    long_prefill_tokens: int | None = Field(
+        None,
+        ge=1,
+        validate_default=True,
+        description="a prompt is long above this; needs max_long_prefills, and that needs it",
+    )
+    policy: Literal["fcfs", "priority", "shortest-prefill-first", "fair-share", "static", "prefill-first"] = Field(
+        "fcfs", description="who is served next, who gives way, and whether prompts and decodes share a step"
+    )
+    priority_ageing: int | None = Field(
+        None, ge=1, le=1_000_000, description="policy priority: later arrivals that one step of it is worth; 256"
+    )
+    shortest_ageing: int | None = Field(
+        None, ge=1, le=1_000_000, description="policy shortest-prefill-first: tokens an arrival costs later ones; 16"
+    )
+    fair_output_weight: int | None = Field(
+        None, ge=1, le=1000, description="policy fair-share: prompt tokens that one output token counts for; 2"
+    )
+    prefill_patience: int | None = Field(
+        None, ge=1, le=1_000_000, description="policy prefill-first: steps of prompts before decodes get one; 64"
+    )
     prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
     seed: int = Field(0, ge=0, lt=2**63, description="gives requests without a seed of their own theirs")
     objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")
     objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
     objective_e2e_ms: float | None = Field(None, gt=0, description="... this time to the last byte")
     run_dir: Path | None = Field(None, description="folder to record requests, steps and system into")
+
+    @field_validator("max_prefill_chunk_tokens")
+    @classmethod
+    def _chunk_fits_in_a_step(cls, chunk: int | None, info: ValidationInfo) -> int | None:
+        budget = info.data.get("max_num_batched_tokens")
+        if chunk is not None and budget is not None and chunk > budget:
+            raise ValueError(f"a step has only max_num_batched_tokens={budget}; raise that, or lower this")
+        return chunk
+
+    @field_validator("long_prefill_tokens")
+    @classmethod
+    def _cap_and_length_together(cls, length: int | None, info: ValidationInfo) -> int | None:
+        cap = info.data.get("max_long_prefills")
+        if (cap is None) != (length is None) and "max_long_prefills" in info.data:
+            raise ValueError("max_long_prefills and long_prefill_tokens go together; set both or neither")
+        if cap is not None and cap > info.data.get("max_num_seqs", cap):
+            raise ValueError(f"max_long_prefills={cap} is above max_num_seqs={info.data['max_num_seqs']}; lower it")
+        return length
+
+    @field_validator("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
+    @classmethod
+    def _belongs_to_the_policy(cls, value: int | None, info: ValidationInfo) -> int | None:
+        policy = _POLICY_OF[info.field_name]
+        if value is not None and info.data.get("policy", policy) != policy:
+            raise ValueError(f"only policy={policy} uses it, and policy is {info.data['policy']}; leave it out")
+        return value
+
+
+_POLICY_OF = {
+    "priority_ageing": "priority",
+    "shortest_ageing": "shortest-prefill-first",
+    "fair_output_weight": "fair-share",
+    "prefill_patience": "prefill-first",
+}
 
 
 def model_folder(model: str) -> Path:

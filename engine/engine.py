@@ -9,7 +9,7 @@ from engine.memory.block_pool import BlockPool
 from engine.messages import Abort, Ended, Output, Outputs, Submit
 from engine.request.accounting import Accountant, StepClock
 from engine.request.plan import Runner, StepOutcome, StepPlan
-from engine.request.policies import POLICIES
+from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from metrics.costmodel import ModelShape, StepTimeModel, request_flops, step_bytes
@@ -183,12 +183,15 @@ class Engine:
 
 def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`."""
+    pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching)
     return Scheduler(
-        BlockPool(num_kv_blocks, config.block_size, config.prefix_caching),
+        pool,
+        make_policy(config, pool),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
-        policy=POLICIES[config.policy],
+        max_long_prefills=config.max_long_prefills,
+        long_prefill_tokens=config.long_prefill_tokens,
     )
 
 

@@ -81,6 +81,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
+        if plan.copies:
+            self._copy_blocks(plan.copies)
         batch = self._prepare(plan.scheduled)
         handle = Handle(batch, prepared_ns=time.monotonic_ns(), launched_ns=0)
         if self.device.type == "cuda":
@@ -141,6 +143,12 @@ class ModelRunner:
             if len(batch.told) < len(ids):
                 logits, ids = logits[batch.told], ids[batch.told]
             handle.drawn_scores = score(logits, ids, max(batch.told_tops))
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """Copies KV blocks of all layers, each from one to another; all are read before any is written."""
+        sources, targets = self._tensor(copies).T
+        blocks = self.kv_cache.unflatten(2, (self.num_blocks, self.block_size))
+        blocks[:, :, targets] = blocks[:, :, sources]
 
     def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
         # Single tokens first, and neighbours of like context: they share a padded gather.

@@ -13,7 +13,8 @@ from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
 
 STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
 KINDS = ("prefill", "recompute", "decode", "verify")
-REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "grammar", "adapter", "quota")
+# policy: it admits nobody now, or no more long prompts. leader: a fork waits for its leader's prompt.
+REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "adapter", "quota")
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 
 

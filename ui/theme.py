@@ -73,6 +73,8 @@ REFUSAL_COLOURS = {
     "token_budget": ACCOUNT_COLOURS["request.interference"],
     "behind_head": ACCOUNT_COLOURS["request.admission"],
     "kv_blocks": ACCOUNT_COLOURS["memory.blocked"],
+    "policy": ACCOUNT_COLOURS["request.stream"],
+    "leader": ACCOUNT_COLOURS["compute.prefill"],
     "grammar": ACCOUNT_COLOURS["token.encode"],
     "adapter": ACCOUNT_COLOURS["client.network"],
     "quota": ACCOUNT_COLOURS["client.lag"],

@@ -1,5 +1,6 @@
 """Blocks of KV cache and who owns them. Pure bookkeeping: no tensors, no clock."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,17 @@ class BlockPool:
                 self._index.busy(block)
             self._references[block] += 1
 
+    def writable(self, block: int) -> bool:
+        """Nobody else reads it, and nobody could find it by its prefix."""
+        return self._references[block] == 1 and not self._index.holds(block)
+
+    def available_without(self, gone: Sequence[Sequence[int]], read: Sequence[int]) -> int:
+        """`available`, if the sequences `gone` were released and the cached or live blocks `read` were taken."""
+        released = Counter(block for blocks in gone for block in blocks)
+        freed = sum(1 for block, count in released.items() if self._references[block] == count)
+        taken = sum(1 for block in read if self._references[block] == released[block])
+        return self.available + freed - taken
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` empty blocks, evicting cached ones as needed, or None (and no change) where they do not fit."""
         if count > self.available:
@@ -70,11 +82,23 @@ class BlockPool:
         self._active += count
         return blocks
 
-    def publish(self, block: int, key: bytes, parent: bytes, *, at_root: bool) -> None:
-        """Makes a block that is now full and computed findable by its prefix."""
+    def publish(self, block: int, key: bytes, parent: bytes | None) -> int:
+        """Makes a block that is now full and computed findable by its prefix; `parent` is None for the first.
+
+        Where another block holds the same already, that one is taken and this one given back: whoever reads a block
+        reads all before it, so that nothing above a live block is ever evicted. Returns the block to read from now on.
+        """
         assert self._references[block] > 0, "only a block in use is published"
-        if self.prefix_caching and not self._index.holds(block):
-            self._index.insert(key, parent, block, at_root=at_root)
+        if not self.prefix_caching:
+            return block
+        known = self._index.find(key)
+        if known is None:
+            self._index.insert(key, parent, block)
+            return block
+        if known != block:
+            self.take([known])
+            self.release([block])
+        return known
 
     def release(self, blocks: Sequence[int]) -> None:
         """Gives back one reference to each block of a sequence, last block first, so that leaves age first."""

@@ -51,16 +51,18 @@ class PrefixIndex:
             blocks.append(node.block)
         return blocks
 
-    def insert(self, key: bytes, parent: bytes, block: int, *, at_root: bool) -> bool:
-        """Adds a block that is full and being read. False where its prefix is known already or cannot be reached."""
-        above = None if at_root else self._nodes.get(parent)
-        if key in self._nodes or (above is None and not at_root):
-            return False
+    def find(self, key: bytes) -> int | None:
+        """The block that holds a prefix."""
+        node = self._nodes.get(key)
+        return None if node is None else node.block
+
+    def insert(self, key: bytes, parent: bytes | None, block: int) -> None:
+        """Adds a block that is full and being read. Its prefix is not known yet, but what stands before it is."""
+        above = None if parent is None else self._nodes[parent]
         node = Node(block, above, key)
         if above is not None:
             above.children += 1
         self._nodes[key] = self._by_block[block] = node
-        return True
 
     def holds(self, block: int) -> bool:
         return block in self._by_block

@@ -1,16 +1,17 @@
 """Books the time of every request that is alive in the core, from the clock readings of the steps.
 
 A cycle reaches from one scheduling decision to the next. Who computes in it pays for its stages; who runs but got no
-share pays `request.interference`; who waits pays by the reason for which the head of the queue was refused, because
-that reason is what everyone behind it waits for. Waiting costs nothing per step: two clocks run, and each request reads
-them when it begins and when it ends waiting.
+share pays `request.interference`; who waits pays by the reason for which the head of the line was refused, because
+that reason is what everyone behind it waits for. Who is held aside (a fork without its leader's prompt, a long prompt
+behind others) pays `request.queue`. Waiting costs nothing per step: two clocks run, and each request reads them when it
+begins and when it ends waiting.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.request.plan import StepPlan
-from engine.request.request import Request
+from engine.request.request import Request, State
 from metrics.ledger import Account
 
 MEMORY_REASONS = ("kv_blocks",)
@@ -62,14 +63,18 @@ class Accountant:
         for request in arrived:
             request.ledger[Account.COMPUTE_HOST] += now_ns - received_ns
             request.wait_mark = mark
+        for request in plan.preempted:
+            request.wait_mark = mark
+        for request, aside in plan.moves:
+            if request.state is not State.FINISHED:
+                self._end_wait(request)
+                request.wait_mark, request.waits_aside = mark, aside
         admitted = {request.order for request in plan.admitted}
         for request in plan.admitted:
             self._end_wait(request)
         for request in [*running, *plan.preempted]:
             if request.order not in admitted:
                 request.ledger[Account.COMPUTE_HOST] += self._publish_ns + (now_ns - begin_ns)
-        for request in plan.preempted:
-            request.wait_mark = mark
         self._decided_ns = now_ns if plan.num_waiting else None
         self._held_back_by = plan.held_back_by
 
@@ -125,6 +130,8 @@ class Accountant:
         blocked_ns = self._blocked_ns - request.wait_mark[1]
         if request.preemptions:
             request.ledger[Account.MEMORY_PREEMPTED] += queue_ns + blocked_ns
+        elif request.waits_aside:
+            request.ledger[Account.REQUEST_QUEUE] += queue_ns + blocked_ns
         else:
             request.ledger[Account.REQUEST_QUEUE] += queue_ns
             request.ledger[Account.MEMORY_BLOCKED] += blocked_ns

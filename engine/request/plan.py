@@ -1,6 +1,5 @@
 """What one step computes, what it gave, and who executes it: the words that scheduler, loop and runner share."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,16 +28,18 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
-    refusals: Counter = field(default_factory=Counter)  # reason → waiting requests
+    refusals: dict[str, int] = field(default_factory=dict)  # reason → waiting requests, the head's first
     held_back_by: str | None = None  # why the head of the queue was refused
     num_waiting: int = 0
+    moves: list[tuple[Request, bool]] = field(default_factory=list)  # who went aside (True), and who came back
 
     def add(self, item: ScheduledTokens) -> None:
         self.scheduled.append(item)
         self.budget_left -= item.new_tokens
 
     def drop(self, request: Request) -> None:
-        """Takes back what was planned for a request that has to give way."""
+        """Takes back what was planned for a request that has to give way, and still has its blocks."""
+        self.copies = [copy for copy in self.copies if copy[1] not in request.blocks]
         for item in self.scheduled:
             if item.request is request:
                 self.scheduled.remove(item)

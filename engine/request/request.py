@@ -33,6 +33,7 @@ class Request:
     num_computed_tokens: int = 0
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
+    held_aside: str | None = None  # why it waits outside the policy's line
     finish_reason: str | None = None
     error: str | None = None  # a sentence, where the finish reason is error
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
@@ -45,6 +46,7 @@ class Request:
     last_step: int | None = None
     ledger: list[int] = field(default_factory=new_ledger)
     wait_mark: tuple[int, int] = (0, 0)  # the wait clocks when it began to wait
+    waits_aside: bool = False  # for something of its own, not for what holds up the head of the line
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -58,7 +60,21 @@ class Request:
     @property
     def is_prefilling(self) -> bool:
         """More than the token that was sampled last is still to compute."""
-        return self.num_tokens - self.num_computed_tokens > 1
+        return self.num_tokens - self.num_computed_tokens > 1 or self.num_computed_tokens < self.prompt_tokens
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        return self.num_computed_tokens >= self.prompt_tokens
+
+    def shares_prompt_with(self, leader: "Request") -> bool:
+        """Whether the leader's KV, and its scores of the prompt if they are wanted, are this request's too."""
+        count = self.prompt_tokens
+        return (
+            leader.prompt_tokens == count
+            and leader.cache_salt == self.cache_salt
+            and self.sampling.prompt_logprobs in (None, leader.sampling.prompt_logprobs)
+            and leader.token_ids[:count] == self.token_ids[:count]
+        )
 
     def block_hashes(self, block_size: int, count: int) -> list[bytes]:
         """Chain hashes of the first `count` full blocks."""
@@ -67,3 +83,13 @@ class Request:
             parent = self._hashes[-1] if self._hashes else root_hash(self.cache_salt)
             self._hashes.append(chain_hash(parent, self.token_ids[begin : begin + block_size]))
         return self._hashes[:count]
+
+    def reusable_hashes(self, block_size: int) -> list[bytes]:
+        """Chain hashes of the blocks that need no work if they are cached.
+
+        The last position is always computed: its logits give the next token. A prompt whose tokens are scored is
+        computed from its beginning.
+        """
+        if self.sampling.prompt_logprobs is not None:
+            return []
+        return self.block_hashes(block_size, (self.num_tokens - 1) // block_size)

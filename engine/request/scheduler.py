@@ -1,12 +1,13 @@
 """Which request computes how many tokens in the next step. Deterministic; knows no torch and no clock."""
 
-import heapq
 from dataclasses import dataclass
 
 from engine.memory.block_pool import BlockPool
+from engine.request.placement import Placement
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
-from engine.request.policies import Policy, fcfs
+from engine.request.policies.policy import Part, Policy
 from engine.request.request import Request, State
+from engine.request.waiting import WaitingRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,39 +20,51 @@ class Emitted:
 
 
 class Scheduler:
-    """Owns the waiting and the running requests. One token budget: decodes, then running prompts, then new ones.
+    """Owns the waiting and the running requests. The policy says who is next, who gives way and what a step is made of.
 
     A request is admitted only if its whole prompt fits in the pool, so that no prefill stops half-way for memory. When
-    a running request cannot grow, the newest one gives up its blocks and computes them again later.
+    a running request cannot grow, the last in rank gives up its blocks and computes them again later.
     """
 
     def __init__(
         self,
         pool: BlockPool,
+        policy: Policy,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_prefill_chunk_tokens: int | None = None,
-        policy: Policy = fcfs,
+        max_long_prefills: int | None = None,
+        long_prefill_tokens: int | None = None,
     ):
         self.pool = pool
+        self.policy = policy
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_batched_tokens
         self.chunk = min(max_prefill_chunk_tokens or max_num_batched_tokens, max_num_batched_tokens)
-        self.policy = policy
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
-        self._waiting: list[tuple[tuple, Request]] = []  # a heap; finished ones are skipped
-        self.num_waiting = 0
+        self.waiting = WaitingRoom(policy, max_long_prefills, long_prefill_tokens)
+        self.placement = Placement(pool)
+        self._parts = {
+            Part.DECODES: lambda plan: self._continue([r for r in self.running if not r.is_prefilling], plan),
+            Part.PROMPTS: lambda plan: self._continue([r for r in self.running if r.is_prefilling], plan),
+            Part.ARRIVALS: self._admit,
+        }
+
+    @property
+    def num_waiting(self) -> int:
+        return self.waiting.count
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or self.num_waiting > 0
+        return bool(self.running) or self.waiting.count > 0
 
     def add(self, request: Request) -> None:
         assert request.id not in self.requests, f"request {request.id} is known already"
         self.requests[request.id] = request
-        self._wait(request)
+        leader = self.requests.get(request.fork_of) if request.fork_of is not None else None
+        self._wait(request, leader)
 
     def abort(self, request: Request) -> None:
         """Forgets a request, wherever it is."""
@@ -59,17 +72,22 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         plan = StepPlan(self.budget, self.budget)
-        self._continue_running(plan)
-        if not plan.preempted:  # memory that was just taken from a request is not given to a new one
-            self._admit(plan)
-        elif self.num_waiting:
-            self._refuse(plan, "kv_blocks")
-        plan.num_waiting = self.num_waiting
+        for course in self.policy.courses(self.running):
+            for part in course:
+                self._parts[part](plan)
+            if plan.scheduled:
+                break
+        if plan.held_back_by is None and self.waiting.num_in_line:
+            plan.held_back_by = "policy"
+        plan.num_waiting = self.waiting.count
+        plan.refusals = self.waiting.refusals(plan.held_back_by)
+        plan.moves, self.waiting.moves = self.waiting.moves, []
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
         """Takes in what a step computed; who drew a token emits it."""
         emitted = []
+        self.policy.computed(plan)
         for item in plan.scheduled:
             request = item.request
             request.num_computed_tokens += item.new_tokens
@@ -80,16 +98,17 @@ class Scheduler:
             request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
             request.first_step = step if request.first_step is None else request.first_step
             request.last_step = step
-            self._publish_full_blocks(request)
+            self.placement.publish(request)
             request.prompt_logprobs += outcome.prompt_logprobs.get(request.id, ())
+            if request.has_computed_prompt:
+                for fork in self.waiting.release(request):
+                    self._wait(fork, request)
             if request.id in outcome.sampled:
                 emitted.append(self._append(request, outcome.sampled[request.id]))
         return emitted
 
-    def _continue_running(self, plan: StepPlan) -> None:
-        decodes = [request for request in self.running if not request.is_prefilling]
-        prompts = [request for request in self.running if request.is_prefilling]
-        for request in decodes + prompts:
+    def _continue(self, requests: list[Request], plan: StepPlan) -> None:
+        for request in requests:
             if request.state is not State.RUNNING:  # it gave way to one before it
                 continue
             new_tokens = self._share(request, plan)
@@ -97,50 +116,52 @@ class Scheduler:
                 plan.add(_scheduled(request, new_tokens))
 
     def _admit(self, plan: StepPlan) -> None:
-        while (request := self._head()) is not None:
-            if len(self.running) >= self.max_num_seqs:
-                return self._refuse(plan, "batch_cap")
-            if plan.budget_left == 0:
-                return self._refuse(plan, "token_budget")
-            if not self._place(request):
-                return self._refuse(plan, "kv_blocks")
-            heapq.heappop(self._waiting)
-            self.num_waiting -= 1
+        if plan.preempted:  # memory that was just taken from a request is not given to a new one
+            plan.held_back_by = "kv_blocks"
+            return
+        free_long = self.waiting.free_long()
+        while (request := self.waiting.next(free_long)) is not None:
+            plan.held_back_by = self._obstacle(request, plan)
+            if plan.held_back_by is not None:
+                return
+            free_long -= self.waiting.admit(request)
             request.state = State.RUNNING
             self.running.append(request)
             plan.admitted.append(request)
+            self.policy.admitted(request)
             plan.add(_scheduled(request, self._share(request, plan)))
 
-    def _place(self, request: Request) -> bool:
-        """Gives a request the blocks of its whole prompt, cached ones first; no change where they do not fit."""
-        size = self.pool.block_size
-        # The last position is always computed: its logits give the next token.
-        hashes = request.block_hashes(size, (request.num_tokens - 1) // size)
-        # A prompt whose tokens are scored is computed from its beginning.
-        cached = self.pool.match(hashes) if request.sampling.prompt_logprobs is None else []
-        self.pool.take(cached)
+    def _obstacle(self, request: Request, plan: StepPlan) -> str | None:
+        """Why the head of the line cannot be admitted; None once it has its blocks, for which others may give way."""
+        if plan.budget_left == 0 or request in plan.preempted:
+            full = len(self.running) >= self.max_num_seqs
+            return "batch_cap" if full else "kv_blocks" if request in plan.preempted else "token_budget"
+        reason = self._place(request, plan)
+        if reason is None:
+            return None
+        victims = [
+            other for other in self.running
+            if self.policy.displaces(request, other) and self.policy.rank(other) > self.policy.rank(request)
+            and other not in plan.admitted
+        ]  # fmt: skip
+        left = len(self.running) - len(victims)
+        if not victims or left >= self.max_num_seqs or not self.placement.would_fit(request, left, victims):
+            return reason
+        victims.sort(key=self.policy.rank)
+        while (reason := self._place(request, plan)) is not None and victims:
+            self._preempt(victims.pop(), plan)
+        return reason
+
+    def _place(self, request: Request, plan: StepPlan) -> str | None:
+        if len(self.running) >= self.max_num_seqs:
+            return "batch_cap"
         # Every running request may need one more block in a moment: do not admit what would be thrown out at once.
-        reserve = len(self.running)
-        missing = self.pool.blocks_for(request.num_tokens) - len(cached)
-        fresh = self.pool.allocate(missing) if missing + reserve <= self.pool.available else None
-        if fresh is None:
-            self.pool.release(cached)
-            return False
-        request.blocks = cached + fresh
-        request.num_computed_tokens = len(cached) * size
-        request.published_blocks = len(cached)
-        if request.preemptions == 0:
-            request.cached_tokens = min(request.num_computed_tokens, request.prompt_tokens)
-        return True
+        return None if self.placement.place(request, len(self.running), plan) else "kv_blocks"
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Makes room for a running request, at the cost of the newest; False if it was itself the newest."""
-        while (missing := self.pool.blocks_for(num_tokens) - len(request.blocks)) > 0:
-            fresh = self.pool.allocate(missing)
-            if fresh is not None:
-                request.blocks += fresh
-                break
-            victim = max(self.running, key=self.policy)
+        """Makes room for a running request, at the cost of the last in rank; False if that was itself."""
+        while not self.placement.extend(request, num_tokens, plan):
+            victim = max(self.running, key=self.policy.rank)
             self._preempt(victim, plan)
             if victim is request:
                 return False
@@ -150,9 +171,9 @@ class Scheduler:
         plan.drop(victim)
         plan.preempted.append(victim)
         self.running.remove(victim)
-        self._give_back(victim)
+        self.placement.give_back(victim)
         victim.preemptions += 1
-        self._wait(victim, State.PREEMPTED)
+        self.waiting.join(victim, State.PREEMPTED)
 
     def _share(self, request: Request, plan: StepPlan) -> int:
         """Tokens that a request may compute in this step: never some of them again and some for the first time."""
@@ -160,30 +181,15 @@ class Scheduler:
         until = again if done < again else request.num_tokens
         return min(until - done, self.chunk, plan.budget_left)
 
-    def _refuse(self, plan: StepPlan, reason: str) -> None:
-        plan.held_back_by = reason
-        plan.refusals[reason] = 1
-        if self.num_waiting > 1:
-            plan.refusals["behind_head"] = self.num_waiting - 1
-
-    def _wait(self, request: Request, state: State = State.WAITING) -> None:
-        request.state = state
-        heapq.heappush(self._waiting, (self.policy(request), request))
-        self.num_waiting += 1
-
-    def _head(self) -> Request | None:
-        while self._waiting and self._waiting[0][1].state is State.FINISHED:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _publish_full_blocks(self, request: Request) -> None:
-        size = self.pool.block_size
-        full = request.num_computed_tokens // size
-        hashes = request.block_hashes(size, full)
-        for index in range(request.published_blocks, full):
-            parent = hashes[index - 1] if index else b""
-            self.pool.publish(request.blocks[index], hashes[index], parent, at_root=index == 0)
-        request.published_blocks = full
+    def _wait(self, request: Request, leader: Request | None) -> None:
+        """A request waits in the line, with its leader's blocks if their prompt is computed, or for that."""
+        if leader is None or not request.shares_prompt_with(leader):
+            self.waiting.join(request)
+        elif leader.has_computed_prompt:
+            self.placement.fork(request, leader)
+            self.waiting.join(request)
+        else:
+            self.waiting.follow(request, leader)
 
     def _append(self, request: Request, token_id: int) -> Emitted:
         request.token_ids.append(token_id)
@@ -198,15 +204,15 @@ class Scheduler:
         if request.state is State.RUNNING:
             self.running.remove(request)
         else:
-            self.num_waiting -= 1  # its place in the heap is skipped when it comes up
-        self._give_back(request)
+            self.waiting.leave(request)
+        self.placement.give_back(request)
         request.state = State.FINISHED
         request.finish_reason = reason
         del self.requests[request.id]
-
-    def _give_back(self, request: Request) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = []
+        first: Request | None = None
+        for fork in self.waiting.release(request):  # its prompt will not be computed: the first of them does it
+            self._wait(fork, first)
+            first = first or fork
 
 
 def _scheduled(request: Request, new_tokens: int) -> ScheduledTokens:

@@ -180,7 +180,7 @@ def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], flo
         if not counts and behind:
             counts = {"behind_head": behind}
         elif behind:
-            head = max(counts, key=lambda reason: counts[reason])
+            head = next(iter(counts))  # the scheduler names it first
             counts[head] += behind
         for reason, count in counts.items():
             by_reason[reason] = by_reason.get(reason, 0.0) + count * ns

@@ -3,10 +3,12 @@
 import hashlib
 from dataclasses import dataclass
 
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
 from engine.messages import Outputs
 from engine.request.plan import StepOutcome, StepPlan
+from engine.request.policies import make_policy
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
 from tests.engine.published import Published
@@ -39,14 +41,21 @@ class SimulatedRunner:
     """Asserts that whatever a request reads from the cache is what was written for it."""
 
     clock: VirtualClock
-    block_size: int
+    pool: BlockPool
     step_ns: int = 1_000_000
     token_ns: int = 50_000
 
     def __post_init__(self) -> None:
+        self.block_size = self.pool.block_size
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
 
     def launch(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
+        size, targets = self.block_size, [target for _, target in plan.copies]
+        assert len(set(targets)) == len(targets), "two blocks are copied to one"
+        copied = {
+            target * size + i: self.slots.get(source * size + i) for source, target in plan.copies for i in range(size)
+        }
+        self.slots |= copied  # all are read before any is written
         return plan, self.clock(), self.clock()
 
     def collect(self, handle: tuple[StepPlan, int, int]) -> StepOutcome:
@@ -54,6 +63,8 @@ class SimulatedRunner:
         sampled = {}
         for item in plan.scheduled:
             request = item.request
+            written = request.blocks[item.past_tokens // self.block_size :]
+            assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
             for position in range(item.past_tokens + item.new_tokens):
                 slot = request.blocks[position // self.block_size] * self.block_size + position % self.block_size
                 history = tuple(request.token_ids[: position + 1])
@@ -71,13 +82,17 @@ class SimulatedRunner:
 class Simulation:
     """An engine over the simulated device."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, **limits):
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
+        knobs: dict | None = None, **limits,
+    ):  # fmt: skip
         self.clock = VirtualClock()
         self.published = Published()
         pool = BlockPool(num_blocks, block_size, prefix_caching)
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
-        self.scheduler = Scheduler(pool, **settings)
-        self.runner = SimulatedRunner(self.clock, block_size)
+        config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
+        self.scheduler = Scheduler(pool, make_policy(config, pool), **settings)
+        self.runner = SimulatedRunner(self.clock, pool)
         self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, clock=self.clock)
         self._begin_ns = 0
         self._fresh = False  # the front was listened to since the last step
@@ -108,6 +123,16 @@ class Simulation:
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)
         assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+
+    def check_idle(self) -> None:
+        """What must hold when nothing is left to do: nobody is remembered, nothing is held."""
+        assert not self.engine.has_work and not self.scheduler.requests
+        room = self.scheduler.waiting
+        assert (room.count, room.num_in_line) == (0, 0) and not any(room._forks.values())
+        assert not self.scheduler.placement._waiting_forks
+        counts = self.scheduler.pool.counts()
+        assert counts.active == 0, "a block leaked"
+        assert counts.free + counts.reusable == self.scheduler.pool.num_blocks
 
     def _take(self, outputs: Outputs) -> None:
         self.published.take(outputs)

@@ -17,8 +17,8 @@ def chain(*blocks: list[int], salt: str = "") -> list[bytes]:
 def test_a_block_with_cached_children_is_not_evicted_before_them():
     index = PrefixIndex()
     parent, child = chain([1, 2], [3, 4])
-    assert index.insert(parent, b"", 0, at_root=True)
-    assert index.insert(child, parent, 1, at_root=False)
+    index.insert(parent, None, 0)
+    index.insert(child, parent, 1)
     index.idle(0)  # its reader is gone, while another request still reads the child
     assert index.evict() is None
     index.idle(1)
@@ -28,9 +28,9 @@ def test_a_block_with_cached_children_is_not_evicted_before_them():
 def test_a_block_that_got_a_child_while_nobody_read_it_is_not_evicted_before_it():
     index = PrefixIndex()
     parent, child = chain([1, 2], [3, 4])
-    index.insert(parent, b"", 0, at_root=True)
+    index.insert(parent, None, 0)
     index.idle(0)  # ... and another request, with a twin of this block, computes what comes after it
-    index.insert(child, parent, 1, at_root=False)
+    index.insert(child, parent, 1)
     assert index.evict() is None
 
 
@@ -42,7 +42,7 @@ def test_prefixes_that_are_never_evicted_cost_no_memory_each_time_they_are_read(
         pool.take(blocks)
         if not blocks:
             blocks = pool.allocate(1)
-            pool.publish(blocks[0], key[0], b"", at_root=True)
+            pool.publish(blocks[0], key[0], None)
         pool.release(blocks)
     assert len(pool._index._candidates) < 100
 
@@ -57,7 +57,7 @@ def test_a_block_read_again_is_no_longer_up_for_eviction():
     pool = BlockPool(2, 1)
     key = chain([1])
     blocks = pool.allocate(1)
-    pool.publish(blocks[0], key[0], b"", at_root=True)
+    pool.publish(blocks[0], key[0], None)
     pool.release(blocks)
     pool.take(pool.match(key))
     assert pool.allocate(2) is None
@@ -86,8 +86,8 @@ def test_a_prefix_known_already_keeps_its_first_block():
     pool = BlockPool(4, 1)
     key = chain([1])
     first, second = pool.allocate(1), pool.allocate(1)
-    pool.publish(first[0], key[0], b"", at_root=True)
-    pool.publish(second[0], key[0], b"", at_root=True)
+    assert pool.publish(first[0], key[0], None) == first[0]
+    assert pool.publish(second[0], key[0], None) == first[0]
     assert pool.match(key) == first
-    pool.release(second)
-    assert pool.counts().free == 3  # the twin holds nothing that anybody could find
+    assert pool.counts().free == 3  # the twin was given up
+    pool.check([first, first])

@@ -1,0 +1,105 @@
+"""Which KV blocks a request reads and writes: cached ones, its leader's, fresh ones. Knows no order and no budget."""
+
+from collections.abc import Sequence
+
+from engine.memory.block_pool import BlockPool
+from engine.request.plan import StepPlan
+from engine.request.request import Request
+
+
+class Placement:
+    """Gives requests their blocks and takes them back. A block that somebody else reads is copied before it is written.
+
+    A fork holds its leader's prompt from the moment it is computed. If it still waits for a place when memory runs
+    short, it is the first to give it up, and computes the prompt itself.
+    """
+
+    def __init__(self, pool: BlockPool):
+        self.pool = pool
+        self._waiting_forks: dict[int, Request] = {}  # order → a waiting request that holds blocks
+
+    def place(self, request: Request, reserve: int, plan: StepPlan) -> bool:
+        """Blocks for all tokens of a waiting request, if `reserve` others stay available; else no change."""
+        held = request.order in self._waiting_forks
+        if not held:
+            self._reuse(request)
+        if not self.extend(request, request.num_tokens, plan, reserve):
+            if not held:
+                self.give_back(request)
+            return False
+        self._waiting_forks.pop(request.order, None)
+        if request.preemptions == 0:
+            request.cached_tokens = min(request.num_computed_tokens, request.prompt_tokens)
+        return True
+
+    def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
+        """Whether `place` would work if some running requests were gone."""
+        read = request.blocks or self.pool.match(request.reusable_hashes(self.pool.block_size))
+        available = self.pool.available_without([other.blocks for other in gone], read)
+        return self.pool.blocks_for(request.num_tokens) - len(read) + bool(request.blocks) + reserve <= available
+
+    def extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int = 0) -> bool:
+        """Room to write the positions that are not computed yet, up to `num_tokens`; False (and no change) if none."""
+        pool, blocks = self.pool, request.blocks
+        tail = request.num_computed_tokens // pool.block_size  # only the first block that is written can be shared
+        while True:
+            copied = tail < len(blocks) and not pool.writable(blocks[tail])
+            missing = max(0, pool.blocks_for(num_tokens) - len(blocks)) + copied
+            if missing + reserve <= 0:
+                return True
+            if missing + reserve <= pool.available:
+                break
+            if not self._reclaim(request):
+                return False
+        fresh = pool.allocate(missing)
+        if copied:
+            plan.copies.append((blocks[tail], fresh[-1]))
+            pool.release(blocks[tail : tail + 1])
+            blocks[tail] = fresh.pop()
+        blocks += fresh
+        return True
+
+    def fork(self, request: Request, leader: Request) -> None:
+        """A waiting request reads its leader's blocks. Its last prompt token stays its own: it needs the logits."""
+        shared = request.prompt_tokens - 1
+        blocks = leader.blocks[: self.pool.blocks_for(shared)]
+        if blocks:
+            self.pool.take(blocks)
+            request.blocks = blocks
+            request.num_computed_tokens = shared
+            request.published_blocks = shared // self.pool.block_size
+            request.prompt_logprobs = list(leader.prompt_logprobs)
+            self._waiting_forks[request.order] = request
+
+    def publish(self, request: Request) -> None:
+        """Makes the blocks that were filled since findable by their prefix; known ones replace their twins."""
+        size = self.pool.block_size
+        full = request.num_computed_tokens // size
+        if full == request.published_blocks:
+            return
+        hashes = request.block_hashes(size, full)
+        for index in range(request.published_blocks, full):
+            parent = hashes[index - 1] if index else None
+            request.blocks[index] = self.pool.publish(request.blocks[index], hashes[index], parent)
+        request.published_blocks = full
+
+    def give_back(self, request: Request) -> None:
+        self._waiting_forks.pop(request.order, None)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.num_computed_tokens = request.published_blocks = 0
+
+    def _reuse(self, request: Request) -> None:
+        size = self.pool.block_size
+        request.blocks = self.pool.match(request.reusable_hashes(size))
+        self.pool.take(request.blocks)
+        request.published_blocks = len(request.blocks)
+        request.num_computed_tokens = len(request.blocks) * size
+
+    def _reclaim(self, request: Request) -> bool:
+        """The newest waiting fork but `request` itself gives up its blocks; False where there is none."""
+        for fork in reversed(self._waiting_forks.values()):
+            if fork is not request:
+                self.give_back(fork)
+                return True
+        return False
