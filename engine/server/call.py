@@ -40,7 +40,7 @@ class Call:
         """`submit` hands the sequences to the core, by prompt and then by choice; they all set the given event."""
         self.origin = origin
         self._core = core
-        self._encoded_ns = encoded_ns
+        self.encoded_ns = encoded_ns
         self._news = asyncio.Event()
         self._finish_reason: str | None = None
         self._error: str | None = None
@@ -125,7 +125,7 @@ class Call:
         finished_ns, ledger = time.monotonic_ns(), self._ledger
         if ledger is None:  # nothing was ever written
             ledger = list(ends[0].ledger) if ends else new_ledger()
-            ledger[Account.TOKEN_ENCODE] = self._encoded_ns - self.origin.arrived_ns
+            ledger[Account.TOKEN_ENCODE] = self.encoded_ns - self.origin.arrived_ns
         return RequestRecord(
             request_id=self.origin.request_id,
             arrived_ns=self.origin.arrived_ns,

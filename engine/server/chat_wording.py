@@ -7,7 +7,7 @@ from engine.server.errors import ApiError
 from engine.server.protocol import StreamOptions
 from engine.server.protocol_chat import ChatRequest
 from engine.server.sequence import Entry, Piece, Sequence
-from engine.server.token_words import chat_logprobs, prompt_words
+from engine.server.token_words import chat_logprobs, extras, prompt_words
 from engine.server.wording import DONE, event, failure_event, timings_of, to_json, usage_of
 from engine.token.tokenizer import Tokenizer
 
@@ -39,6 +39,8 @@ class ChatWording:
             delta = {"content": piece.text}
         self._last = sequence
         chunk = self._chunk | {"choices": [self._choice(sequence, piece.entries) | {"delta": delta}]}
+        if self._body.return_token_ids and "role" in delta:
+            chunk["prompt_token_ids"] = sequence.prompt.token_ids
         if self._options.continuous_usage_stats:
             chunk["usage"] = usage_of(self._call)
         elif self._options.include_usage:
@@ -69,6 +71,8 @@ class ChatWording:
         if self._body.prompt_logprobs is not None:
             booked = self._call.sequences[0].work.prompt_logprobs or []
             whole["prompt_logprobs"] = prompt_words(booked, self._body.prompt_logprobs, self._vocabulary)
+        if self._body.return_token_ids:
+            whole["prompt_token_ids"] = self._call.sequences[0].prompt.token_ids
         return to_json(whole | timings_of(self._call, self._last))
 
     def _choice(self, sequence: Sequence, entries: list[Entry]) -> dict[str, Any]:
@@ -78,4 +82,4 @@ class ChatWording:
             "logprobs": None if num_top is None else chat_logprobs(entries, num_top, self._vocabulary),
             "finish_reason": sequence.finish_reason,
         }
-        return choice if sequence.stop_reason is None else choice | {"stop_reason": sequence.stop_reason}
+        return choice | extras(sequence, entries, self._body)

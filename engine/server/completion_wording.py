@@ -6,7 +6,7 @@ from engine.server.call import Call
 from engine.server.errors import ApiError
 from engine.server.protocol import CompletionRequest, StreamOptions
 from engine.server.sequence import Entry, Piece, Sequence
-from engine.server.token_words import CompletionLogprobs, prompt_words
+from engine.server.token_words import CompletionLogprobs, extras, prompt_words
 from engine.server.wording import DONE, event, failure_event, timings_of, to_json, usage_of
 from engine.token.tokenizer import Tokenizer
 
@@ -104,7 +104,9 @@ class CompletionWording:
             "logprobs": logprobs,
             "finish_reason": sequence.finish_reason,
         }
-        return choice if sequence.stop_reason is None else choice | {"stop_reason": sequence.stop_reason}
+        if first and body.return_token_ids:
+            choice["prompt_token_ids"] = sequence.prompt.token_ids
+        return choice | extras(sequence, entries, body)
 
     def _echoed(self, sequence: Sequence) -> str:
         prompt = sequence.prompt

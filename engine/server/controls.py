@@ -55,6 +55,7 @@ def reading(body: GenerationRequest, params: SamplingParams, *, unread: bool = F
         show_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
         min_tokens=body.min_tokens,
+        entries=params.logprobs is not None or body.return_token_ids,
         unread=unread,
     )
 

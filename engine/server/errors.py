@@ -35,9 +35,13 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
+        """With the headers that openai-python obeys: when to try again, or not to."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(self.retry_after_seconds)
+            headers["Retry-After-Ms"] = str(self.retry_after_seconds * 1000)
+        elif self.status >= 500:  # a fault of ours, which the same request would meet again
+            headers["X-Should-Retry"] = "false"
         return JSONResponse(self.body(), self.status, headers)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.server.errors import ApiError
+from engine.server.neutral import NEUTRAL, refuse_unless_neutral, shorten
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call
@@ -13,29 +14,6 @@ MAX_LOGPROBS = 20  # alternatives at each position
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 MAX_STOP_TOKENS = 1024
-
-# Fields of the official API, or of well-known clients, that are not honoured yet: they pass only with a value that asks
-# for nothing special. null always does.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "prompt_cache_key": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -100,7 +78,16 @@ class GenerationRequest(Strict):
     )
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower goes first, where the policy asks")
     cache_salt: str = Field("", max_length=1000, description="calls with different salts share no cached prefix")
-    user: str = Field("", max_length=1000, description="recorded as the tenant, and shared fairly by it")
+    user: str = Field("", max_length=1000, description="recorded as the tenant, by whom fair shares are counted")
+    safety_identifier: str = Field("", max_length=1000, description="the newer name of user; user goes first")
+    prompt_cache_key: str = Field(
+        "", max_length=1000, description="a hint where to look for a cached prefix; there is one cache, which has all"
+    )
+    return_token_ids: bool = Field(False, description="the ids of prompt and output beside the text, as vLLM has it")
+
+    @property
+    def tenant(self) -> str:
+        return self.user or self.safety_identifier
 
     @property
     def stops(self) -> list[str]:
@@ -164,8 +151,8 @@ def parse(kind: type[Body], raw: Any) -> Body:
         raise ApiError(400, f"the body must be a JSON object, not {type(raw).__name__}")
     wanted = {}
     for name, value in raw.items():
-        if name in NEUTRAL:
-            _refuse_unless_neutral(name, value)
+        if name in NEUTRAL and name not in kind.model_fields:
+            refuse_unless_neutral(name, value)
         elif value is not None:
             wanted[name] = value
     try:
@@ -175,18 +162,6 @@ def parse(kind: type[Body], raw: Any) -> Body:
     if isinstance(body, GenerationRequest):
         body.refuse_contradictions()
     return body
-
-
-def _refuse_unless_neutral(name: str, value: Any) -> None:
-    allowed = NEUTRAL[name]
-    if value is None or any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in allowed
-    ):
-        return
-    accepted = " or ".join(repr(neutral) for neutral in allowed)
-    way_out = f"leave it out, or send {accepted}" if allowed else "leave it out"
-    message = f"`{name}` is not supported by this server yet, but was sent as {_short(value)}; {way_out}"
-    raise ApiError(400, message, param=name, code="unsupported_parameter")
 
 
 def _first(errors: list[dict[str, Any]]) -> ApiError:
@@ -201,14 +176,9 @@ def _first(errors: list[dict[str, Any]]) -> ApiError:
         return ApiError(400, message, param=path, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(400, f"`{path}` is required", param=path, code="missing_required_parameter")
-    message = f"`{path}`={_short(error['input'])} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
+    message = f"`{path}`={shorten(error['input'])} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
     return ApiError(400, message, param=str(field), code="invalid_value")
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
 _UNION_BRANCHES = {"str", "list[TextPart]", "constrained-str"}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

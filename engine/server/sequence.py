@@ -34,6 +34,7 @@ class Reading:
     show_stop: bool = False  # else the text of what ended an output, string or token, is cut off
     skip_special_tokens: bool = True
     min_tokens: int = 0  # before them no stop string ends the text
+    entries: bool = False  # more of each token is wanted than its text
     unread: bool = False  # the call wants no output at all: the one token that the core draws is dropped
 
 
@@ -71,7 +72,6 @@ class Sequence:
         arrived_ns: int,
         prompt_index: int = 0,
         choice: int = 0,
-        keep_entries: bool = False,
     ):
         self.prompt = prompt
         self.prompt_index = prompt_index
@@ -85,7 +85,6 @@ class Sequence:
         self._stops = StopStrings(reading.stops, show=reading.show_stop)
         self._arrived_ns = arrived_ns
         self._encoded_ns = message.encoded_ns
-        self._keep_entries = keep_entries
         self._entries: list[Entry] = []
         self._characters = 0  # of output so far, what is held back included
         self._core_ledger: list[int] = []  # up to `_committed_ns`, when the last taken token left the core
@@ -171,7 +170,7 @@ class Sequence:
         if stopped and token.id in reading.named_stop_token_ids:
             self.stop_reason = token.id
         text = "" if stopped and not reading.show_stop else self._stream.push(token.id)
-        if self._keep_entries and not reading.unread:
+        if reading.entries and not reading.unread:
             self._entries.append(Entry(token.id, self._characters, token.logprobs))
             self._characters += len(text)
         return text if self.output_tokens < reading.min_tokens else self._stops.push(text)

@@ -98,7 +98,7 @@ class Service:
             seed = self.config.seed + self._unseeded
         params = controls.sampling(body, self.encoder, seed)
         reading = controls.reading(body, params, unread=max_tokens == 0)
-        origin = self._origin(request, body.user)
+        origin = self._origin(request, body.tenant)
         encoded_ns = time.monotonic_ns()
 
         def submit(news: asyncio.Event) -> list[Sequence]:
@@ -127,7 +127,7 @@ class Service:
                     sequences.append(
                         Sequence(
                             self.core, message, prompt, stream, reading, news, arrived_ns=origin.arrived_ns,
-                            prompt_index=index, choice=choice, keep_entries=params.logprobs is not None,
+                            prompt_index=index, choice=choice,
                         )
                     )  # fmt: skip
             return sequences
@@ -179,13 +179,13 @@ class Service:
         facts = (self.name, ready.num_parameters, ready.weight_bytes, ready.dtype, ready.device, ready.block_size)
         return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
 
-    def _origin(self, request: Request, user: str) -> Origin:
+    def _origin(self, request: Request, tenant: str) -> Origin:
         request_id = request.state.request_id
         if request_id in self._open:  # a client that names two calls alike still gets both answers
             request_id = f"{request_id}-{time.monotonic_ns()}"
         return Origin(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
-            tenant=request.headers.get("x-sojourn-tenant", user)[:128],
+            tenant=request.headers.get("x-sojourn-tenant", tenant)[:128],
             klass=request.headers.get("x-sojourn-class", "")[:128],
         )

@@ -7,11 +7,22 @@ from collections.abc import Sequence as List
 from typing import Any
 
 from engine.sampling import TokenLogprobs
-from engine.server.sequence import Entry
+from engine.server.protocol import GenerationRequest
+from engine.server.sequence import Entry, Sequence
 from engine.token.tokenizer import TextStream
 from engine.token.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0  # what the API says of a token of no probability: JSON has no infinity
+
+
+def extras(sequence: Sequence, entries: List[Entry], body: GenerationRequest) -> dict[str, Any]:
+    """What vLLM says of a choice beyond the OpenAI API: what the client named that ended it, and its ids."""
+    words: dict[str, Any] = {}
+    if sequence.stop_reason is not None:
+        words["stop_reason"] = sequence.stop_reason
+    if body.return_token_ids:
+        words["token_ids"] = [entry.token_id for entry in entries]
+    return words
 
 
 def finite(logprob: float) -> float:

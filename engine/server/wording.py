@@ -65,25 +65,28 @@ def usage_of(call: Call) -> dict[str, Any]:
 def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
     """vLLM's per-request `metrics`, and our ledger, both in milliseconds, as they stand before the last write.
 
-    `metrics` tells of one output only, so that it is left out of calls with several. The ledger is that of the sequence
-    that ended last; the write of the very bytes that carry it cannot be in it.
+    The ledger is that of the sequence that ended last; the write of the very bytes that carry it cannot be in it.
+    `metrics` tells of one sequence only, so that a call with several has none. Its names and meanings are vLLM's
+    (docs/features/per_request_metrics.md): the time to the first token runs from the first step, not from the arrival.
     """
     ledger = call.ledger_now(last)
     words: dict[str, Any] = {
         "ledger": {info.name: round(ledger[info.account] / 1e6, 3) for info in SERVER_ACCOUNTS},
     }
     times = last.work.token_ns[: last.output_tokens]
-    if len(call.sequences) > 1 or not times:
-        return words
-    first, generating_ms = times[0], (times[-1] - times[0]) / 1e6
-    gaps = len(times) - 1
-    waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED] + ledger[Account.REQUEST_ADMISSION]
-    return words | {
-        "metrics": {
-            "time_to_first_token_ms": round((first - call.origin.arrived_ns) / 1e6, 3),
-            "generation_time_ms": round(generating_ms, 3),
-            "queue_time_ms": round(waited_ns / 1e6, 3),
-            "mean_itl_ms": round(generating_ms / gaps, 3) if gaps else None,
-            "tokens_per_second": round(gaps / generating_ms * 1e3, 3) if gaps and generating_ms else None,
+    if len(call.sequences) == 1 and times:
+        waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED]
+        scheduled_ns = call.encoded_ns + ledger[Account.REQUEST_ADMISSION] + waited_ns
+        gaps = len(times) - 1
+        words["metrics"] = {
+            "time_to_first_token_ms": _ms(times[0] - scheduled_ns),
+            "generation_time_ms": _ms(times[-1] - times[0]),
+            "queue_time_ms": _ms(waited_ns),
+            "mean_itl_ms": _ms((times[-1] - times[0]) / gaps) if gaps else None,
+            "tokens_per_second": round(len(times) * 1e9 / (times[-1] - scheduled_ns), 3),
         }
-    }
+    return words
+
+
+def _ms(nanoseconds: float) -> float:
+    return round(nanoseconds / 1e6, 3)
