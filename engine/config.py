@@ -64,6 +64,9 @@ class EngineConfig(BaseModel):
     prefill_patience: int | None = Field(
         None, ge=1, le=1_000_000, description="policy prefill-first: steps of prompts before decodes get one; 64"
     )
+    tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31"] | None = Field(
+        None, description="how the model writes calls of tools; by default as its chat template shows them"
+    )
     prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
     seed: int = Field(0, ge=0, lt=2**63, description="gives requests without a seed of their own theirs")
     objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")

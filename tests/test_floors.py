@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
+        "engine.token.toolcalls", "engine.token.toolgrammar",
         "engine.messages", "engine.sampling", "engine.config", "metrics",
     },
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
-from engine.server import protocol, protocol_chat
+from engine.server import protocol, protocol_chat, token_api
 from engine.server.edge import Edge, show_api_error, show_fault, show_http_error
 from engine.server.errors import ApiError
 from engine.server.service import Service
@@ -62,17 +63,13 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         body = protocol.parse(protocol_chat.TokenizeRequest, await _json_body(request))
         service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
-        if body.messages is not None:
-            prompt = await service.encoder.encode_chat(body.messages)
-        else:
-            encoded = await service.encoder.encode(
-                [body.prompt], add_special_tokens=body.add_special_tokens, param="prompt", allow_empty=True
-            )
-            prompt = encoded[0]
-        ids = prompt.token_ids
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.core.ready.max_model_len})
+        return JSONResponse(await token_api.tokenize(service, body))
+
+    @app.post("/detokenize", openapi_extra=_body_of(protocol_chat.DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        body = protocol.parse(protocol_chat.DetokenizeRequest, await _json_body(request))
+        service.check_model(body.model)
+        return JSONResponse(await token_api.detokenize(service, body))
 
 
 def _add_service_routes(app: FastAPI, service: Service) -> None:
@@ -84,6 +81,10 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return service.card()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": metadata.version("sojourn")}
 
     @app.get("/health")
     async def health() -> Response:

@@ -2,20 +2,25 @@
 
 from typing import Any
 
+from engine.server.answer import Answer, WrittenCall
 from engine.server.call import Call
 from engine.server.errors import ApiError
 from engine.server.protocol import StreamOptions
 from engine.server.protocol_chat import ChatRequest
 from engine.server.sequence import Entry, Piece, Sequence
 from engine.server.token_words import chat_logprobs, extras, prompt_words
+from engine.server.tools import ToolPlan
 from engine.server.wording import DONE, event, failure_event, timings_of, to_json, usage_of
 from engine.token.tokenizer import Tokenizer
+from engine.token.toolcalls import CallDelta, ContentDelta, Delta
 
 
 class ChatWording:
-    """Chat completions: one prompt, n choices."""
+    """Chat completions: one prompt, n choices. With a plan, the text of each is looked through for calls."""
 
-    def __init__(self, call: Call, body: ChatRequest, base: dict[str, Any], tokenizer: Tokenizer):
+    def __init__(
+        self, call: Call, body: ChatRequest, base: dict[str, Any], tokenizer: Tokenizer, plan: ToolPlan | None = None
+    ):
         self._call = call
         self._body = body
         self._base = base
@@ -23,7 +28,8 @@ class ChatWording:
         self._vocabulary = tokenizer.vocabulary
         self._options = (body.stream and body.stream_options) or StreamOptions()
         self._begun: set[int] = set()  # choices whose role was named
-        self._texts: list[list[str]] = [[] for _ in call.sequences]
+        self._calls_tools = plan is not None
+        self._answers = [Answer(plan) for _ in call.sequences]
         self._entries: list[list[Entry]] = [[] for _ in call.sequences]
         self._last: Sequence | None = None  # that ended last
 
@@ -32,7 +38,11 @@ class ChatWording:
 
     def events(self, piece: Piece) -> bytes:
         sequence, delta = piece.sequence, {}
-        if sequence.choice not in self._begun:
+        if self._calls_tools:
+            delta = self._delta_with_calls(piece)
+            if not delta and not piece.entries and piece.finish_reason is None:
+                return b""  # what came may be the beginning of a call
+        elif sequence.choice not in self._begun:
             self._begun.add(sequence.choice)
             delta = {"role": "assistant", "content": piece.text}
         elif piece.text:
@@ -57,15 +67,18 @@ class ChatWording:
         return failure_event(error)
 
     def add(self, piece: Piece) -> None:
-        self._texts[piece.sequence.choice].append(piece.text)
+        self._answers[piece.sequence.choice].add(piece)
         self._entries[piece.sequence.choice] += piece.entries
         self._last = piece.sequence
 
     def body(self) -> bytes:
         choices = []
         for sequence in self._call.sequences:
-            text = "".join(self._texts[sequence.choice])
-            message = {"role": "assistant", "content": text, "refusal": None}
+            answer = self._answers[sequence.choice]
+            message = {"role": "assistant", "content": answer.content, "refusal": None}
+            if answer.calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = [_call_words(call) for call in answer.calls]
             choices.append(self._choice(sequence, self._entries[sequence.choice]) | {"message": message})
         whole = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
         if self._body.prompt_logprobs is not None:
@@ -75,11 +88,52 @@ class ChatWording:
             whole["prompt_token_ids"] = self._call.sequences[0].prompt.token_ids
         return to_json(whole | timings_of(self._call, self._last))
 
+    def _delta_with_calls(self, piece: Piece) -> dict[str, Any]:
+        """The piece as content and calls; may be empty."""
+        choice = piece.sequence.choice
+        answer = self._answers[choice]
+        deltas = answer.add(piece)
+        words: dict[str, Any] = {}
+        if choice not in self._begun and (deltas or piece.finish_reason is not None or piece.entries):
+            self._begun.add(choice)
+            words = {"role": "assistant", "content": None}
+        text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+        if text:
+            words["content"] = text
+        if calls := [_delta_words(delta, answer) for delta in _merged(deltas)]:
+            words["tool_calls"] = calls
+        return words
+
     def _choice(self, sequence: Sequence, entries: list[Entry]) -> dict[str, Any]:
         num_top = self._body.num_logprobs
         choice = {
             "index": sequence.choice,
             "logprobs": None if num_top is None else chat_logprobs(entries, num_top, self._vocabulary),
-            "finish_reason": sequence.finish_reason,
+            "finish_reason": self._answers[sequence.choice].finish_reason(sequence.finish_reason),
         }
         return choice | extras(sequence, entries, self._body)
+
+
+def _merged(deltas: list[Delta]) -> list[CallDelta]:
+    """What came of each call, in one."""
+    merged: list[CallDelta] = []
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            continue
+        if merged and delta.name is None and merged[-1].index == delta.index:
+            last = merged.pop()
+            delta = CallDelta(last.index, last.name, last.arguments + delta.arguments)
+        merged.append(delta)
+    return merged
+
+
+def _delta_words(delta: CallDelta, answer: Answer) -> dict[str, Any]:
+    function = {"arguments": delta.arguments}
+    if delta.name is None:
+        return {"index": delta.index, "function": function}
+    call_id = answer.calls[delta.index].id
+    return {"index": delta.index, "id": call_id, "type": "function", "function": {"name": delta.name} | function}
+
+
+def _call_words(call: WrittenCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -6,9 +6,9 @@ from typing import Any
 
 from engine.server.errors import ApiError
 from engine.server.protocol import MAX_PROMPTS
-from engine.server.protocol_chat import Message
+from engine.server.protocol_messages import Message, TemplateFields
 from engine.server.sequence import Prompt
-from engine.token.template import ChatTemplate, TemplateError
+from engine.token.template import ChatTemplate, OutputTooLong, TemplateError
 from engine.token.tokenizer import Tokenizer
 
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
@@ -73,14 +73,47 @@ class PromptEncoder:
             raise empty(param)
         return encoded
 
-    async def encode_chat(self, messages: list[Message], *, add_special_tokens: bool = False) -> Prompt:
-        """Messages → the prompt for the assistant's turn. Raises ApiError 400 where the template refuses them."""
+    async def encode_chat(
+        self,
+        messages: list[Message],
+        fields: TemplateFields,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_special_tokens: bool = False,
+        param: str = "messages",
+    ) -> Prompt:
+        """Messages → the prompt for the assistant's turn, with `tools` as templates read them.
+
+        Raises ApiError 400 where the template refuses them.
+        """
+        self._check_variables(fields.chat_template_kwargs)
+        longest = self._capacity()[0] * self.tokenizer.longest_token_bytes
         values = [message.template_value() for message in messages]
         try:
-            text = await asyncio.to_thread(self.template.render, values)
+            text = await asyncio.to_thread(
+                self.template.render,
+                values,
+                tools=tools,
+                add_generation_prompt=fields.add_generation_prompt,
+                continue_final_message=fields.continue_final_message,
+                variables=fields.chat_template_kwargs,
+                max_characters=longest,
+            )
+        except OutputTooLong:
+            raise self.too_long(f"at least {self._capacity()[0]:,}", param) from None
         except TemplateError as error:
-            raise ApiError(400, str(error), param="messages") from None
-        return (await self.encode([text], add_special_tokens=add_special_tokens, param="messages"))[0]
+            raise ApiError(400, str(error), param=param) from None
+        return (await self.encode([text], add_special_tokens=add_special_tokens, param=param))[0]
+
+    def _check_variables(self, variables: dict[str, Any]) -> None:
+        known = self.template.variables
+        unknown = next((name for name in variables if name not in known), None)
+        if unknown is not None:
+            reads = f"it reads {', '.join(sorted(known)[:20])}" if known else "it reads none"
+            message = (
+                f"`chat_template_kwargs` sets {unknown[:80]!r}, which this model's template does not read; {reads}"
+            )
+            raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
 
     def too_long(self, tokens: str, param: str) -> ApiError:
         self._on_rejection("context_length_exceeded")

@@ -159,7 +159,7 @@ def parse(kind: type[Body], raw: Any) -> Body:
         body = kind.model_validate(wanted)
     except ValidationError as error:
         raise _first(error.errors(include_url=False)) from None
-    if isinstance(body, GenerationRequest):
+    if hasattr(body, "refuse_contradictions"):
         body.refuse_contradictions()
     return body
 
@@ -181,4 +181,4 @@ def _first(errors: list[dict[str, Any]]) -> ApiError:
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
-_UNION_BRANCHES = {"str", "list[TextPart]", "constrained-str"}
+_UNION_BRANCHES = {"str", "list[TextPart]", "constrained-str", "NamedChoice", "literal['none','auto','required']"}

@@ -1,33 +1,19 @@
 """What clients may send to /v1/chat/completions and /tokenize."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from engine.server.errors import ApiError
-from engine.server.protocol import MAX_LOGPROBS, GenerationRequest, Strict
+from engine.server.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
+from engine.server.protocol_messages import MAX_MESSAGES, Message, TemplateFields
+from engine.server.tools import ToolChoice
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="as the chat template knows it")
-    content: str | Annotated[list[TextPart], Field(max_length=1000)] = Field(description="a text, or text parts")
-    name: str | None = Field(None, description="of the speaker, where the template shows it")
-
-    def template_value(self) -> dict[str, str]:
-        """As chat templates read it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(TemplateFields, GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)] = Field(
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
         description="rendered by the model's own chat template"
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="output tokens at most; else what fits")
@@ -35,6 +21,10 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = Field(False, description="log-probabilities of the output tokens")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives to each; needs logprobs")
     add_special_tokens: bool = Field(False, description="... beside those that the template writes")
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto (the default), required, or one function; the last two always give valid calls"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: at most one call")
 
     @property
     def num_logprobs(self) -> int | None:
@@ -42,6 +32,7 @@ class ChatRequest(GenerationRequest):
 
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
+        self.refuse_contradictory_prompts()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = "send `max_completion_tokens` or `max_tokens`, not both with different values"
             raise ApiError(400, message, param="max_tokens", code="invalid_value")
@@ -50,10 +41,28 @@ class ChatRequest(GenerationRequest):
             raise ApiError(400, message, param="top_logprobs", code="invalid_value")
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(TemplateFields):
     """POST /tokenize: a text, or messages to be rendered by the chat template."""
 
     model: str | None = Field(None, description="name of the served model")
     prompt: str | None = Field(None, description="a text; or send messages")
-    messages: list[Message] | None = Field(None, description="rendered by the chat template; or send prompt")
-    add_special_tokens: bool = Field(True, description="the tokenizer adds its own to a prompt")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+        None, description="rendered by the chat template; or send prompt"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="the tokenizer adds its own; by default to a prompt, and not to messages"
+    )
+    return_token_strs: bool = Field(False, description="the tokens as the vocabulary spells them, too")
+
+    def refuse_contradictions(self) -> None:
+        """Raises ApiError 400 for fields that are fine by themselves, but not together."""
+        self.refuse_contradictory_prompts()
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = Field(None, description="name of the served model")
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)] = Field(description="ids, special ones included")

@@ -23,6 +23,7 @@ from engine.server.protocol_chat import ChatRequest
 from engine.server.responses import CallResponse
 from engine.server.sequence import Prompt, Sequence
 from engine.server.telemetry import Telemetry
+from engine.server.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
 from engine.server.wording import Wording
 from engine.token.template import ChatTemplate
 from engine.token.tokenizer import Tokenizer
@@ -57,11 +58,35 @@ class Service:
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answers POST /v1/chat/completions. Raises ApiError before the first byte."""
-        self.admit(1, body.choices)
-        prompt = await self.encoder.encode_chat(body.messages, add_special_tokens=body.add_special_tokens)
-        call = self.start(request, body, [prompt], body.max_completion_tokens or body.max_tokens, "messages")
-        wording = ChatWording(call, body, self.base(call, "chatcmpl"), self.tokenizer)
+        call, plan = await self.start_chat(request, body)
+        wording = ChatWording(call, body, self.base(call, "chatcmpl"), self.tokenizer, plan)
         return self.respond(call, wording, stream=body.stream)
+
+    async def start_chat(
+        self, request: Request, body: ChatRequest, param: str = "messages"
+    ) -> tuple[Call, ToolPlan | None]:
+        """Renders a checked chat and hands it to the core. `param` names the field that holds the messages."""
+        self.admit(1, body.choices)
+        plan = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        prompt = await self.encoder.encode_chat(
+            body.messages,
+            body,
+            tools=plan and plan.template_value,
+            add_special_tokens=body.add_special_tokens,
+            param=param,
+        )
+        return self.start(request, body, [prompt], body.max_completion_tokens or body.max_tokens, param, plan), plan
+
+    def plan_tools(self, tools: list[ChatTool], choice: ToolChoice | None, *, parallel: bool) -> ToolPlan | None:
+        """What the tools of a body ask for. Raises ApiError 400 for what the model or its format cannot do."""
+        return plan_tools(
+            [tool.function for tool in tools],
+            choice.function if isinstance(choice, NamedChoice) else choice,
+            parallel=parallel,
+            template=self.encoder.template,
+            tool_format=self.config.tool_format,
+            added_tokens=self.tokenizer.added_tokens,
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -81,7 +106,13 @@ class Service:
             raise
 
     def start(
-        self, request: Request, body: GenerationRequest, encoded: list[Prompt], max_tokens: int | None, param: str
+        self,
+        request: Request,
+        body: GenerationRequest,
+        encoded: list[Prompt],
+        max_tokens: int | None,
+        param: str,
+        plan: ToolPlan | None = None,
     ) -> Call:
         """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
 
@@ -97,6 +128,9 @@ class Service:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
         params = controls.sampling(body, self.encoder, seed)
+        if plan is not None and plan.grammar is not None:
+            params = msgspec.structs.replace(params, grammar=plan.grammar)
+        shown = plan.shown_token_ids if plan is not None else frozenset()
         reading = controls.reading(body, params, unread=max_tokens == 0)
         origin = self._origin(request, body.tenant)
         encoded_ns = time.monotonic_ns()
@@ -123,7 +157,7 @@ class Service:
                         priority=body.priority,
                         fork_of=leader,
                     )
-                    stream = self.tokenizer.stream(skip_special_tokens=body.skip_special_tokens)
+                    stream = self.tokenizer.stream(skip_special_tokens=body.skip_special_tokens, shown_token_ids=shown)
                     sequences.append(
                         Sequence(
                             self.core, message, prompt, stream, reading, news, arrived_ns=origin.arrived_ns,

@@ -28,6 +28,9 @@ class Tokenizer:
         self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()
         self.longest_token_bytes = max(len(text.encode()) for text in self._tokenizer.get_vocab())
         self.stop_token_ids = self._stop_token_ids(folder, config)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}  # written as one id each
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self.vocabulary = Vocabulary(self._tokenizer, read_json(folder, "tokenizer.json").get("decoder"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -38,8 +41,16 @@ class Tokenizer:
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def stream(self, *, skip_special_tokens: bool = True) -> "TextStream":
-        return TextStream(self._tokenizer, skip_special_tokens)
+    def token_strings(self, ids: list[int]) -> list[str]:
+        """The ids' entries in the vocabulary; "" for an id without one."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def stream(
+        self, *, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
+    ) -> "TextStream":
+        """A text of ids to come, with or without special tokens; `shown_token_ids` are seen in any case."""
+        shown = {token_id: self._special[token_id] for token_id in shown_token_ids if token_id in self._special}
+        return TextStream(self._tokenizer, skip_special_tokens, shown if skip_special_tokens else {})
 
     def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
         generation = read_json(folder, "generation_config.json")
@@ -54,13 +65,16 @@ class Tokenizer:
 class TextStream:
     """Ids of one output → text, piece by piece. Special tokens may be left out; bytes wait to be a character."""
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, skip_special_tokens: bool = True):
+    def __init__(
+        self, tokenizer: HuggingFaceTokenizer, skip_special_tokens: bool = True, shown: dict[int, str] | None = None
+    ):
         self._tokenizer = tokenizer
+        self._shown = shown or {}  # special tokens that have a text all the same
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while there is none."""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        return self._shown.get(token_id) or self._stream.step(self._tokenizer, token_id) or ""
 
 
 class StopStrings:
