@@ -110,6 +110,7 @@ class Engine:
             return  # it ended before the abort arrived
         waited = known.state is not State.RUNNING
         self.scheduler.abort(known)
+        self.runner.forget(request_id)
         if known.order not in unseen:  # else it was submitted and aborted within one receive
             self.accountant.aborted(known, waited, begin_ns, self.clock())
         self._arrived = [request for request in self._arrived if request is not known]
@@ -118,8 +119,11 @@ class Engine:
     def _publish(
         self, now_ns: int, admitted: list[Request], emitted: list[Emitted], outcome: StepOutcome | None
     ) -> None:
-        outputs = [_output(item, outcome) for item in emitted]
-        self._ended += [_ended(item.request) for item in emitted if item.finish_reason]
+        outputs = [_output(item, outcome) for item in emitted if item.token_id is not None]
+        for item in emitted:
+            if item.finish_reason:
+                self.runner.forget(item.request.id)
+                self._ended.append(_ended(item.request))
         counts = self.scheduler.pool.counts()
         self.publish(
             Outputs(

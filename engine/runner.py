@@ -16,7 +16,12 @@ from engine.token.checkpoint import ModelError
 from engine.token.logprobs import Scores, pieces, score
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
-from engine.token.sampler import SamplingInputs, sample
+from engine.token.sampler import NOTHING, Sampler, SamplingInputs
+
+NOTHING_LEFT = (
+    "the sampling controls of this request leave no token to draw; look at allowed_token_ids, bad_words, min_tokens "
+    "and the grammar together"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,19 @@ class Handle:
     events: tuple | None = None  # CUDA: begin, forward done, sampled
 
 
+_COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A request that draws in the costliest way, to find out what that takes."""
+
+    id: str
+    sampling: SamplingParams = _COSTLY
+    token_ids: tuple[int, ...] = (0,)
+    prompt_tokens: int = 1
+
+
 class ModelRunner:
     """Owns the device: the weights and the KV cache.
 
@@ -76,6 +94,7 @@ class ModelRunner:
         self.model: Decoder = load_model(folder, self.dtype, self.device, config.max_model_len)
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape()
+        self.sampler = Sampler(self.shape.vocab_size, self.device)
         self.num_blocks = config.num_kv_blocks or self._blocks_that_fit(config)
         self.kv_cache = self._allocate(self.num_blocks)
 
@@ -83,6 +102,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Handle:
         if plan.copies:
             self._copy_blocks(plan.copies)
+        for request in plan.preempted:
+            self.sampler.forget(request.id)
         batch = self._prepare(plan.scheduled)
         handle = Handle(batch, prepared_ns=time.monotonic_ns(), launched_ns=0)
         if self.device.type == "cuda":
@@ -94,6 +115,9 @@ class ModelRunner:
             handle.events[2].record()
         handle.launched_ns = time.monotonic_ns()
         return handle
+
+    def forget(self, request_id: str) -> None:
+        self.sampler.forget(request_id)
 
     @torch.inference_mode()
     def collect(self, handle: Handle) -> StepOutcome:
@@ -113,6 +137,11 @@ class ModelRunner:
             sampling_ns = round(forward.elapsed_time(end) * 1e6)
             waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
         sampled = dict(zip(batch.request_ids, ids, strict=True))
+        ended = {}
+        if batch.sampling.edits is not None:
+            for request_id in [request_id for request_id, token in sampled.items() if token == NOTHING]:
+                del sampled[request_id]
+                ended[request_id] = ("error", NOTHING_LEFT)
         return StepOutcome(
             sampled,
             handle.prepared_ns,
@@ -122,6 +151,7 @@ class ModelRunner:
             device_ns,
             logprobs=_told_draws(handle) if batch.told else {},
             prompt_logprobs=_told_prompts(handle) if batch.prompts else {},
+            ended=ended,
         )
 
     def _forward(self, handle: Handle) -> torch.Tensor:
@@ -138,7 +168,7 @@ class ModelRunner:
 
     def _sample(self, handle: Handle, logits: torch.Tensor) -> None:
         batch = handle.batch
-        handle.ids = ids = sample(logits, batch.sampling)
+        handle.ids = ids = self.sampler.draw(logits, batch.sampling)
         if batch.told:
             if len(batch.told) < len(ids):
                 logits, ids = logits[batch.told], ids[batch.told]
@@ -177,15 +207,12 @@ class ModelRunner:
             block_tables=self._tensor(tables),
             block_size=size,
         )
-        sampling = SamplingInputs(
-            [r.sampling for r in drawing], [r.num_tokens for r in drawing], self.shape.vocab_size, self.device
-        )
         batch = Batch(
             self._tensor(ids),
             self._tensor(positions),
             attention,
             self._tensor(sample_rows),
-            sampling,
+            self.sampler.prepare(drawing),
             [request.id for request in drawing],
             prompts=self._prompt_rows(scored) if scored else None,
         )
@@ -252,15 +279,14 @@ class ModelRunner:
                 self._tensor([blocks] * sequences), size,
             )  # fmt: skip
             drawing = min(config.max_num_seqs, len(positions))
-            sampling = SamplingInputs(
-                [SamplingParams(max_tokens=1, top_p=0.5)] * drawing, [0] * drawing, self.shape.vocab_size, self.device
-            )
+            sampling = self.sampler.prepare([_Probe(str(row)) for row in range(drawing)])
             rows = self._tensor(list(range(drawing)))
             ids = self._tensor([0] * len(positions))
             batch = Batch(ids, self._tensor(positions), attention, rows, sampling, [])
-            sample(self._forward(Handle(batch, 0, 0)), sampling)
+            self.sampler.draw(self._forward(Handle(batch, 0, 0)), sampling)
             peaks.append(torch.cuda.max_memory_allocated(self.device) - before)
-        del self.kv_cache
+        del self.kv_cache, batch, sampling
+        self.sampler = Sampler(self.shape.vocab_size, self.device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0] - max(peaks)
 

@@ -61,6 +61,8 @@ class StepOutcome:
     graph: str = "eager"
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
+    # Requests that the runner ends, after their drawn token if they have one: finish reason, and a sentence for error.
+    ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -69,3 +71,6 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> object: ...
 
     def collect(self, handle: object) -> StepOutcome: ...
+
+    def forget(self, request_id: str) -> None:
+        """A request ended: nothing that was kept for it is needed any more. Unknown ids are none of our business."""

@@ -15,7 +15,7 @@ class Emitted:
     """A token that left the loop."""
 
     request: Request
-    token_id: int
+    token_id: int | None  # None: it ended without one
     finish_reason: str | None
 
 
@@ -103,8 +103,9 @@ class Scheduler:
             if request.has_computed_prompt:
                 for fork in self.waiting.release(request):
                     self._wait(fork, request)
-            if request.id in outcome.sampled:
-                emitted.append(self._append(request, outcome.sampled[request.id]))
+            token_id, ended = outcome.sampled.get(request.id), outcome.ended.get(request.id)
+            if token_id is not None or ended is not None:
+                emitted.append(self._append(request, token_id, ended))
         return emitted
 
     def _continue(self, requests: list[Request], plan: StepPlan) -> None:
@@ -191,10 +192,14 @@ class Scheduler:
         else:
             self.waiting.follow(request, leader)
 
-    def _append(self, request: Request, token_id: int) -> Emitted:
-        request.token_ids.append(token_id)
+    def _append(self, request: Request, token_id: int | None, ended: tuple[str, str | None] | None) -> Emitted:
+        if token_id is not None:
+            request.token_ids.append(token_id)
         sampling = request.sampling
-        if not sampling.ignore_eos and token_id in sampling.stop_token_ids:
+        if ended is not None:
+            reason, request.error = ended
+            self._finish(request, reason)
+        elif not sampling.ignore_eos and token_id in sampling.stop_token_ids:
             self._finish(request, "stop")
         elif request.output_tokens >= sampling.max_tokens:
             self._finish(request, "length")

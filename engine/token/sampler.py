@@ -1,4 +1,8 @@
-"""Logits → ids: temperature → truncation (top-k, then top-p) → softmax → draw."""
+"""Logits → ids: penalties → bias and masks → temperature → truncation → softmax → draw.
+
+Truncation goes top-n-sigma → min-p → top-k → top-p. The first two are floors below the most probable token and do not
+depend on what the others keep; top-p adds up what is left, as vLLM does. (transformers adds up before min-p.)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.sampling import SamplingParams
+from engine.token.controls import Controls, Drawer
+from engine.token.penalties import TokenHistory
+from engine.token.rowtable import RowTable
+
+NOTHING = -1  # drawn by a row whose masks leave no token
 
 _MASK = (1 << 64) - 1
 
@@ -19,64 +28,230 @@ def uniform(seed: int, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """Some rows of a step that draw at random, with their controls as tensors on the device."""
 
     index: torch.Tensor  # [rows] int64: which rows of the logits
     temperature: torch.Tensor  # [rows, 1] float64
     draw: torch.Tensor  # [rows, 1] float64: the uniform number of each
-    top_k: torch.Tensor  # [rows, 1] int64
-    top_p: torch.Tensor  # [rows, 1] float64
+    min_p: torch.Tensor | None  # [rows, 1] float64; None where no row has a floor
+    top_n_sigma: torch.Tensor | None  # [rows, 1] float64, inf keeps all
+    top_k: torch.Tensor | None  # [rows, 1] int64; None where no row is sorted
+    top_p: torch.Tensor | None  # [rows, 1] float64
 
 
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Rows whose logits are changed before they are drawn from. Positions count within `index`."""
+
+    index: torch.Tensor  # [edited] int64: which rows of the logits
+    penalised: tuple[torch.Tensor, ...] | None  # positions, history rows [n]; repetition, frequency, presence [n, 1]
+    biased: tuple[torch.Tensor, torch.Tensor] | None  # positions, bias rows [n]
+    changes: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None  # positions, tokens int64, what to add [n]
+    constrained: torch.Tensor | None  # [n] int64 positions of the rows that a grammar masks, in the masks' order
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How the rows of one step draw. Made before the forward pass, so that sampling copies nothing to the device.
+    """How the rows of one step draw. Greedy rows without edits need nothing here."""
 
-    `positions` are where the new tokens will stand. Greedy rows need nothing here.
+    direct: Rows | None  # that need no sorting
+    sorted: Rows | None
+    edits: Edits | None
+
+
+class Sampler:
+    """Draws for live requests, and remembers for each what its controls need. `forget` at the end of each.
+
+    `prepare` runs before the forward pass, so that `draw` copies nothing to the device. A request draws the same tokens
+    in any company, because each row is computed from its own logits, seed and position.
     """
 
-    def __init__(
-        self, params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int, device: torch.device
-    ):
-        random = [row for row, p in enumerate(params) if p.temperature > 0]
-        cut = {row for row in random if params[row].top_k or params[row].top_p < 1}
+    def __init__(self, vocab_size: int, device: torch.device):
+        self.vocab_size = vocab_size
+        self.device = device
+        self.history = TokenHistory(vocab_size, device)
+        self.biases = RowTable(vocab_size, torch.float32, device)
+        self._controls: dict[str, Controls] = {}
 
-        def rows(chosen: list[int]) -> _Rows | None:
-            def column(values: list, dtype: torch.dtype) -> torch.Tensor:
-                return torch.tensor(values, dtype=dtype, device=device)[:, None]
+    def forget(self, request_id: str) -> None:
+        """The request ended, or lost its place: its rows go to others. It may come back."""
+        controls = self._controls.pop(request_id, None)
+        if controls is None:
+            return
+        if controls.penalty_row is not None:
+            self.history.leave(controls.penalty_row)
+        if controls.bias_row is not None:
+            self.biases.give_back(controls.bias_row)
 
-            if not chosen:
-                return None
-            return _Rows(
-                torch.tensor(chosen, device=device),
-                column([params[row].temperature for row in chosen], torch.float64),
-                column([uniform(params[row].seed, positions[row]) for row in chosen], torch.float64),
-                column([min(params[row].top_k or vocab_size, vocab_size) for row in chosen], torch.int64),
-                column([params[row].top_p for row in chosen], torch.float64),
+    def prepare(self, requests: Sequence[Drawer]) -> SamplingInputs:
+        """`requests` draw their next tokens, in the order of the logits' rows."""
+        controls = [self._known(request) for request in requests]
+        direct = [row for row, c in enumerate(controls) if c.random and not c.sorts]
+        cut = [row for row, c in enumerate(controls) if c.random and c.sorts]
+        edited = [row for row, c in enumerate(controls) if c.edits]
+        return SamplingInputs(
+            self._rows(direct, requests, controls) if direct else None,
+            self._rows(cut, requests, controls) if cut else None,
+            self._edits(edited, requests, controls) if edited else None,
+        )
+
+    def draw(self, logits: torch.Tensor, inputs: SamplingInputs, masks: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, vocab_size] float32 → ids [rows] int64, NOTHING where no token is allowed. `logits` stay as they are.
+
+        `masks` [constrained, words] int32: 32 tokens a word, a bit for each that the row's grammar allows.
+        """
+        edits, dead = inputs.edits, None
+        if edits is not None:
+            edited = self._edit(logits[edits.index], edits, masks)
+            dead = torch.zeros(len(logits), dtype=torch.bool, device=self.device)
+            dead[edits.index] = edited.amax(dim=-1) == -torch.inf
+            logits = logits.index_copy(0, edits.index, edited.masked_fill(dead[edits.index, None], 0.0))
+        ids = logits.argmax(dim=-1)
+        for rows in (inputs.direct, inputs.sorted):
+            if rows is not None:
+                ids[rows.index] = _draw_rows(logits, rows)
+        if edits is None:
+            return ids
+        if edits.penalised is not None:
+            positions, history_rows, *_ = edits.penalised
+            self.history.count(history_rows, ids[edits.index[positions]])
+        return ids.masked_fill(dead, NOTHING)
+
+    def _known(self, request: Drawer) -> Controls:
+        controls = self._controls.get(request.id)
+        if controls is not None and controls.edits:
+            added = len(request.token_ids) - controls.num_tokens
+            if added == 1:  # the token of its last draw, which the history counted itself
+                if controls.lz is not None:
+                    controls.lz.follow(request.token_ids[-1:])
+                controls.num_tokens += 1
+            else:  # it did not go on from its last draw: what is known of it is made again
+                self.forget(request.id)
+                controls = None
+        if controls is None:
+            controls = Controls(request, self.vocab_size, self.history, self.biases)
+            self._controls[request.id] = controls
+        return controls
+
+    def _rows(self, chosen: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Rows:
+        params: list[SamplingParams] = [requests[row].sampling for row in chosen]
+        floors = any(controls[row].floors for row in chosen)
+        sorts = controls[chosen[0]].sorts
+        size = self.vocab_size
+        # The token that is drawn now will stand behind all that are known.
+        draws = [uniform(requests[row].sampling.seed, len(requests[row].token_ids)) for row in chosen]
+        return Rows(
+            self._tensor(chosen, torch.int64),
+            self._column([p.temperature for p in params]),
+            self._column(draws),
+            self._column([p.min_p for p in params]) if floors else None,
+            self._column([p.top_n_sigma or torch.inf for p in params]) if floors else None,
+            self._column([min(p.top_k or size, size) for p in params], torch.int64) if sorts else None,
+            self._column([p.top_p for p in params]) if sorts else None,
+        )
+
+    def _edits(self, chosen: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Edits:
+        rows = [(position, requests[row], controls[row]) for position, row in enumerate(chosen)]
+        penalised = [(i, c.penalty_row, r.sampling) for i, r, c in rows if c.penalty_row is not None]
+        biased = [(i, c.bias_row) for i, _, c in rows if c.bias_row is not None]
+        constrained = [i for i, r, _ in rows if r.sampling.grammar is not None]
+        positions, tokens, values = [], [], []
+        for position, request, known in rows:
+            added, amounts = known.changes(request)
+            positions += [position] * len(added)
+            tokens += added
+            values += amounts
+        penalties = biases = None
+        if penalised:
+            indices, history_rows, params = zip(*penalised, strict=True)
+            penalties = (
+                self._tensor(indices, torch.int64),
+                self._tensor(history_rows, torch.int64),
+                self._column([p.repetition_penalty for p in params], torch.float32),
+                self._column([p.frequency_penalty for p in params], torch.float32),
+                self._column([p.presence_penalty for p in params], torch.float32),
             )
+        if biased:
+            indices, bias_rows = zip(*biased, strict=True)
+            biases = (self._tensor(indices, torch.int64), self._tensor(bias_rows, torch.int64))
+        changes = None
+        if tokens:
+            changes = (
+                self._tensor(positions, torch.int64),
+                self._tensor(tokens, torch.int64),
+                self._tensor(values, torch.float32),
+            )
+        return Edits(
+            self._tensor(chosen, torch.int64),
+            penalties,
+            biases,
+            changes,
+            self._tensor(constrained, torch.int64) if constrained else None,
+        )
 
-        self.plain = rows([row for row in random if row not in cut])
-        self.truncated = rows([row for row in random if row in cut])
+    def _edit(self, logits: torch.Tensor, edits: Edits, masks: torch.Tensor | None) -> torch.Tensor:
+        """[edited, vocab_size] logits of the edited rows → what they draw from. May change `logits`."""
+        if edits.penalised is not None:
+            positions, history_rows, repetition, frequency, presence = edits.penalised
+            logits[positions] = self.history.penalise(logits[positions], history_rows, repetition, frequency, presence)
+        if edits.biased is not None:
+            positions, bias_rows = edits.biased
+            logits[positions] += self.biases.values[bias_rows]
+        if edits.changes is not None:
+            positions, tokens, values = edits.changes
+            logits.index_put_((positions, tokens), values, accumulate=True)
+        if edits.constrained is not None:
+            logits[edits.constrained] = logits[edits.constrained].masked_fill(
+                ~unpacked(masks, self.vocab_size), -torch.inf
+            )
+        return logits
+
+    def _tensor(self, values: Sequence, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+    def _column(self, values: Sequence, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return self._tensor(values, dtype)[:, None]
 
 
-def sample(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """[rows, vocab_size] float32 → ids [rows] int64. A row's draw does not depend on the other rows."""
-    ids = logits.argmax(dim=-1)
-    if inputs.plain is not None:
-        ids[inputs.plain.index] = _draw(_softmax(logits, inputs.plain), inputs.plain)
-    if inputs.truncated is not None:
-        probabilities, order = _softmax(logits, inputs.truncated).sort(dim=-1, descending=True)
-        drawn = _draw(_truncate(probabilities, inputs.truncated), inputs.truncated)
-        ids[inputs.truncated.index] = order.gather(-1, drawn[:, None])[:, 0]
-    return ids
+def unpacked(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[rows, words] int32, 32 tokens a word → [rows, vocab_size] bool."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    return ((masks[:, :, None] >> bits) & 1).flatten(1)[:, :vocab_size].bool()
 
 
-def _softmax(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
+def _draw_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
     """float64, because a cumulative sum over a large vocabulary loses small tokens in float32."""
-    return (logits[rows.index].double() / rows.temperature).softmax(dim=-1)
+    scaled = logits[rows.index].double() / rows.temperature
+    if rows.min_p is not None:
+        scaled = _above_floors(scaled, rows)
+    if rows.top_k is None:
+        return _draw(scaled.softmax(dim=-1), rows)
+    # Stable, so that tokens of equal probability stand in the same order whatever the rest of the batch is.
+    probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    drawn = _draw(_truncate(probabilities, rows), rows)
+    return order.gather(-1, drawn[:, None])[:, 0]
 
 
-def _truncate(probabilities: torch.Tensor, rows: _Rows) -> torch.Tensor:
+def _above_floors(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Drops what is less than n standard deviations or than min_p of the probability below the best token.
+
+    Top-n-sigma is by Tang et al., 2024 ("Not All Logits Are You Need"): the deviation is that of the logits, here of
+    those that no mask forbids. It keeps the same tokens at any temperature.
+    """
+    best = scaled.amax(dim=-1, keepdim=True)
+    allowed = scaled > -torch.inf
+    count = allowed.sum(dim=-1, keepdim=True)
+    finite = scaled.masked_fill(~allowed, 0.0)
+    mean = finite.sum(dim=-1, keepdim=True) / count
+    variance = ((finite - mean) ** 2 * allowed).sum(dim=-1, keepdim=True) / count
+    # A row without the control has n = inf; where all its logits are equal, inf * 0 is nan, and no floor either.
+    sigma_floor = (best - rows.top_n_sigma * variance.sqrt()).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    floor = torch.maximum(sigma_floor, best + rows.min_p.log())
+    return scaled.masked_fill(scaled < floor, -torch.inf)
+
+
+def _truncate(probabilities: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Zeroes what top-k and top-p cut, in rows sorted from the most to the least probable."""
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
     kept = probabilities * (rank < rows.top_k)
@@ -86,8 +261,9 @@ def _truncate(probabilities: torch.Tensor, rows: _Rows) -> torch.Tensor:
     return kept * ((before < rows.top_p) | (rank == 0))
 
 
-def _draw(weights: torch.Tensor, rows: _Rows) -> torch.Tensor:
+def _draw(weights: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Inverse transform sampling with one uniform number a row."""
     cumulative = weights.cumsum(dim=-1)
-    targets = rows.draw * cumulative[:, -1:]
+    # The last possible target lies below the total, so that rounding never ends at a token of weight 0.
+    targets = torch.minimum(rows.draw * cumulative[:, -1:], cumulative[:, -1:].nextafter(weights.new_zeros(())))
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)

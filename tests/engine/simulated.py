@@ -78,6 +78,9 @@ class SimulatedRunner:
         waited_ns, sampled_ns = self.clock(), self.clock()
         return StepOutcome(sampled, prepared_ns, launched_ns, waited_ns, sampled_ns, waited_ns - launched_ns)
 
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept for a request."""
+
 
 class Simulation:
     """An engine over the simulated device."""

@@ -1,78 +1,218 @@
 """Draws follow the exact distribution, and a seed gives the same tokens whatever surrounds it."""
 
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.sampling import SamplingParams
-from engine.token.sampler import SamplingInputs, sample, uniform
+from engine.token.penalties import LzHistory
+from engine.token.sampler import NOTHING, Sampler, uniform
+from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 
-LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.0, -3.0, 1.5])
+LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -1.5, -3.0, 1.5, 0.2, -0.4]
+PROMPT, OUTPUT = [3, 8, 3], [0, 1, 7, 0, 1, 2, 0, 1]
 
 
-def made(params, positions, vocab_size: int = 50) -> SamplingInputs:
-    return SamplingInputs(list(params), list(positions), vocab_size, torch.device("cpu"))
+@dataclass
+class Row:
+    """A request as the sampler knows it."""
+
+    id: str
+    sampling: SamplingParams
+    token_ids: list[int]
+    prompt_tokens: int
 
 
-def exact(temperature: float, top_k: int, top_p: float) -> list[float]:
-    """The distribution by its definition, in plain Python."""
-    weights = {i: 2.718281828459045 ** (x / temperature) for i, x in enumerate(LOGITS.tolist())}
-    ranked = sorted(weights, key=lambda i: -weights[i])[: top_k or None]
-    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
-    for i in ranked:
-        kept.append(i)
-        mass += weights[i] / total
-        if mass >= top_p:
-            break
-    scale = sum(weights[i] for i in kept)
-    return [weights[i] / scale if i in kept else 0.0 for i in range(len(LOGITS))]
+def drawn(rows: list[Row], logits: torch.Tensor) -> list[int]:
+    sampler = Sampler(logits.shape[-1], torch.device("cpu"))
+    return sampler.draw(logits, sampler.prepare(rows)).tolist()
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.7), (2.0, 5, 0.6)]
+def counted(draws: int, prompt=PROMPT, output=OUTPUT, **controls) -> list[int]:
+    rows = [
+        Row(str(seed), SamplingParams(max_tokens=99, seed=seed, **controls), prompt + output, len(prompt))
+        for seed in range(draws)
+    ]
+    ids = drawn(rows, torch.tensor(LOGITS).repeat(draws, 1))
+    return torch.bincount(torch.tensor(ids), minlength=len(LOGITS)).tolist()
+
+
+CONTROLS = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"temperature": 2.0, "top_k": 5, "top_p": 0.6},
+    {"min_p": 0.2},
+    {"min_p": 0.2, "temperature": 3.0},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 0.7, "temperature": 5.0},
+    {"top_n_sigma": 1.5, "min_p": 0.1, "top_k": 4, "top_p": 0.8, "temperature": 1.7},
+    {"min_p": 0.25, "top_p": 0.75, "temperature": 1.4},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6},
+    {"frequency_penalty": 0.8},
+    {"frequency_penalty": -0.3},
+    {"presence_penalty": 1.1},
+    {"lz_penalty": 0.6},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.5, "lz_penalty": 0.3},
+    {"logit_bias": {6: 4.0, 0: -2.5}},
+    {"logit_bias": {6: 100.0}, "top_p": 0.9},
+    {"allowed_token_ids": [1, 4, 6, 9]},
+    {"bad_words": [[2], [1, 7], [0, 1, 0], [7, 3]]},
+    {"min_tokens": 9, "stop_token_ids": [0, 2]},
+    {"min_tokens": 8, "stop_token_ids": [0, 2]},
+    {"repetition_penalty": 1.5, "allowed_token_ids": [0, 1, 2, 3, 8], "bad_words": [[1, 3]], "top_k": 3, "min_p": 0.01},
+    {"temperature": 1.3, "presence_penalty": 2.0, "logit_bias": {4: 3.0}, "top_n_sigma": 1.2, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("controls", CONTROLS, ids=str)
+def test_draws_follow_the_exact_distribution(controls):
+    expected = distribution(LOGITS, SamplingParams(max_tokens=99, **controls), PROMPT, OUTPUT)
+    assert_drawn_from(counted(4000, **controls), expected)
+
+
+@pytest.mark.parametrize("controls", [c for c in CONTROLS if "temperature" not in c], ids=str)
+def test_greedy_draws_are_the_best_token_after_penalties_and_masks(controls):
+    expected = distribution(LOGITS, SamplingParams(max_tokens=99, temperature=0.0, **controls), PROMPT, OUTPUT)
+    assert counted(1, temperature=0.0, **controls) == expected
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=st.just(99),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 0, 1, 3]),
+    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.9]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.3, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -1.0, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    lz_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    logit_bias=st.sampled_from([{}, {}, {3: 5.0, 1: -100.0}]),
+    bad_words=st.sampled_from([[], [], [[1], [2, 3]], [[1, 1, 2]]]),
+    allowed_token_ids=st.sampled_from([[], [], [0, 2, 5], [1]]),
+    min_tokens=st.sampled_from([0, 0, 4]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    stop_token_ids=st.just([2, 4]),
 )
-def test_draws_follow_the_exact_distribution(temperature, top_k, top_p):
-    draws = 8000
-    params = SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, seed=11)
-    inputs = made([params] * draws, range(draws))
-    counts = torch.bincount(sample(LOGITS.repeat(draws, 1), inputs), minlength=len(LOGITS)).tolist()
-    expected = exact(temperature, top_k, top_p)
-    assert all(count == 0 for count, p in zip(counts, expected, strict=True) if p == 0)
-    chi_square = sum((count - draws * p) ** 2 / (draws * p) for count, p in zip(counts, expected, strict=True) if p)
-    assert chi_square < 29.9  # beyond the 99.99 % point of 7 degrees of freedom; the seed is fixed, so it never flips
+TOKENS = st.lists(st.integers(0, 9), max_size=8)
+ROWS = st.lists(st.tuples(PARAMS, st.lists(st.integers(0, 9), min_size=1, max_size=5), TOKENS), min_size=1, max_size=6)
 
 
-def test_truncation_keeps_exactly_the_smallest_set_that_reaches_top_p():
-    dice = random.Random(4)
-    for _ in range(60):
-        top_k, top_p = dice.choice([0, 2, 5]), dice.uniform(0.05, 0.999)
-        params = SamplingParams(max_tokens=1, temperature=dice.uniform(0.3, 3), top_k=top_k, top_p=top_p, seed=3)
-        drawn = set(sample(LOGITS.repeat(4000, 1), made([params] * 4000, range(4000))).tolist())
-        expected = {i for i, p in enumerate(exact(params.temperature, top_k, top_p)) if p > 0}
-        likely = {i for i, p in enumerate(exact(params.temperature, top_k, top_p)) if p > 0.005}  # 4000 draws show it
-        assert likely <= drawn <= expected
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.integers(0, 1000))
+def test_a_batch_draws_what_each_row_draws_alone_and_nothing_impossible(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 10, generator=generator) * 3
+    before = logits.clone()
+    batch = [Row(str(i), params, prompt + output, len(prompt)) for i, (params, prompt, output) in enumerate(rows)]
+    together = drawn(batch, logits)
+    assert together == [drawn([row], logits[i : i + 1])[0] for i, row in enumerate(batch)]
+    assert torch.equal(logits, before), "log-probabilities are told of the model's own logits"
+    for i, (params, prompt, output) in enumerate(rows):
+        probabilities = distribution(logits[i].tolist(), params, prompt, output)
+        if together[i] == NOTHING:
+            assert not any(probabilities)
+        else:
+            assert probabilities[together[i]] > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=30), st.lists(st.booleans(), min_size=30, max_size=30),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempted, seed):
+    """Whatever was drawn, with a preemption anywhere, next to a neighbour that comes and goes."""
+    controls = dict(
+        temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3, lz_penalty=0.4,
+        bad_words=[[1, 2]],
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=99, **controls)
+    kept = Sampler(6, torch.device("cpu"))
+    row = Row("a", params, [2, 3], 2)
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(len(forced)):
+        logits = torch.randn(2, 6, generator=generator) * 2
+        neighbour = Row(f"b{step // 3}", params, [1, 5], 2)
+        batch = [neighbour, row] if step % 3 else [row]
+        token = kept.draw(logits[-len(batch) :], kept.prepare(batch)).tolist()[-1]
+        if step % 3 == 2:
+            kept.forget(neighbour.id)
+        assert token == drawn([Row("a", params, list(row.token_ids), 2)], logits[-1:])[0]
+        row.token_ids.append(token)
+        if preempted[step]:
+            kept.forget("a")
+    kept.forget("a")
+    kept.forget(f"b{(len(forced) - 1) // 3}")
+    assert kept.history.used == 0
+
+
+def test_lz_savings_are_those_of_the_longest_nearest_copy_over_long_outputs():
+    dice = random.Random(5)
+    for alphabet, length in ((2, 40), (3, 600), (30, 1500), (4, 2)):
+        output = [dice.randrange(alphabet) for _ in range(length)]
+        output[length // 2 :] = output[: length - length // 2]  # a long repetition
+        history = LzHistory(1000, output[: length // 3])
+        for token in output[length // 3 :]:
+            history.follow([token])
+        tokens, bits = history.savings()
+        expected = penalised([0.0] * 1000, SamplingParams(max_tokens=1, lz_penalty=1.0), [], output)
+        assert dict(zip(tokens.tolist(), bits.tolist(), strict=True)) == pytest.approx(
+            {token: -value for token, value in enumerate(expected) if value}
+        )
+
+
+def test_masks_that_leave_nothing_end_the_request_with_an_error_and_no_other(checkpoints):
+    engine, published = make_engine(checkpoints["qwen3"])
+    prompt = [5, 6, 7]
+    hand_over(
+        engine,
+        [
+            submit("neighbour", prompt, 8, temperature=1.0, seed=3),
+            submit("empty", prompt, 8, temperature=1.0, allowed_token_ids=[4], bad_words=[[4]], logprobs=2),
+            submit("later", prompt, 8, allowed_token_ids=[4, 9], bad_words=[[9], [4, 4]], repetition_penalty=1.1),
+        ],
+    )
+    drain(engine, check=True)
+    alone = generate(checkpoints["qwen3"], [prompt], 8, {"temperature": 1.0, "seed": 3})[0]
+    assert published.tokens == {"neighbour": alone[0], "later": [4]}
+    for name in ("empty", "later"):
+        assert published.ended[name].reason == "error"
+        assert "leave no token" in published.ended[name].error
+    assert engine.runner.sampler.history.used == engine.runner.sampler.biases.used == 0
+
+
+def test_min_tokens_keeps_stop_tokens_out_until_then(checkpoints):
+    stops = list(range(3, 320, 2))  # half of all tokens, so that a draw would soon hit one
+    for wanted in (0, 1, 7):
+        engine, published = make_engine(checkpoints["llama"])
+        hand_over(
+            engine,
+            [submit("a", [9, 8], 60, temperature=1.5, ignore_eos=False, stop_token_ids=stops, min_tokens=wanted)],
+        )
+        drain(engine)
+        tokens = published.tokens["a"]
+        assert published.ended["a"].reason == "stop" and tokens[-1] in stops
+        assert not set(tokens[: max(wanted, len(tokens) - 1)]) & set(stops) and len(tokens) > wanted
 
 
 def test_each_position_of_a_sequence_is_drawn_with_its_own_number(checkpoints):
     engine, _ = make_engine(checkpoints["qwen3"])
     hand_over(engine, [submit("a", [5, 6, 7], 3, temperature=1.0, seed=1)])
-    drawn = []
+    seen = []
     prepare = engine.runner._prepare
-    engine.runner._prepare = lambda items: drawn.append(batch := prepare(items)) or batch
+    engine.runner._prepare = lambda items: seen.append(batch := prepare(items)) or batch
     drain(engine)
-    assert [batch.sampling.plain.draw.item() for batch in drawn] == [uniform(1, position) for position in (3, 4, 5)]
-
-
-def test_rows_are_drawn_independently_of_their_neighbours():
-    params = [SamplingParams(max_tokens=1, temperature=t, top_k=k, seed=s) for t, k, s in
-              [(0.0, 0, 1), (1.0, 0, 2), (0.7, 3, 3), (1.3, 0, 4)]]  # fmt: skip
-    torch.manual_seed(0)
-    logits = torch.randn(4, 50)
-    together = sample(logits, made(params, [9, 9, 9, 9])).tolist()
-    alone = [sample(logits[i : i + 1], made([params[i]], [9])).item() for i in range(4)]
-    assert together == alone
+    assert [batch.sampling.direct.draw.item() for batch in seen] == [uniform(1, position) for position in (3, 4, 5)]
 
 
 def test_uniform_numbers_fill_the_interval_and_never_reach_one():
@@ -81,16 +221,26 @@ def test_uniform_numbers_fill_the_interval_and_never_reach_one():
     assert abs(sum(numbers) / len(numbers) - 0.5) < 0.03  # four standard errors
 
 
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_preemption(checkpoints):
+SEEDED = [
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    {
+        "temperature": 1.2, "min_p": 0.02, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "lz_penalty": 0.3,
+        "logit_bias": {9: 2.0}, "bad_words": [[5, 6], [11]],
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("controls", SEEDED, ids=["truncated", "edited"])
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_after_preemption_and_after_a_restart(controls, checkpoints):
     dice = random.Random(1)
     batch = [[dice.randrange(3, 320) for _ in range(40)] for _ in range(4)]
-    warm = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
     folder = checkpoints["qwen3"]
 
-    def run(prompts: list[list[int]], **settings):
-        engine, published = make_engine(folder, **settings)
-        hand_over(engine, [submit(f"r{i}", p, 50, seed=i, **warm) for i, p in enumerate(prompts)])
+    def run(prompts: list[list[int]], **limits):
+        engine, published = make_engine(folder, **limits)  # each is a restart
+        hand_over(engine, [submit(f"r{i}", p, 50, seed=i, **controls) for i, p in enumerate(prompts)])
         drain(engine)
+        assert engine.runner.sampler.history.used == engine.runner.sampler.biases.used == 0
         return [published.tokens[f"r{i}"] for i in range(len(prompts))], published
 
     together, _ = run(batch)
@@ -98,4 +248,4 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_preemption(chec
     assert sum(ended.preemptions for ended in published.ended.values()) > 0
     assert squeezed == together
     assert run(batch[:1])[0][0] == together[0]
-    assert together[0] != generate(folder, batch[:1], 50, {"seed": 99, **warm})[0][0]
+    assert together[0] != generate(folder, batch[:1], 50, {"seed": 99, **controls})[0][0]
