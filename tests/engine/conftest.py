@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.families import Checkpoints, random_model
+from tests.engine.server import serving
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,11 @@ def oracle(checkpoints):
         return output[0, len(prompt) :].tolist()
 
     return greedy
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory):
+    """The bundled model, served once for all tests that only ask it; what it records lies in `run_dir`."""
+    folder = tmp_path_factory.mktemp("api")
+    with serving(folder, "tiny-model", "--max-model-len", "512", "--run-dir", str(folder / "run")) as server:
+        yield server
