@@ -41,16 +41,18 @@ class Placement:
     def extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int = 0) -> bool:
         """Room to write the positions that are not computed yet, up to `num_tokens`; False (and no change) if none."""
         pool, blocks = self.pool, request.blocks
+        lacking = max(0, pool.blocks_for(num_tokens) - len(blocks))
+        if lacking + reserve == 0 and not request.forked:
+            return True
         tail = request.num_computed_tokens // pool.block_size  # only the first block that is written can be shared
         while True:
-            copied = tail < len(blocks) and not pool.writable(blocks[tail])
-            missing = max(0, pool.blocks_for(num_tokens) - len(blocks)) + copied
-            if missing + reserve <= 0:
-                return True
+            copied = request.forked and tail < len(blocks) and not pool.writable(blocks[tail])
+            missing = lacking + copied
             if missing + reserve <= pool.available:
                 break
             if not self._reclaim(request):
                 return False
+        request.forked = False
         fresh = pool.allocate(missing)
         if copied:
             plan.copies.append((blocks[tail], fresh[-1]))
@@ -69,6 +71,7 @@ class Placement:
             request.num_computed_tokens = shared
             request.published_blocks = shared // self.pool.block_size
             request.prompt_logprobs = list(leader.prompt_logprobs)
+            request.forked = leader.forked = True
             self._waiting_forks[request.order] = request
 
     def publish(self, request: Request) -> None:

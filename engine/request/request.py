@@ -33,6 +33,7 @@ class Request:
     num_computed_tokens: int = 0
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
+    forked: bool = False  # its next position may be in a block that others read
     held_aside: str | None = None  # why it waits outside the policy's line
     finish_reason: str | None = None
     error: str | None = None  # a sentence, where the finish reason is error
@@ -60,7 +61,8 @@ class Request:
     @property
     def is_prefilling(self) -> bool:
         """More than the token that was sampled last is still to compute."""
-        return self.num_tokens - self.num_computed_tokens > 1 or self.num_computed_tokens < self.prompt_tokens
+        done = self.num_computed_tokens
+        return len(self.token_ids) - done > 1 or done < self.prompt_tokens
 
     @property
     def has_computed_prompt(self) -> bool:

@@ -46,11 +46,6 @@ class Scheduler:
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingRoom(policy, max_long_prefills, long_prefill_tokens)
         self.placement = Placement(pool)
-        self._parts = {
-            Part.DECODES: lambda plan: self._continue([r for r in self.running if not r.is_prefilling], plan),
-            Part.PROMPTS: lambda plan: self._continue([r for r in self.running if r.is_prefilling], plan),
-            Part.ARRIVALS: self._admit,
-        }
 
     @property
     def num_waiting(self) -> int:
@@ -72,9 +67,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         plan = StepPlan(self.budget, self.budget)
+        groups: dict[Part, list[Request]] = {Part.DECODES: [], Part.PROMPTS: []}
+        for request in self.running:
+            groups[Part.PROMPTS if request.is_prefilling else Part.DECODES].append(request)
         for course in self.policy.courses(self.running):
             for part in course:
-                self._parts[part](plan)
+                if part is Part.ARRIVALS:
+                    self._admit(plan)
+                else:
+                    self._continue(groups[part], plan)
             if plan.scheduled:
                 break
         if plan.held_back_by is None and self.waiting.num_in_line:
@@ -109,11 +110,13 @@ class Scheduler:
         return emitted
 
     def _continue(self, requests: list[Request], plan: StepPlan) -> None:
+        extend = self.placement.extend
         for request in requests:
             if request.state is not State.RUNNING:  # it gave way to one before it
                 continue
             new_tokens = self._share(request, plan)
-            if new_tokens and self._grow(request, request.num_computed_tokens + new_tokens, plan):
+            until = request.num_computed_tokens + new_tokens
+            if new_tokens and (extend(request, until, plan) or self._make_room(request, until, plan)):
                 plan.add(_scheduled(request, new_tokens))
 
     def _admit(self, plan: StepPlan) -> None:
@@ -140,11 +143,7 @@ class Scheduler:
         reason = self._place(request, plan)
         if reason is None:
             return None
-        victims = [
-            other for other in self.running
-            if self.policy.displaces(request, other) and self.policy.rank(other) > self.policy.rank(request)
-            and other not in plan.admitted
-        ]  # fmt: skip
+        victims = [r for r in self.policy.displaced_by(request, self.running) if r not in plan.admitted]
         left = len(self.running) - len(victims)
         if not victims or left >= self.max_num_seqs or not self.placement.would_fit(request, left, victims):
             return reason
@@ -159,14 +158,14 @@ class Scheduler:
         # Every running request may need one more block in a moment: do not admit what would be thrown out at once.
         return None if self.placement.place(request, len(self.running), plan) else "kv_blocks"
 
-    def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Makes room for a running request, at the cost of the last in rank; False if that was itself."""
-        while not self.placement.extend(request, num_tokens, plan):
-            victim = max(self.running, key=self.policy.rank)
+    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Blocks for a running request, at the cost of the last in rank; False if that was itself."""
+        while (victim := max(self.running, key=self.policy.rank)) is not request:
             self._preempt(victim, plan)
-            if victim is request:
-                return False
-        return True
+            if self.placement.extend(request, num_tokens, plan):
+                return True
+        self._preempt(request, plan)
+        return False
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         plan.drop(victim)

@@ -116,7 +116,8 @@ def test_under_every_policy_random_traffic_gets_its_own_tokens_closed_ledgers_an
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @given(st.lists(arrival, min_size=1, max_size=16), limits)
-@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_under_every_policy_long_random_traffic_gets_its_own_tokens_closed_ledgers_and_no_leak(arrivals, bounds):
     check_random_traffic(arrivals, bounds)

@@ -50,9 +50,9 @@ class Policy(Protocol):
         """
         return (request.order,)
 
-    def displaces(self, waiting: Request, running: Request) -> bool:
-        """Whether the head of the line may throw out a running request that is after it in rank."""
-        return False
+    def displaced_by(self, waiting: Request, running: Sequence[Request]) -> list[Request]:
+        """Running requests that may be thrown out for the head of the line. All are after it in rank."""
+        return []
 
     def courses(self, running: Sequence[Request]) -> Courses:
         """What the next step may be made of: it is the first course in which there is anything to compute."""

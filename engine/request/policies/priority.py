@@ -1,5 +1,7 @@
 """Lower numbers first, at the cost of running requests where there is no room."""
 
+from collections.abc import Sequence
+
 from engine.request.policies.line import RankedLine
 from engine.request.policies.policy import Policy
 from engine.request.request import Request
@@ -20,5 +22,6 @@ class Priority(Policy):
     def rank(self, request: Request) -> tuple:
         return (request.order + request.priority * self._ageing, request.priority, request.order)
 
-    def displaces(self, waiting: Request, running: Request) -> bool:
-        return waiting.priority < running.priority
+    def displaced_by(self, waiting: Request, running: Sequence[Request]) -> list[Request]:
+        rank, priority = self.rank(waiting), waiting.priority
+        return [request for request in running if request.priority > priority and self.rank(request) > rank]
