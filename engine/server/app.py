@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
-from engine.server import protocol, protocol_chat, token_api
+from engine.server import openresponses, protocol, protocol_chat, token_api
 from engine.server.edge import Edge, show_api_error, show_fault, show_http_error
 from engine.server.errors import ApiError
+from engine.server.json_body import decode
 from engine.server.service import Service
 
 
@@ -49,25 +49,31 @@ def build_app(config: EngineConfig) -> FastAPI:
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=_body_of(protocol.CompletionRequest))
     async def completions(request: Request) -> Response:
-        body = protocol.parse(protocol.CompletionRequest, await _json_body(request))
+        body = protocol.parse(protocol.CompletionRequest, decode(await request.body()))
         service.check_model(body.model)
         return await service.complete(request, body)
 
     @app.post("/v1/chat/completions", openapi_extra=_body_of(protocol_chat.ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.ChatRequest, await _json_body(request))
+        body = protocol.parse(protocol_chat.ChatRequest, decode(await request.body()))
         service.check_model(body.model)
         return await service.chat(request, body)
 
+    @app.post("/v1/responses", openapi_extra=_body_of(openresponses.ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        body = protocol.parse(openresponses.ResponsesRequest, await _json_body(request))
+        service.check_model(body.model)
+        return await openresponses.create(service, request, body)
+
     @app.post("/tokenize", openapi_extra=_body_of(protocol_chat.TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.TokenizeRequest, await _json_body(request))
+        body = protocol.parse(protocol_chat.TokenizeRequest, decode(await request.body()))
         service.check_model(body.model)
         return JSONResponse(await token_api.tokenize(service, body))
 
     @app.post("/detokenize", openapi_extra=_body_of(protocol_chat.DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.DetokenizeRequest, await _json_body(request))
+        body = protocol.parse(protocol_chat.DetokenizeRequest, decode(await request.body()))
         service.check_model(body.model)
         return JSONResponse(await token_api.detokenize(service, body))
 
@@ -103,14 +109,6 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
 
 def _state(service: Service, *, healthy: bool) -> JSONResponse:
     return JSONResponse({"status": service.core.state, "detail": service.core.failure}, 200 if healthy else 503)
-
-
-async def _json_body(request: Request) -> Any:
-    """The decoded body: strict JSON, without half characters or numbers that no field can hold."""
-    try:
-        return msgspec.json.decode(await request.body())
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
 def _body_of(kind: type) -> dict[str, Any]:
