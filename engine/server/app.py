@@ -61,7 +61,7 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/responses", openapi_extra=_body_of(openresponses.ResponsesRequest))
     async def responses(request: Request) -> Response:
-        body = protocol.parse(openresponses.ResponsesRequest, await _json_body(request))
+        body = protocol.parse(openresponses.ResponsesRequest, decode(await request.body()))
         service.check_model(body.model)
         return await openresponses.create(service, request, body)
 

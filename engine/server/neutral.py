@@ -1,5 +1,6 @@
 """Fields that this server does not honour: they pass only with a value that asks for nothing special."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +55,9 @@ NEUTRAL: dict[str, Neutral] = {
 }
 
 
-def refuse_unless_neutral(name: str, value: Any) -> None:
+def refuse_unless_neutral(name: str, value: Any, table: Mapping[str, Neutral] = NEUTRAL) -> None:
     """Raises ApiError 400 for a value that asks for something."""
-    allowed = NEUTRAL[name].values
+    allowed = table[name].values
     if value is None or any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in allowed
     ):

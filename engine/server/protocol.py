@@ -149,22 +149,24 @@ def parse(kind: type[Body], raw: Any) -> Body:
     """Checks a decoded body. Raises ApiError 400 that names the first bad field, its value and what it may be."""
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(raw).__name__}")
-    wanted = {}
+    wanted, neutral = {}, getattr(kind, "neutral", NEUTRAL)
     for name, value in raw.items():
-        if name in NEUTRAL and name not in kind.model_fields:
-            refuse_unless_neutral(name, value)
+        if name in neutral and name not in kind.model_fields:
+            refuse_unless_neutral(name, value, neutral)
         elif value is not None:
             wanted[name] = value
     try:
         body = kind.model_validate(wanted)
     except ValidationError as error:
-        raise _first(error.errors(include_url=False)) from None
+        raise refusal_of(error) from None
     if hasattr(body, "refuse_contradictions"):
         body.refuse_contradictions()
     return body
 
 
-def _first(errors: list[dict[str, Any]]) -> ApiError:
+def refusal_of(invalid: ValidationError) -> ApiError:
+    """The first bad field, its value and what it may be."""
+    errors = invalid.errors(include_url=False)
     field = errors[0]["loc"][0]
     # Each member of a union says why it did not fit; what was meant is the one that objects to more than the type.
     error = max(
@@ -181,4 +183,7 @@ def _first(errors: list[dict[str, Any]]) -> ApiError:
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
-_UNION_BRANCHES = {"str", "list[TextPart]", "constrained-str", "NamedChoice", "literal['none','auto','required']"}
+_UNION_BRANCHES = {
+    "str", "constrained-str", "list[TextPart]", "list[dict[str,any]]", "NamedChoice", "ResponseToolChoice",
+    "literal['none','auto','required']",
+}  # fmt: skip
