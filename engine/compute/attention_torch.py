@@ -23,12 +23,12 @@ class TorchAttention:
         for begin, end in _groups(inputs.context_lens[:singles]):
             lengths = inputs.context_lens[begin:end]
             blocks = tables[begin:end, : -(-max(lengths) // size)]
-            self._groups.append((begin, end, blocks, torch.tensor(lengths, device=tables.device)))
+            self._groups.append((begin, end, blocks.flatten(), torch.tensor(lengths, device=tables.device)))
         self._chunks = []
         begin = singles
         for index in range(singles, len(inputs.query_lens)):
             new, context = inputs.query_lens[index], inputs.context_lens[index]
-            self._chunks.append((begin, begin + new, tables[index : index + 1, : -(-context // size)], context))
+            self._chunks.append((begin, begin + new, tables[index, : -(-context // size)], context))
             begin += new
         self._masks: dict[tuple, tuple[list, list]] = {}  # made by the first layer of each kind, for the others too
 
@@ -43,19 +43,20 @@ class TorchAttention:
         layer_cache[0].index_copy_(0, self._inputs.slots, key)
         if value is not None:
             layer_cache[1].index_copy_(0, self._inputs.slots, value)
-        planes = layer_cache.unflatten(1, (-1, self._inputs.block_size))  # whole blocks are gathered, not slots
-        kind = (spec.window, spec.alibi_slopes, query.dtype)
+        # Whole blocks are gathered, not slots.
+        planes = layer_cache.unflatten(1, (-1, self._inputs.block_size)).unbind(0)
+        kind = (spec.window, spec.alibi_slopes)
         if kind not in self._masks:
             self._masks[kind] = self._make_masks(spec, key.shape[1], query.dtype)
         group_masks, chunk_masks = self._masks[kind]
-        output = query.new_empty(*query.shape[:2], spec.value_dim)
+        parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
-            keys, values = _gather(planes, blocks, spec.value_dim)
+            keys, values = _gather(planes, blocks, end - begin, spec)
             folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
             attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
-            output[begin:end] = attended.flatten(1, 2)
+            parts.append(attended.flatten(1, 2))
         for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
-            keys, values = _gather(planes, blocks, spec.value_dim)
+            keys, values = _gather(planes, blocks, 1, spec)
             attended = F.scaled_dot_product_attention(
                 query[begin:end].transpose(0, 1)[None],
                 keys[:, :, :context],
@@ -65,8 +66,8 @@ class TorchAttention:
                 scale=spec.scale,
                 enable_gqa=True,
             )
-            output[begin:end] = attended[0].transpose(0, 1)
-        return output
+            parts.append(attended[0].transpose(0, 1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype) -> tuple[list, list]:
         """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
@@ -74,8 +75,8 @@ class TorchAttention:
         device = self._inputs.slots.device
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
         groups, chunks = [], []
-        for _, _, blocks, lengths in self._groups:
-            keys = torch.arange(blocks.shape[1] * self._inputs.block_size, device=device)
+        for begin, end, blocks, lengths in self._groups:
+            keys = torch.arange(len(blocks) // (end - begin) * self._inputs.block_size, device=device)
             distances = (lengths[:, None] - 1 - keys)[:, None, None]  # [sequences, 1, 1, context]
             per_head = None if slopes is None else slopes.view(num_kv_heads, -1, 1)
             groups.append(_mask(distances, spec.window, per_head, dtype))
@@ -113,12 +114,14 @@ def _groups(lengths: list[int]) -> list[tuple[int, int]]:
     return groups
 
 
-def _gather(planes: torch.Tensor, blocks: torch.Tensor, value_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[planes, num_blocks, block_size, heads, head_dim] by [rows, blocks] → keys [rows, heads, blocks * block_size,
+def _gather(
+    planes: tuple[torch.Tensor, ...], blocks: torch.Tensor, rows: int, spec: AttentionSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Planes [num_blocks, block_size, heads, head_dim] by the blocks of `rows` sequences → keys [rows, heads, context,
     head_dim] and values [..., value_dim]."""
-    flat = blocks.flatten()
-    gathered = [
-        plane.index_select(0, flat).view(*blocks.shape, *plane.shape[1:]).flatten(1, 2).transpose(1, 2)
-        for plane in planes.unbind(0)
-    ]
-    return gathered[0], gathered[-1][..., :value_dim]
+    keys = _gather_plane(planes[0], blocks, rows)
+    return keys, _gather_plane(planes[1], blocks, rows) if len(planes) == 2 else keys[..., : spec.value_dim]
+
+
+def _gather_plane(plane: torch.Tensor, blocks: torch.Tensor, rows: int) -> torch.Tensor:
+    return plane.index_select(0, blocks).view(rows, -1, *plane.shape[2:]).transpose(1, 2)

@@ -164,7 +164,16 @@ def test_old_rope_keys_say_the_same(checkpoints):
     assert torch.equal(rope_frequencies(old, 16, 512)[0], rope_frequencies(new, 16, 512)[0])
 
 
-def test_old_code_of_a_checkpoint_is_ignored(checkpoints, tmp_path):
+@pytest.mark.parametrize(("family", "windows"), [("qwen2-windows", (None, 16)), ("qwen3-windows", (None, 33))])
+def test_windows_of_published_configs_without_layer_types_begin_at_max_window_layers(family, windows, checkpoints):
+    config = read_config(checkpoints[family])
+    assert decoder_config(config).windows == windows
+    config.pop("layer_types")
+    assert decoder_config(config).windows == windows
+    assert decoder_config(config | {"use_sliding_window": False}).windows == (None, None)
+
+
+def test_code_that_a_checkpoint_brings_is_ignored(checkpoints, tmp_path):
     folder = copy(checkpoints["llama"], tmp_path, auto_map={"AutoModelForCausalLM": "modeling_evil.EvilModel"})
     (folder / "modeling_evil.py").write_text("raise SystemExit('executed')")
     load(folder)
@@ -190,6 +199,7 @@ def copy(folder: Path, to: Path, **changes) -> Path:
         ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small'; it must be a number"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "config.json lacks factor"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5; it must be at least 1.0"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each kind of layer"),
         ("qwen3-windows", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ("qwen3-windows", {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention' is not supp"),
