@@ -73,7 +73,8 @@ def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:
     while os.getppid() == front_pid:  # else nobody is left to compute for
         if not engine.has_work:
             engine.idle()
-            if not inbox.poll(timeout=1000):
+            # A grammar that is being compiled calls nobody when it is done.
+            if not inbox.poll(timeout=1 if engine.is_preparing else 1000) and not engine.is_preparing:
                 continue
             begin_ns = time.monotonic_ns()
         arrived = []

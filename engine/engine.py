@@ -8,11 +8,12 @@ from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
 from engine.messages import Abort, Ended, Output, Outputs, Submit
 from engine.request.accounting import Accountant, StepClock
-from engine.request.plan import Runner, StepOutcome, StepPlan
+from engine.request.plan import Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from metrics.costmodel import ModelShape, StepTimeModel, request_flops, step_bytes
+from metrics.ledger import Account
 from metrics.records import StepRecord
 
 
@@ -39,6 +40,7 @@ class Engine:
         self.accountant = Accountant(lambda new, past, sampled: request_flops(shape, new, past, sampled))
         self._orders = 0
         self._arrived: list[Request] = []
+        self._held: list[tuple[Request, Submit, Preparation]] = []  # not scheduled before the runner is ready for them
         self._ended: list[Ended] = []
         self._records: list[StepRecord] = []  # of steps that are over and not yet published
         self._last_step: tuple[int, int] | None = None
@@ -49,18 +51,29 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def is_preparing(self) -> bool:
+        """Requests are held until the runner is ready for them; `receive` sees whether it is."""
+        return bool(self._held)
+
     def receive(self, messages: Sequence[Submit | Abort], begin_ns: int) -> None:
         """Takes in what the front sent. `begin_ns` is when that began: the end of the last step, if without a pause."""
-        arrived: list[tuple[Request, Submit]] = []
+        arrived = self._released()
         for message in messages:
             if isinstance(message, Submit):
-                arrived.append((self._request(message), message))
+                request = self._request(message)
+                preparation = self.runner.begin(request)
+                if preparation is None:
+                    self.scheduler.add(request)
+                    arrived.append((request, message.encoded_ns))
+                else:
+                    self._held.append((request, message, preparation))
             else:
                 self._abort(message.request_id, begin_ns, {request.order for request, _ in arrived})
         self._begin_ns, self._received_ns = begin_ns, self.clock()
-        for request, message in arrived:
+        for request, ready_ns in arrived:
             if request.state is not State.FINISHED:
-                self.accountant.visible(request, message.encoded_ns, self._received_ns, self._last_step)
+                self.accountant.visible(request, ready_ns, self._received_ns, self._last_step)
                 self._arrived.append(request)
 
     def step(self) -> int:
@@ -101,13 +114,45 @@ class Engine:
             priority=message.priority,
             fork_of=message.fork_of,
         )
-        self.scheduler.add(request)
         return request
+
+    def _released(self) -> list[tuple[Request, int]]:
+        """Requests that the runner is ready for now, and since when; those that it cannot serve end."""
+        released = []
+        held, self._held = self._held, []
+        waiting: set[str] = set()
+        for request, message, preparation in held:
+            # A fork stays behind the request whose blocks it shares.
+            if not preparation.is_done or message.fork_of in waiting:
+                waiting.add(request.id)
+                self._held.append((request, message, preparation))
+                continue
+            request.ledger[Account.REQUEST_ADMISSION] += preparation.ready_ns - message.encoded_ns
+            if preparation.error is None:
+                self.scheduler.add(request)
+                released.append((request, preparation.ready_ns))
+            else:
+                self._end_held(request, "error", preparation.error)
+        return released
+
+    def _end_held(self, request: Request, reason: str, error: str | None = None) -> None:
+        request.state, request.finish_reason, request.error = State.FINISHED, reason, error
+        self.runner.forget(request.id)
+        self._ended.append(_ended(request))
+
+    def _abort_held(self, request_id: str) -> None:
+        for item in self._held:
+            request, message, _ = item
+            if request.id == request_id:
+                self._held.remove(item)
+                request.ledger[Account.REQUEST_ADMISSION] += self.clock() - message.encoded_ns
+                self._end_held(request, "abort")
+                return
 
     def _abort(self, request_id: str, begin_ns: int, unseen: set[int]) -> None:
         known = self.scheduler.requests.get(request_id)
-        if known is None:
-            return  # it ended before the abort arrived
+        if known is None:  # the runner is not ready for it, or it ended before the abort arrived
+            return self._abort_held(request_id)
         waited = known.state is not State.RUNNING
         self.scheduler.abort(known)
         self.runner.forget(request_id)

@@ -7,6 +7,7 @@ with LLM("tiny-model") as llm:
 """
 
 import asyncio
+import contextlib
 import itertools
 import queue
 import threading
@@ -243,7 +244,9 @@ class LLM:
             arrived = []
             if not engine.has_work:
                 engine.idle()
-                arrived.append(self._inbox.get())
+                # A grammar that is being compiled calls nobody when it is done.
+                with contextlib.suppress(queue.Empty):
+                    arrived.append(self._inbox.get(timeout=0.001 if engine.is_preparing else None))
                 begin_ns = time.monotonic_ns()
             while not self._inbox.empty():
                 arrived.append(self._inbox.get())

@@ -11,9 +11,12 @@ from engine.compute.attention import AttentionInputs
 from engine.compute.attention_torch import GATHERED_TOKENS, TorchAttention
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.request import Request
 from engine.sampling import SamplingParams, TokenLogprobs
 from engine.token.checkpoint import ModelError
+from engine.token.guides import Guides, Preparation
 from engine.token.logprobs import Scores, pieces, score
+from engine.token.masks import MaskFill
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
 from engine.token.sampler import NOTHING, Sampler, SamplingInputs
@@ -47,6 +50,8 @@ class Batch:
     told: list[int] = field(default_factory=list)  # which of them are told the log-probability of what they draw
     told_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
     prompts: PromptRows | None = None  # prompt tokens that are told theirs
+    constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
+    masks: MaskFill | None = None  # theirs, being filled
 
 
 @dataclass(slots=True)
@@ -95,6 +100,7 @@ class ModelRunner:
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape()
         self.sampler = Sampler(self.shape.vocab_size, self.device)
+        self.guides = Guides(folder, self.shape.vocab_size)
         self.num_blocks = config.num_kv_blocks or self._blocks_that_fit(config)
         self.kv_cache = self._allocate(self.num_blocks)
 
@@ -116,8 +122,12 @@ class ModelRunner:
         handle.launched_ns = time.monotonic_ns()
         return handle
 
+    def begin(self, request: Request) -> Preparation | None:
+        return self.guides.begin(request)
+
     def forget(self, request_id: str) -> None:
         self.sampler.forget(request_id)
+        self.guides.forget(request_id)
 
     @torch.inference_mode()
     def collect(self, handle: Handle) -> StepOutcome:
@@ -137,11 +147,7 @@ class ModelRunner:
             sampling_ns = round(forward.elapsed_time(end) * 1e6)
             waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
         sampled = dict(zip(batch.request_ids, ids, strict=True))
-        ended = {}
-        if batch.sampling.edits is not None:
-            for request_id in [request_id for request_id, token in sampled.items() if token == NOTHING]:
-                del sampled[request_id]
-                ended[request_id] = ("error", NOTHING_LEFT)
+        ended = self._ended(batch, sampled) if batch.sampling.edits is not None else {}
         return StepOutcome(
             sampled,
             handle.prepared_ns,
@@ -168,11 +174,29 @@ class ModelRunner:
 
     def _sample(self, handle: Handle, logits: torch.Tensor) -> None:
         batch = handle.batch
-        handle.ids = ids = self.sampler.draw(logits, batch.sampling)
+        masks = None
+        if batch.masks is not None:
+            masks = self.guides.masks(batch.masks).to(self.device, non_blocking=True)
+        handle.ids = ids = self.sampler.draw(logits, batch.sampling, masks)
         if batch.told:
             if len(batch.told) < len(ids):
                 logits, ids = logits[batch.told], ids[batch.told]
             handle.drawn_scores = score(logits, ids, max(batch.told_tops))
+
+    def _ended(self, batch: Batch, sampled: dict[str, int]) -> dict[str, tuple[str, str | None]]:
+        """Requests that this step ends, and how; takes out of `sampled` what is no token of theirs."""
+        ended = {}
+        for request_id in [request_id for request_id, token in sampled.items() if token == NOTHING]:
+            del sampled[request_id]
+            # Where only the end is left, and the request has no token for it, or none that it may draw.
+            ended[request_id] = ("stop", None) if self.guides.may_end(request_id) else ("error", NOTHING_LEFT)
+        for request in batch.constrained:
+            end = self.guides.advance(request, sampled.get(request.id))
+            if end is not None:
+                ended[request.id] = end
+                if end[0] == "error":
+                    sampled.pop(request.id, None)
+        return ended
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copies KV blocks of all layers, each from one to another; all are read before any is written."""
@@ -216,6 +240,8 @@ class ModelRunner:
             [request.id for request in drawing],
             prompts=self._prompt_rows(scored) if scored else None,
         )
+        if batch.sampling.edits is not None and (filling := self.guides.fill(drawing)) is not None:
+            batch.constrained, batch.masks = filling
         for row, request in enumerate(drawing):
             if (top := request.sampling.logprobs) is not None:
                 batch.told.append(row)

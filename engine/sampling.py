@@ -54,3 +54,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 def choice_seed(seed: int, index: int) -> int:
     """The seed of output `index` of a prompt that is completed several times; the first draws with the seed itself."""
     return (seed ^ (index * 0x9E3779B97F4A7C15)) % 2**63
+
+
+def contradiction(params: SamplingParams) -> str | None:
+    """Why a request with a grammar can never be right, as a sentence; None where it can."""
+    if params.grammar is not None and params.ignore_eos:
+        return "`ignore_eos` cannot be combined with structured output, which ends where its grammar ends; leave it out"
+    return None

@@ -24,12 +24,15 @@ MAY_IMPORT = {
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
     "engine.compute": {"engine.config", "metrics"},
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
-    "engine.runner": {"engine.token", "engine.compute", "engine.request.plan", "engine.config", "engine.sampling"},
+    "engine.runner": {
+        "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
+        "engine.sampling",
+    },
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
-        "engine.token.toolcalls", "engine.token.toolgrammar",
+        "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",
         "engine.messages", "engine.sampling", "engine.config", "metrics",
     },
 }  # fmt: skip

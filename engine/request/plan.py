@@ -65,8 +65,19 @@ class StepOutcome:
     ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 
+class Preparation(Protocol):
+    """What a runner has to do for a request before it may be scheduled. Under way beside the loop."""
+
+    is_done: bool
+    ready_ns: int  # when it was done
+    error: str | None  # a sentence, if it cannot be
+
+
 class Runner(Protocol):
     """Executes plans: `launch` queues device work and returns at once, `collect` waits for its result."""
+
+    def begin(self, request: Request) -> Preparation | None:
+        """A request arrived. None: it may be scheduled at once. Else when that is done, and unless it failed."""
 
     def launch(self, plan: StepPlan) -> object: ...
 

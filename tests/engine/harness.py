@@ -29,8 +29,10 @@ def hand_over(engine: Engine, messages: list[messages.Submit | messages.Abort]) 
 
 def drain(engine: Engine, check: bool = False) -> None:
     """Steps until nothing is left to do; with `check`, the block pool's invariants after every step."""
-    while engine.has_work:
-        engine.receive([], engine.step())
+    while engine.has_work or engine.is_preparing:
+        if not engine.has_work:
+            time.sleep(0.001)  # a grammar is being compiled
+        engine.receive([], engine.step() if engine.has_work else time.monotonic_ns())
         if check:
             engine.scheduler.pool.check([r.blocks for r in engine.scheduler.requests.values()])
     engine.idle()

@@ -8,6 +8,7 @@ from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
 from engine.messages import Outputs
 from engine.request.plan import StepOutcome, StepPlan
+from engine.request.request import Request
 from engine.request.policies import make_policy
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
@@ -77,6 +78,9 @@ class SimulatedRunner:
         self.clock.now_ns += self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
         waited_ns, sampled_ns = self.clock(), self.clock()
         return StepOutcome(sampled, prepared_ns, launched_ns, waited_ns, sampled_ns, waited_ns - launched_ns)
+
+    def begin(self, request: Request) -> None:
+        """It may be scheduled at once."""
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a request."""

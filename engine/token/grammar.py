@@ -1,0 +1,121 @@
+"""Grammars that an output must follow, by llguidance. Knows no torch: the front checks with it what the core runs."""
+
+import json
+from pathlib import Path
+
+import llguidance
+import numpy as np
+
+from engine.sampling import Grammar
+from engine.token.checkpoint import ModelError
+from engine.token.tokenizer import Tokenizer
+
+# Between two parts of a JSON value: enough to indent it, and an end to the blanks that a poor model would never end.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be followed, with a sentence."""
+
+
+class GrammarCompiler:
+    """The tokens of one model as llguidance reads them. Slow to make for a large vocabulary (about a second)."""
+
+    def __init__(self, folder: Path, vocab_size: int | None = None):
+        """`vocab_size` is the width of the model's logits, if it is not what config.json says. Raises ModelError."""
+        tokenizer = Tokenizer(folder)
+        try:
+            self._tokenizer = llguidance.LLTokenizer(
+                str(folder / "tokenizer.json"),
+                n_vocab=vocab_size or tokenizer.vocab_size,
+                eos_token=tokenizer.stop_token_ids or None,
+            )
+        except Exception as error:  # the library raises what its Rust side finds
+            raise ModelError(f"structured output cannot use the tokenizer of {folder}: {error}") from None
+        self.vocab_size = self._tokenizer.vocab_size
+        # The library knows some end tokens by their names. Only those end an output that the request stops at.
+        self._ends: list[int] = []
+        nothing = self.compile(Grammar("regex", ""))
+        mask = np.zeros(nothing.words, dtype=np.int32)
+        nothing.fill(mask, [])
+        self._ends = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+    def compile(self, grammar: Grammar) -> "Guide":
+        """A guide at the beginning of an output. Lets other threads run meanwhile. Raises GrammarError."""
+        try:
+            source = _SOURCES[grammar.kind](grammar.source)
+            matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(_first_line(str(error))) from None
+        if matcher.is_error():
+            raise GrammarError(_first_line(matcher.get_error()))
+        return Guide(matcher, self.vocab_size, self._ends)
+
+
+class Guide:
+    """Where one output stands in its grammar. Not for two threads at once."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, end_token_ids: list[int]):
+        self._matcher = matcher
+        self._ends = end_token_ids
+        self.words = -(-vocab_size // 32)
+        self.error: str | None = None
+        self.complete = False  # nothing more may follow
+
+    @property
+    def may_end(self) -> bool:
+        if self.error is not None:  # perhaps a thread is still at it
+            return False
+        return self.complete or self._matcher.is_accepting()
+
+    def fill(self, mask: np.ndarray, stop_token_ids: list[int]) -> None:
+        """Writes the tokens that may come next into `mask` [words] int32, a bit for each, and stop tokens if the output
+        may end here. Lets other threads run meanwhile; sets `error` where the grammar turns out to be too much."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            self.error = f"the grammar could not be followed: {_first_line(self._matcher.get_error())}"
+            return
+        may_end = self.may_end
+        for token in {*self._ends, *stop_token_ids}:
+            word, bit = token // 32, np.int32(1 << (token % 32) if token % 32 < 31 else -(1 << 31))
+            if token in stop_token_ids and (may_end or (mask[word] & bit and self._ends_with(token))):
+                mask[word] |= bit
+            else:
+                mask[word] &= ~bit
+
+    def _ends_with(self, token_id: int) -> bool:
+        """The grammar itself asks for an end token: is it the last thing it asks for?"""
+        ahead = self._matcher.deep_copy()
+        return ahead.consume_token(token_id) and ahead.is_accepting()
+
+    def consume(self, token_id: int, stop_token_ids: list[int]) -> None:
+        """The output goes on with a token that the mask allowed."""
+        if token_id in stop_token_ids:
+            self.complete = True
+        elif self._matcher.consume_token(token_id):
+            self.complete = self._matcher.is_stopped()
+        else:
+            self.error = f"the grammar could not be followed: {_first_line(self._matcher.get_error())}"
+
+
+def _json_schema(source: str) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+
+
+_SOURCES = {
+    "json_schema": _json_schema,
+    "regex": llguidance.LLMatcher.grammar_from_regex,
+    "lark": llguidance.LLMatcher.grammar_from_lark,
+}
+
+
+def _first_line(error: str) -> str:
+    """What the library says, without its traces, and short enough to be shown."""
+    line = error.strip().partition("\n")[0]
+    return line if len(line) <= 300 else f"{line[:300]}..."
+
+
+def choice(options: list[str]) -> Grammar:
+    """The grammar of one of some texts."""
+    return Grammar("lark", "start: " + " | ".join(json.dumps(option) for option in options))
