@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_bytes_are_those_of_the_tensors(family, checkpoints):
     if routed:
         experts = shape.experts
         assert experts.num_layers * experts.num_experts * experts.expert_bytes == routed
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
+def test_kv_pool_fills_the_free_memory_with_what_the_model_stores(family, checkpoints, monkeypatch):
+    free = 40_000_000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free))
+    engine, _ = make_engine(checkpoints[family], num_kv_blocks=None, max_num_seqs=4096, memory_fraction=0.5)
+    cache = engine.runner.kv_cache
+    block_bytes = cache.nbytes // engine.runner.num_blocks
+    assert free * 0.5 - block_bytes < cache.nbytes <= free * 0.5
 
 
 def test_latent_attention_caches_one_latent_and_one_rotated_key(checkpoints):

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from engine.compute.ops import gelu_gate, gemma_rms_norm
+from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.mlp import GatedMLP
@@ -14,7 +15,9 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of GemmaForCausalLM. Early ones say `gelu` and mean its tanh approximation, as transformers does."""
     if config.get("hidden_activation") is None and config.get("hidden_act") != "gelu":
         refuse_unless(config, hidden_act="gelu_pytorch_tanh")
-    refuse_unless(config, attention_bias=False, use_bidirectional_attention=None)
+    refuse_unless(config, attention_bias=False)
+    if config.get("use_bidirectional_attention"):
+        raise ModelError("config.json has use_bidirectional_attention; only causal attention is supported")
     hidden_size = count(config, "hidden_size")
     mlp = partial(GatedMLP, hidden_size, count(config, "intermediate_size"), gate=gelu_gate)
     return grouped_decoder(

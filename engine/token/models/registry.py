@@ -24,6 +24,7 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "DeepseekV2ForCausalLM": deepseek.v2_config,
     "DeepseekV3ForCausalLM": deepseek.v3_config,
     "MptForCausalLM": mpt.decoder_config,
+    "MPTForCausalLM": mpt.decoder_config,  # as mosaicml published it
 }
 
 

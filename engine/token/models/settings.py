@@ -4,18 +4,12 @@ from typing import Any
 
 from engine.token.checkpoint import ModelError
 
-# Keys of other families that change what a model computes, and the values that change nothing.
+# Keys that change what a model computes, in ways that no family here does, and the values that change nothing.
 NEUTRAL = {
-    "quantization_config": None,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
     "logit_scale": None,
-    "logits_scaling": 1.0,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": None,
     "partial_rotary_factor": 1.0,
-    "add_cross_attention": False,
     "is_encoder_decoder": False,
 }
 
