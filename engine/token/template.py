@@ -17,6 +17,7 @@ FUEL = 1_000_000  # instructions that one rendering may take: a chat of 1,000 me
 PROBE_CHARACTERS = 1_000_000  # what a short chat may be rendered to at most, when the template is loaded
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 _END_OF_MESSAGE = "\ue000end of message\ue001"  # marks where the last message ends, of characters in private use
+_BLANK = " "  # after the mark: gone where the template trims messages, and then the text before it is trimmed, too
 
 # What a template may be given by name, but never by a request: our own, and minijinja's.
 _RESERVED = {
@@ -60,6 +61,7 @@ class ChatTemplate:
         self.knows_tools = "tools" in self._read_by(self._names[True])
         self.tool_format: ToolFormat | None = format_of(with_tools)
         self.variables = frozenset(self._read_by(*self._names.values()) - _RESERVED)  # that a request may set
+        self._without_developer = not any("developer" in source for source in sources.values())
         self._arguments_as_text = "▁call▁begin" in with_tools and not _ARGUMENTS_TO_JSON.search(with_tools)
         self._probe()
 
@@ -80,9 +82,9 @@ class ChatTemplate:
         name = self._names[bool(tools)]
         if name is None:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        messages = [self._with_arguments(message) for message in messages]
+        messages = [self._as_read(message) for message in messages]
         if continue_final_message:
-            messages[-1] = messages[-1] | {"content": (messages[-1].get("content") or "") + _END_OF_MESSAGE}
+            messages[-1] = messages[-1] | {"content": (messages[-1].get("content") or "") + _END_OF_MESSAGE + _BLANK}
             add_generation_prompt = False
         self._budget.left = max_characters
         values = {**(variables or {}), "messages": messages, "tools": tools or None, **self._special}
@@ -94,10 +96,10 @@ class ChatTemplate:
             ) from None
         if not continue_final_message:
             return text
-        text, mark, _ = text.rpartition(_END_OF_MESSAGE)
+        text, mark, rest = text.rpartition(_END_OF_MESSAGE)
         if not mark:
             raise TemplateError("the model's chat template does not show the last message, so it cannot be continued")
-        return text
+        return text if rest.startswith(_BLANK) else text.rstrip()
 
     def _add(self, name: str, source: str) -> None:
         try:
@@ -111,8 +113,14 @@ class ChatTemplate:
         known = {name for name in names if name is not None}
         return set().union(*(self._environment.undeclared_variables_in_template(name) for name in known))
 
-    def _with_arguments(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Templates read the arguments of earlier calls as objects, but for those that write them as they are."""
+    def _as_read(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as this template takes it.
+
+        `developer` is the system to models that were not trained on that word. Templates read the arguments of earlier
+        calls as objects, but for those that write them as they are.
+        """
+        if message["role"] == "developer" and self._without_developer:
+            message = message | {"role": "system"}
         if not message.get("tool_calls") or self._arguments_as_text:
             return message
         calls = [

@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.families import Checkpoints, random_model
 from tests.engine.server import serving
+from tests.engine.toolmodel import make_tool_model
 
 
 @pytest.fixture(scope="session")
@@ -41,4 +42,13 @@ def api_server(tmp_path_factory):
     """The bundled model, served once for all tests that only ask it; what it records lies in `run_dir`."""
     folder = tmp_path_factory.mktemp("api")
     with serving(folder, "tiny-model", "--max-model-len", "512", "--run-dir", str(folder / "run")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory):
+    """The bundled model under its own name, with a chat template that knows tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    name = ("--served-model-name", "tiny-model", "--max-model-len", "1024")
+    with serving(folder, str(make_tool_model(folder / "model")), *name) as server:
         yield server
