@@ -2,7 +2,7 @@
 
 Each is found on the PATH (its own virtual environment's `bin` put there, last) and skipped where it is not:
 
-    PATH="$PATH:.../guidellm/bin:.../aiperf/bin" python -m pytest tests/peers -m peer
+    PATH="$PATH:.../guidellm/bin:.../aiperf/bin:.../lm-eval/bin:.../genai-bench/bin" pytest -m peer tests/peers
 """
 
 import json
@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from engine import LLM, SamplingParams
 from metrics.rundir import RunDirectory
 from tests.engine.server import Running, serving
 
@@ -140,3 +141,65 @@ def test_aiperf_completes_and_agrees(server, tmp_path):
     assert result["request_count"]["avg"] == REQUESTS and "error_request_count" not in result
     tool = Measured(result["time_to_first_token"]["p50"], result["inter_token_latency"]["p50"])
     agree(tool, running, run_dir, tmp_path)
+
+
+def test_genai_bench_completes(server, tmp_path):
+    running, _ = server
+    run(
+        "genai-bench", "benchmark", "--api-backend", "vllm", "--api-base", running.url, "--api-key", "x",
+        "--api-model-name", "tiny-model", "--model-tokenizer", str(TINY_MODEL), "--task", "text-to-text",
+        "--traffic-scenario", f"D({PROMPT_TOKENS},{OUTPUT_TOKENS})", "--num-concurrency", "1",
+        "--max-time-per-run", "1", "--max-requests-per-run", "6", "--server-engine", "vLLM",
+        "--experiment-base-dir", str(tmp_path / "out"), "--log-dir", str(tmp_path / "log"),
+    )  # fmt: skip
+    (result,) = (tmp_path / "out").glob("*/D*_time_1s.json")
+    measured = json.loads(result.read_text())["aggregated_metrics"]
+    assert measured["num_completed_requests"] >= 6 and measured["num_error_requests"] == 0
+
+
+def test_lm_eval_finds_the_answers_that_the_offline_engine_finds(server, tmp_path):
+    running, _ = server
+    tasks = [
+        ("A list is", [" a sequence", " blue water"]),
+        ("The function returns", [" purple sky", " the value"]),
+        ("Return a new", [" object", " fish"]),
+    ]
+    docs = [{"q": question, "choices": choices, "a": 0} for question, choices in tasks]
+    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    task = {
+        "task": "toy",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "docs.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{a}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(task))
+    model = f"model=tiny-model,base_url={running.url}/v1/completions,tokenizer_backend=huggingface"
+    run(
+        "lm_eval", "run", "--model", "local-completions",
+        "--model_args", f"{model},tokenizer={TINY_MODEL},num_concurrent=2,max_retries=1,tokenized_requests=False",
+        "--tasks", "toy", "--include_path", str(tmp_path), "--log_samples", "--output_path", str(tmp_path / "out"),
+        environment={"HF_HOME": str(tmp_path)},
+    )  # fmt: skip
+    (samples,) = (tmp_path / "out").rglob("samples_toy_*.jsonl")
+    scored = {}
+    for line in samples.read_text().splitlines():
+        sample = json.loads(line)
+        scored[sample["doc"]["q"]] = [float(response[0][0]) for response in sample["resps"]]
+    with LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256) as llm:
+        for question, choices in tasks:
+            assert scored[question] == pytest.approx([_log_likelihood(llm, question, c) for c in choices], abs=1e-3)
+
+
+def _log_likelihood(llm: LLM, context: str, continuation: str) -> float:
+    """Of the continuation's tokens, as they stand in the whole text."""
+    scoring = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    (whole,) = llm.generate(context + continuation, scoring)
+    (alone,) = llm.generate(context, scoring)
+    continued = len(whole.prompt_token_ids) - len(alone.prompt_token_ids)
+    return sum(entry.logprob for entry in whole.prompt_logprobs[-continued:])
