@@ -56,7 +56,10 @@ class EngineConfig(BaseModel):
         None, ge=1, le=1_000_000, description="policy priority: later arrivals that one step of it is worth; 256"
     )
     shortest_ageing: int | None = Field(
-        None, ge=1, le=1_000_000, description="policy shortest-prefill-first: tokens an arrival costs later ones; 16"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="policy shortest-prefill-first: tokens that an arrival is behind the last; 4",
     )
     fair_output_weight: int | None = Field(
         None, ge=1, le=1000, description="policy fair-share: prompt tokens that one output token counts for; 2"

@@ -16,7 +16,7 @@ class ShortestPrefillFirst(Policy):
     fewer than n / ageing later ones.
     """
 
-    def __init__(self, pool: BlockPool, ageing: int = 16) -> None:
+    def __init__(self, pool: BlockPool, ageing: int = 4) -> None:
         self._pool = pool
         self._ageing = ageing
         self.line = RankedLine(self._key)
