@@ -27,7 +27,7 @@ class ChatWording:
         self._chunk = base | {"object": "chat.completion.chunk"}
         self._vocabulary = tokenizer.vocabulary
         self._options = (body.stream and body.stream_options) or StreamOptions()
-        self._begun: set[int] = set()  # choices whose role was named
+        self._begun = False  # the roles were named
         self._calls_tools = plan is not None
         self._answers = [Answer(plan) for _ in call.sequences]
         self._entries: list[list[Entry]] = [[] for _ in call.sequences]
@@ -37,25 +37,21 @@ class ChatWording:
         return b""
 
     def events(self, piece: Piece) -> bytes:
-        sequence, delta = piece.sequence, {}
+        sequence = piece.sequence
         if self._calls_tools:
             delta = self._delta_with_calls(piece)
             if not delta and not piece.entries and piece.finish_reason is None:
                 return b""  # what came may be the beginning of a call
-        elif sequence.choice not in self._begun:
-            self._begun.add(sequence.choice)
-            delta = {"role": "assistant", "content": piece.text}
-        elif piece.text:
-            delta = {"content": piece.text}
+        else:
+            delta = {"content": piece.text} if piece.text else {}
+        roles = b"" if self._begun else self._roles()
         self._last = sequence
         chunk = self._chunk | {"choices": [self._choice(sequence, piece.entries) | {"delta": delta}]}
-        if self._body.return_token_ids and "role" in delta:
-            chunk["prompt_token_ids"] = sequence.prompt.token_ids
         if self._options.continuous_usage_stats:
             chunk["usage"] = usage_of(self._call)
         elif self._options.include_usage:
             chunk["usage"] = None
-        return event(chunk)
+        return roles + event(chunk)
 
     def closing(self) -> bytes:
         if not self._options.include_usage:
@@ -88,15 +84,32 @@ class ChatWording:
             whole["prompt_token_ids"] = self._call.sequences[0].prompt.token_ids
         return to_json(whole | timings_of(self._call, self._last))
 
+    def _roles(self) -> bytes:
+        """A chunk without text for each choice, in their order: what openai-python's accumulator relies on.
+
+        They are written together with the first text, so that no client takes them for it.
+        """
+        self._begun = True
+        chunks = []
+        for sequence in self._call.sequences:
+            delta = {"role": "assistant", "content": None if self._calls_tools else ""}
+            choice = {"index": sequence.choice, "logprobs": None, "finish_reason": None, "delta": delta}
+            chunk = self._chunk | {"choices": [choice]}
+            if self._body.return_token_ids and sequence.choice == 0:
+                chunk["prompt_token_ids"] = sequence.prompt.token_ids
+            if self._options.continuous_usage_stats:
+                prompt_tokens = self._call.prompt_tokens
+                chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
+            elif self._options.include_usage:
+                chunk["usage"] = None
+            chunks.append(event(chunk))
+        return b"".join(chunks)
+
     def _delta_with_calls(self, piece: Piece) -> dict[str, Any]:
         """The piece as content and calls; may be empty."""
-        choice = piece.sequence.choice
-        answer = self._answers[choice]
+        answer = self._answers[piece.sequence.choice]
         deltas = answer.add(piece)
         words: dict[str, Any] = {}
-        if choice not in self._begun and (deltas or piece.finish_reason is not None or piece.entries):
-            self._begun.add(choice)
-            words = {"role": "assistant", "content": None}
         text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
         if text:
             words["content"] = text

@@ -8,6 +8,7 @@ from engine.server.prompts import PromptEncoder
 from engine.server.protocol import CompletionRequest, GenerationRequest
 from engine.server.sequence import Reading
 
+LEAST_TOP_P = 1e-9  # what a top_p of 0 means: every set holds at least the best token
 GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way to the same token
 
 
@@ -28,7 +29,7 @@ def sampling(body: GenerationRequest, encoder: PromptEncoder, seed: int) -> Samp
         max_tokens=1,
         temperature=body.temperature if body.temperature >= GREEDY_BELOW else 0.0,
         top_k=max(0, body.top_k),
-        top_p=body.top_p,
+        top_p=body.top_p or LEAST_TOP_P,
         min_p=body.min_p,
         top_n_sigma=body.top_n_sigma,
         repetition_penalty=body.repetition_penalty,

@@ -39,7 +39,9 @@ class GenerationRequest(Strict):
     model: str = Field(description="name of the served model")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="choices for each prompt; they share the prompt's KV blocks")
     temperature: float = Field(1.0, ge=0, le=2, description="0, or anything below 0.00001, is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="draws from the smallest set of this much probability")
+    top_p: float = Field(
+        1.0, ge=0, le=1, description="draws from the smallest set of this much probability; 0 leaves the best one"
+    )
     top_k: int = Field(0, ge=-1, lt=2**31, description="draws from the k most probable; 0 and -1 keep all")
     min_p: float = Field(0.0, ge=0, le=1, description="drops what is less probable than this share of the best")
     top_n_sigma: float = Field(

@@ -4,15 +4,14 @@ import httpx
 import openai
 import pytest
 
-from tests.engine.server import post, serving, wait_for
+from tests.engine.server import post, wait_for
 
 MODEL = "tiny-model"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("server"), MODEL, "--max-model-len", "512") as running:
-        yield running
+def server(api_server):
+    return api_server
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def test_prompt_as_ids_equals_prompt_as_text(server, client):
         ({"prompt": [5, 99999]}, "prompt", "99999"),
         ({"temperature": 2.5}, "temperature", "2.5"),
         ({"temperature": -0.1}, "temperature", "-0.1"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": -0.1}, "top_p", "greater than or equal to 0"),
         ({"top_k": -2}, "top_k", "-2"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": "many"}, "max_tokens", "many"),
@@ -154,7 +153,7 @@ def test_bad_field_is_refused_with_its_name_value_bound_and_way_out(server, body
 @pytest.mark.parametrize(
     "body",
     [
-        {"temperature": 2}, {"temperature": 0}, {"top_p": 1}, {"top_k": -1}, {"top_k": 2**31 - 1},
+        {"temperature": 2}, {"temperature": 0}, {"top_p": 1}, {"top_p": 0}, {"top_k": -1}, {"top_k": 2**31 - 1},
         {"seed": 2**63 - 1}, {"stop": ["x"] * 16},
         {"n": 128}, {"best_of": 128, "n": 127}, {"prompt": ["a"] * 128, "n": 2}, {"logprobs": 20},
         {"logit_bias": {"5": -100}},
@@ -177,7 +176,10 @@ def test_chat_is_refused_by_field_too(server):
 
     assert refused(messages=[])["param"] == "messages"
     assert refused(messages=[{"role": "robot", "content": "x"}])["param"] == "messages"
-    assert refused(messages=[{"role": "user", "content": "x"}], tools=[{"type": "function"}])["param"] == "tools"
+    assert (
+        refused(messages=[{"role": "user", "content": "x"}], tools=[{"type": "function"}])["param"]
+        == "tools.0.function"
+    )
     assert refused(messages=[{"role": "user", "content": "x " * 2000}])["code"] == "context_length_exceeded"
 
 

@@ -112,6 +112,7 @@ def test_a_stream_of_several_choices_says_what_the_whole_answer_says(ask, chunks
     assert list(joined(stream, field).values()) == said
     for choice in whole["choices"]:
         own = [part for chunk in stream for part in chunk["choices"] if part["index"] == choice["index"]]
+        own = own[1:] if path == CHAT else own  # the role comes first, alone
         assert [part["finish_reason"] for part in own if part["finish_reason"]] == [choice["finish_reason"]]
         assert [token for part in own for token in part["token_ids"]] == choice["token_ids"]
         assert own[-1].get("stop_reason") == choice.get("stop_reason")
@@ -188,6 +189,26 @@ def test_a_stop_string_waits_for_min_tokens(ask):
     late = ask(**asked, stop=stop, min_tokens=20)
     assert ask(**asked, stop=stop)["usage"]["completion_tokens"] < 20 <= late["usage"]["completion_tokens"]
     assert stop in late["choices"][0]["text"]
+
+
+def test_special_tokens_have_text_only_where_asked(ask):
+    asked = {"prompt": "x", "allowed_token_ids": [2], "ignore_eos": True, "max_tokens": 2}
+    assert texts(ask(**asked)) == [""]
+    assert texts(ask(**asked, skip_special_tokens=False)) == ["<|im_end|>" * 2]
+
+
+def test_a_bad_word_is_written_neither_at_a_beginning_nor_after_a_blank(ask):
+    asked = {"prompt": "The", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    word = next(word for word in ask(**asked)["choices"][0]["text"].split() if word.isalpha())
+    without = ask(**asked, bad_words=[word])["choices"][0]["text"]
+    assert word not in without.split()
+
+
+def test_logit_bias_and_allowed_tokens_decide_what_is_drawn(ask):
+    forced = ask(prompt="x", logit_bias={"300": 100}, temperature=0, return_token_ids=True)
+    assert forced["choices"][0]["token_ids"] == [300] * 8
+    allowed = ask(prompt="x", allowed_token_ids=[300, 301], n=4, seed=1, return_token_ids=True)
+    assert {token for choice in allowed["choices"] for token in choice["token_ids"]} == {300, 301}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
