@@ -13,6 +13,7 @@ class Neutral:
 
     values: tuple[Any, ...]
     of: str
+    because: str = ""  # said to whom it is refused
 
 
 # A field that becomes one of an endpoint's model is honoured there, whatever stands here.
@@ -38,7 +39,6 @@ NEUTRAL: dict[str, Neutral] = {
     "prompt_cache_retention": Neutral(("in_memory", "in-memory"), "OpenAI"),
     "prompt_embeds": Neutral((), "vLLM"),
     "reasoning_effort": Neutral(("none",), "OpenAI"),
-    "response_format": Neutral(({"type": "text"},), "OpenAI"),
     "return_tokens_as_token_ids": Neutral((False,), "vLLM"),
     "service_tier": Neutral(("auto", "default"), "OpenAI"),
     "spaces_between_special_tokens": Neutral((True,), "vLLM"),
@@ -64,7 +64,8 @@ def refuse_unless_neutral(name: str, value: Any, table: Mapping[str, Neutral] = 
         return
     accepted = " or ".join(repr(neutral) for neutral in allowed)
     way_out = f"leave it out, or send {accepted}" if allowed else "leave it out"
-    message = f"`{name}` is not supported by this server yet, but was sent as {shorten(value)}; {way_out}"
+    because = table[name].because or "is not supported by this server yet"
+    message = f"`{name}` {because}, but was sent as {shorten(value)}; {way_out}"
     raise ApiError(400, message, param=name, code="unsupported_parameter")
 
 

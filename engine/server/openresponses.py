@@ -19,22 +19,25 @@ from engine.server.tools import MAX_TOOLS, FunctionTool, Name
 
 LOGPROBS = "message.output_text.logprobs"
 
+_STATELESS = "has no meaning where no response is stored"
+_NO_HISTORY = "has no meaning where no response is stored (send the earlier turns in `input`)"
+
 # Fields that pass only with a value that asks for nothing special.
 _NEUTRAL = {
     "access_programs": Neutral((), "OpenAI"),
-    "background": Neutral((False,), "OpenAI; nothing is stored here"),
+    "background": Neutral((False,), "OpenAI", _STATELESS),
     "context_management": Neutral(([],), "OpenAI"),
-    "conversation": Neutral((), "OpenAI; nothing is stored here: send the earlier turns as `input`"),
+    "conversation": Neutral((), "OpenAI", _NO_HISTORY),
     "image": Neutral((), "OpenAI"),
     "max_tool_calls": Neutral((), "OpenAI, for tools that the server runs"),
     "moderation": Neutral((), "OpenAI"),
-    "previous_response_id": Neutral((), "OpenAI; nothing is stored here: send the earlier turns as `input`"),
+    "previous_response_id": Neutral((), "OpenAI", _NO_HISTORY),
     "prompt": Neutral((), "OpenAI, for stored prompts"),
     "prompt_cache_options": Neutral(({},), "OpenAI"),
     "prompt_cache_retention": Neutral(("in_memory", "in-memory"), "OpenAI"),
     "reasoning": Neutral(({}, {"effort": "none"}, {"effort": None, "summary": None}), "OpenAI"),
     "service_tier": Neutral(("auto", "default"), "OpenAI"),
-    "store": Neutral((False,), "OpenAI; nothing is stored here"),
+    "store": Neutral((False,), "OpenAI", _STATELESS),
     "truncation": Neutral(("disabled",), "OpenAI"),
 }
 
