@@ -94,7 +94,7 @@ def test_priority_throws_nobody_out_for_an_equal_or_in_vain():
 
 def test_priority_lets_an_older_equal_that_was_held_aside_throw_nobody_out():
     simulation = Simulation(policy="priority", max_num_seqs=2, max_prefill_chunk_tokens=6, **LONG)
-    simulation.receive(ask("long0", 20, 1), ask("long1", 20, 1), ask("later", 4, 12))
+    simulation.receive(ask("long0", 20, 12), ask("long1", 20, 1), ask("later", 4, 12))
     simulation.step()
     simulation.receive(ask("latest", 4, 12))
     simulation.drain()
@@ -212,6 +212,14 @@ def test_fair_share_lets_one_tenant_have_everything_while_no_other_waits():
     simulation.receive(*[ask(f"r{i}", tenant="only") for i in range(9)])
     simulation.step()
     assert len(simulation.scheduler.running) == 4
+
+
+def test_fair_share_charges_a_preempted_request_once():
+    simulation = Simulation(num_blocks=7, prefix_caching=False, policy="fair-share")
+    simulation.receive(ask("old", 8, 12, tenant="only"), ask("new", 8, 12, tenant="only"))
+    simulation.drain()
+    assert simulation.published.ended["new"].preemptions > 0
+    assert simulation.scheduler.policy.line._counters == {"only": 2 * (8 + 2 * 12)}
 
 
 def test_fair_share_lets_nobody_save_up_by_staying_away():
