@@ -29,10 +29,12 @@ def build_app(config: EngineConfig) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.core.start()
+        service.grammar_checks.start()
         sampling = asyncio.create_task(service.telemetry.sample_system(service.core.pid))
         yield
         sampling.cancel()
         await service.core.stop()
+        await service.grammar_checks.stop()
         service.telemetry.close()
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)

@@ -78,6 +78,16 @@ class GenerationRequest(Strict):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="log-probabilities of the prompt's tokens, as vLLM shows them"
     )
+    response_format: dict[str, Any] | None = Field(
+        None, description="text, json_object or json_schema: the output is valid, always, unless `length` cut it"
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="one of json (a schema), json_object, regex, choice and grammar (Lark), as vLLM has it"
+    )
+    guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older name of structured_outputs.json")
+    guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="... of structured_outputs.grammar")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower goes first, where the policy asks")
     cache_salt: str = Field("", max_length=1000, description="calls with different salts share no cached prefix")
     user: str = Field("", max_length=1000, description="recorded as the tenant, by whom fair shares are counted")

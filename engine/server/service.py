@@ -11,17 +11,20 @@ from starlette.responses import Response
 
 from engine.config import EngineConfig, model_folder
 from engine.messages import Submit
+from engine.sampling import Grammar
 from engine.server import controls, prompts
 from engine.server.call import Call, Origin, admit
 from engine.server.chat_wording import ChatWording
 from engine.server.completion_wording import CompletionWording
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError
+from engine.server.grammar_checks import GrammarChecks
 from engine.server.prompts import PromptEncoder
 from engine.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
 from engine.server.protocol_chat import ChatRequest
 from engine.server.responses import CallResponse
 from engine.server.sequence import Prompt, Sequence
+from engine.server.structured import refuse_other_ends, wanted_grammar
 from engine.server.telemetry import Telemetry
 from engine.server.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
 from engine.server.wording import Wording
@@ -43,6 +46,7 @@ class Service:
             self.tokenizer, ChatTemplate(folder), self._capacity, telemetry.exporter.observe_rejection
         )
         self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.exporter.observe_core_restart)
+        self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
         self._open: set[str] = set()  # ids of calls that are under way
@@ -51,8 +55,9 @@ class Service:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
         listed = prompts.listed(body.prompt)
         self.admit(len(listed), body.choices)
+        grammar = await self.grammar(body)
         encoded = await self.encoder.encode(listed, add_special_tokens=body.add_special_tokens, param="prompt")
-        call = self.start(request, body, encoded, body.max_tokens, "prompt")
+        call = self.start(request, body, encoded, body.max_tokens, "prompt", grammar=grammar)
         wording = CompletionWording(call, body, self.base(call, "cmpl"), self.tokenizer)
         return self.respond(call, wording, stream=body.stream)
 
@@ -68,6 +73,7 @@ class Service:
         """Renders a checked chat and hands it to the core. `param` names the field that holds the messages."""
         self.admit(1, body.choices)
         plan = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        grammar = await self.grammar(body, plan)
         prompt = await self.encoder.encode_chat(
             body.messages,
             body,
@@ -75,7 +81,23 @@ class Service:
             add_special_tokens=body.add_special_tokens,
             param=param,
         )
-        return self.start(request, body, [prompt], body.max_completion_tokens or body.max_tokens, param, plan), plan
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        return self.start(request, body, [prompt], max_tokens, param, plan, grammar), plan
+
+    async def grammar(self, body: GenerationRequest, plan: ToolPlan | None = None) -> Grammar | None:
+        """What the output must follow, checked to be something that it can follow. Raises ApiError."""
+        wanted = wanted_grammar(body)
+        if plan is not None:
+            if wanted is not None:
+                message = f"`{wanted[1]}` cannot be combined with `tools` that may be called; send `tool_choice`: none"
+                raise ApiError(400, message, param=wanted[1], code="invalid_value")
+            if plan.grammar is not None:
+                wanted = (plan.grammar, "tools")
+        if wanted is None:
+            return None
+        refuse_other_ends(body, wanted[1])
+        await self.grammar_checks.check(*wanted)
+        return wanted[0]
 
     def plan_tools(self, tools: list[ChatTool], choice: ToolChoice | None, *, parallel: bool) -> ToolPlan | None:
         """What the tools of a body ask for. Raises ApiError 400 for what the model or its format cannot do."""
@@ -113,6 +135,7 @@ class Service:
         max_tokens: int | None,
         param: str,
         plan: ToolPlan | None = None,
+        grammar: Grammar | None = None,
     ) -> Call:
         """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
 
@@ -128,8 +151,8 @@ class Service:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
         params = controls.sampling(body, self.encoder, seed)
-        if plan is not None and plan.grammar is not None:
-            params = msgspec.structs.replace(params, grammar=plan.grammar)
+        if grammar is not None:
+            params = msgspec.structs.replace(params, grammar=grammar)
         shown = plan.shown_token_ids if plan is not None else frozenset()
         reading = controls.reading(body, params, unread=max_tokens == 0)
         origin = self._origin(request, body.tenant)

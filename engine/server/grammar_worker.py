@@ -1,0 +1,55 @@
+"""Compiles grammars from strangers, one after another, in a process that may die of them. Started by `GrammarChecks`.
+
+python -m engine.server.grammar_worker FOLDER: msgpack frames of Grammar on stdin, of an error or null on stdout.
+"""
+
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from engine.sampling import Grammar
+from engine.token.grammar import GrammarCompiler, GrammarError
+
+CPU_SECONDS = 0.2  # of one grammar: more of them kill this process
+MEMORY_BYTES = 1 << 30  # beyond what it takes to be ready, likewise
+LENGTH_BYTES = 4
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the end of stdin is our end
+    compiler = GrammarCompiler(Path(sys.argv[1]))
+    _write(None)  # ready
+    bound = psutil.Process().memory_info().vms + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    while header := sys.stdin.buffer.read(LENGTH_BYTES):
+        grammar = msgspec.msgpack.decode(sys.stdin.buffer.read(int.from_bytes(header)), type=Grammar)
+        # By CPU time and not by the clock: a busy machine makes no grammar worse. The signal's default is the end.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        error = complaint(compiler, grammar)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(error)
+
+
+def complaint(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
+    """Why a grammar cannot be followed; None where its first step can be taken."""
+    try:
+        guide = compiler.compile(grammar)
+    except GrammarError as error:
+        return str(error)
+    guide.fill(np.zeros(guide.words, dtype=np.int32), [])
+    return guide.error
+
+
+def _write(error: str | None) -> None:
+    encoded = msgspec.msgpack.encode(error)
+    sys.stdout.buffer.write(len(encoded).to_bytes(LENGTH_BYTES) + encoded)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
