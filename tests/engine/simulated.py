@@ -8,8 +8,8 @@ from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
 from engine.messages import Outputs
 from engine.request.plan import StepOutcome, StepPlan
-from engine.request.request import Request
 from engine.request.policies import make_policy
+from engine.request.request import Request
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
 from tests.engine.published import Published
@@ -35,6 +35,14 @@ class VirtualClock:
 def next_token(token_ids: list[int]) -> int:
     """The simulated model: a token that depends on everything before it."""
     return int.from_bytes(hashlib.blake2b(repr(token_ids).encode(), digest_size=4).digest()) % SHAPE.vocab_size
+
+
+def sequential(prompt: list[int], max_tokens: int) -> list[int]:
+    """What the simulated model says to one request alone, without any engine."""
+    ids = list(prompt)
+    for _ in range(max_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
 
 
 @dataclass

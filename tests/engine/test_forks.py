@@ -6,7 +6,7 @@ from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.ledger import Account
 from tests.engine.harness import drain, hand_over, make_engine, submit
-from tests.engine.simulated import Simulation, next_token
+from tests.engine.simulated import Simulation, sequential
 
 SIZE = 4  # of a block in the simulation
 
@@ -21,10 +21,7 @@ def family(length: int, siblings: int, max_tokens: int = 6) -> list[Submit]:
 
 
 def expected(length: int, max_tokens: int = 6) -> list[int]:
-    ids = list(range(length))
-    for _ in range(max_tokens):
-        ids.append(next_token(ids))
-    return ids[length:]
+    return sequential(list(range(length)), max_tokens)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])

@@ -1,4 +1,4 @@
-"""Every policy on the simulated device: random traffic, and what each promises about who waits how long."""
+"""Random traffic under every policy on the simulated device: invariants, ledgers, and each request its own tokens."""
 
 import random
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from engine.messages import Abort, Submit
 from engine.request.policies import POLICIES
 from engine.sampling import SamplingParams
-from tests.engine.simulated import Simulation, next_token
+from metrics.records import STAGES
+from tests.engine.simulated import Simulation, sequential
 
 arrival = st.fixed_dictionaries(
     {
@@ -38,14 +39,6 @@ limits = st.fixed_dictionaries(
         "long": st.one_of(st.none(), st.tuples(st.integers(1, 2), st.integers(1, 30))),
     }
 )
-
-
-def sequential(prompt: list[int], max_tokens: int) -> list[int]:
-    """What the simulated model says to one request alone, without any engine."""
-    ids = list(prompt)
-    for _ in range(max_tokens):
-        ids.append(next_token(ids))
-    return ids[len(prompt) :]
 
 
 def simulate(bounds: dict) -> Simulation:
@@ -107,6 +100,7 @@ def check_random_traffic(arrivals: list[dict], bounds: dict) -> None:
     for step in published.records:
         assert sum(step.new_tokens) <= step.budget
         assert sum(step.refusals.values()) == step.waiting
+        assert sum(step.stages) == step.end_ns - step.begin_ns and len(step.stages) == len(STAGES)
 
 
 @given(st.lists(arrival, min_size=1, max_size=10), limits)
@@ -121,3 +115,19 @@ def test_under_every_policy_random_traffic_gets_its_own_tokens_closed_ledgers_an
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_under_every_policy_long_random_traffic_gets_its_own_tokens_closed_ledgers_and_no_leak(arrivals, bounds):
     check_random_traffic(arrivals, bounds)
+
+
+@given(limits)
+@settings(max_examples=30, deadline=None)
+def test_the_same_traffic_gives_the_same_steps(bounds):
+    def records():
+        simulation = simulate(bounds | {"num_blocks": 100})
+        for i in range(6):
+            sampling = SamplingParams(max_tokens=5, temperature=0)
+            leader = f"r{i - 1}" if i % 2 else None
+            prompt = list(range(i // 2, i // 2 + 20))
+            simulation.receive(Submit(f"r{i}", prompt, sampling, 0, "", f"t{i % 3}", i % 2, leader))
+        simulation.drain()
+        return simulation.published.records
+
+    assert records() == records()

@@ -1,109 +1,20 @@
-"""The loop on a simulated device: random traffic keeps every invariant and gives each request its own tokens."""
-
-import random
+"""The loop on a simulated device: what a step holds, and which account each nanosecond is booked to."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.costmodel import request_flops
 from metrics.ledger import Account
-from metrics.records import STAGES
-from tests.engine.simulated import SHAPE, Simulation, next_token
+from tests.engine.simulated import SHAPE, Simulation, sequential
 
 
 def message(request_id: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **sampling) -> Submit:
     return Submit(request_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0, **sampling), encoded_ns)
 
 
-def sequential(prompt: list[int], max_tokens: int) -> list[int]:
-    """What the simulated model says to one request alone, without any engine."""
-    ids = list(prompt)
-    for _ in range(max_tokens):
-        ids.append(next_token(ids))
-    return ids[len(prompt) :]
-
-
 def booked(ledger: list[int]) -> int:
     return sum(ledger)
-
-
-traffic = st.lists(
-    st.tuples(
-        st.integers(0, 6),  # steps before it arrives
-        st.integers(1, 40),  # prompt tokens
-        st.integers(1, 12),  # output tokens
-        st.sampled_from([0, 0, 1, 2]),  # which shared beginning its prompt has
-        st.one_of(st.none(), st.none(), st.integers(0, 15)),  # aborted after so many steps
-    ),
-    min_size=1,
-    max_size=14,
-)
-limits = st.fixed_dictionaries(
-    {
-        "num_blocks": st.integers(14, 40),
-        "block_size": st.sampled_from([1, 4, 16]),
-        "prefix_caching": st.booleans(),
-        "max_num_seqs": st.integers(1, 6),
-        "max_num_batched_tokens": st.integers(1, 48),
-        "max_prefill_chunk_tokens": st.one_of(st.none(), st.integers(1, 16)),
-    }
-)
-
-
-@given(traffic, limits)
-@settings(max_examples=150, deadline=None)
-def test_random_traffic_gives_each_request_its_own_tokens_and_closes_every_ledger(arrivals, bounds):
-    if bounds["block_size"] == 1:
-        bounds = bounds | {"num_blocks": bounds["num_blocks"] * 4}
-    simulation = Simulation(**bounds)
-    prefixes = [[], [7] * 13, list(range(20))]
-    waiting, aborts, asked = [], [], {}
-    for index, (delay, length, max_tokens, shared, abort_after) in enumerate(arrivals):
-        prompt = (prefixes[shared] + random.Random(index).choices(range(50), k=length))[:40]
-        asked[f"r{index}"] = (prompt, max_tokens)
-        waiting.append((delay, f"r{index}"))
-        if abort_after is not None:
-            aborts.append((delay + abort_after, f"r{index}"))
-    encoded = {}
-    for tick in range(60):
-        messages = []
-        for _, name in (entry for entry in waiting if entry[0] == tick):
-            encoded[name] = simulation.clock()
-            messages.append(message(name, *asked[name], encoded_ns=encoded[name]))
-        messages += [Abort(name) for at, name in aborts if at == tick]
-        simulation.receive(*messages)
-        if simulation.engine.has_work:
-            simulation.step()
-    simulation.drain()
-    published = simulation.published
-    assert set(published.ended) == set(asked)
-    for name, (prompt, max_tokens) in asked.items():
-        tokens, expected = published.tokens.get(name, []), sequential(prompt, max_tokens)
-        ended = published.ended[name]
-        assert tokens == expected[: len(tokens)]
-        assert ended.reason == "abort" or tokens == expected
-        for committed_ns, ledger in published.ledgers.get(name, []):
-            assert booked(ledger) == committed_ns - encoded[name], "a nanosecond is missing or booked twice"
-    counts = simulation.scheduler.pool.counts()
-    assert counts.active == 0, "a block leaked"
-    for step in published.records:
-        assert sum(step.stages) == step.end_ns - step.begin_ns and len(step.stages) == len(STAGES)
-        assert sum(step.new_tokens) <= step.budget
-
-
-@given(limits)
-@settings(max_examples=20, deadline=None)
-def test_the_same_traffic_gives_the_same_steps(bounds):
-    def records():
-        simulation = Simulation(**(bounds | {"num_blocks": 200}))
-        simulation.receive(*[message(f"r{i}", list(range(i, i + 20)), 5) for i in range(6)])
-        simulation.drain()
-        return simulation.published.records
-
-    assert records() == records()
 
 
 def test_decodes_go_before_prompt_chunks_so_that_a_long_prompt_stalls_nobody():

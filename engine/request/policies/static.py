@@ -14,9 +14,9 @@ class StaticBatching(Policy):
     """A batch is filled in order of arrival and computes all its prompts; then it decodes, and until all of it has
     finished nobody else is admitted. One that is preempted comes back with the next batch.
 
-    Starvation: a batch has at most `batch_size` requests, those counted that end with their prompt. Who has n requests
-    before it is in a batch after at most n others; between prompt and first decode of a request stand at most
-    `batch_size` - 1 prompts.
+    Starvation: a batch is closed when it decodes, or when `batch_size` were admitted to it, those counted that ended
+    with their prompt. So between a prompt and its first decode stand fewer than 2 * `batch_size` others, and a request
+    waits for those that came before it and for those that share its batch.
     """
 
     def __init__(self, batch_size: int) -> None:
