@@ -17,7 +17,7 @@ from engine.config import model_folder
 from engine.token.toolcalls import FORMATS, ContentDelta, ToolCallParser, format_of
 from engine.token.toolgrammar import Tool, call_grammar
 
-ARGUMENTS = ['{"city": "Graz}", "days": [1, {"a": "]\\""}]}', "{}"]
+ARGUMENTS = ['{"city": "Graz}", "days": [1, {"a": "]\\""}]}', '{"path": "C:\\\\", "quote": "}\\"{"}']
 
 
 def written(name: str, *, calls: int = 2, before: str = "") -> str:
@@ -72,9 +72,14 @@ def test_calls_are_found_with_their_text_before_them(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=40, deadline=None)
-@given(places=st.lists(st.integers(0, 1000), max_size=40), end=st.integers(0, 400), tail=st.text(max_size=5))
-def test_pieces_make_no_difference(name, places, end, tail):
-    text = written(name, before="\n")[:end] + tail
+@given(
+    before=st.sampled_from(["\n", "", "Look: <"]),
+    places=st.lists(st.integers(0, 1000), max_size=40),
+    end=st.integers(0, 400),
+    tail=st.text(max_size=5),
+)
+def test_pieces_make_no_difference(name, before, places, end, tail):
+    text = written(name, before=before)[:end] + tail
     assert read(name, cut(text, places)) == read(name, [text])
 
 
@@ -118,33 +123,29 @@ def test_a_call_that_the_limit_cuts_off_keeps_its_arguments_so_far():
     assert read("hermes", ['<tool_call>{"name": "f", "arguments": {"a": [1']) == ("", [("f", '{"a": [1')])
 
 
-HOSTILE = [
-    "(",
-    "{",
-    "<tool_call>",
-    "[TOOL_CALLS]",
-    '<tool_call>{"a',
-    '<tool_call>{"a":"\\',
-    "[TOOL_CALLS][ ",
-    " ",
-    ";",
-    "<",
-]
+HOSTILE = {
+    "hermes": ["(", "<tool_call>", '<tool_call>{"a', '<tool_call>{"a":"\\'],
+    "llama3": ["{", ";"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS][ "],
+    "mistral_args": ["[TOOL_CALLS]", " "],
+    "deepseek_v3": ["<｜tool▁call▁begin｜>"],
+}
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3"])
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_megabyte_of_openers_takes_linear_time(name):
     def seconds(unit: str, characters: int) -> float:
         text = unit * (characters // len(unit))
-        pieces = [text[at : at + 100] for at in range(0, len(text), 100)]
+        pieces = [text[at : at + 50] for at in range(0, len(text), 50)]
         begin = time.process_time()
         content, calls = read(name, pieces)
+        spent = time.process_time() - begin
         assert content == text and not calls
-        return time.process_time() - begin
+        return spent
 
-    for unit in HOSTILE:  # quadratic work would make it 16 times slower, linear 4 times
-        small, large = seconds(unit, 60_000), seconds(unit, 240_000)
-        assert large < 10 * small + 0.25, (unit, small, large)
+    for unit in HOSTILE[name]:  # eight times the text: linear work takes 8 times as long, quadratic 64 times
+        small, large = seconds(unit, 125_000), seconds(unit, 1_000_000)
+        assert large < 20 * small + 0.3, (unit, small, large)
 
 
 @pytest.mark.parametrize(
