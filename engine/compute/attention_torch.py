@@ -6,6 +6,9 @@ import torch.nn.functional as F
 from engine.compute.attention import AttentionInputs, AttentionSpec
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
+# From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
+# 128 KiB) and faults it in again page by page at every call, which tripled the time of a step of 16 decodes.
+KEPT_ELEMENTS = 1 << 15
 
 
 class TorchAttention:
@@ -15,6 +18,9 @@ class TorchAttention:
     A sliding window is only a mask here: the blocks that have left it are still held and gathered. Freeing them is a
     matter of speed and memory, not of results, and takes a block pool that knows of layers.
     """
+
+    def __init__(self) -> None:
+        self._room: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]  # where keys and values are gathered to
 
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs
@@ -51,12 +57,12 @@ class TorchAttention:
         group_masks, chunk_masks = self._masks[kind]
         parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
-            keys, values = _gather(planes, blocks, end - begin, spec)
+            keys, values = self._gather(planes, blocks, end - begin, spec)
             folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
             attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
             parts.append(attended.flatten(1, 2))
         for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
-            keys, values = _gather(planes, blocks, 1, spec)
+            keys, values = self._gather(planes, blocks, 1, spec)
             attended = F.scaled_dot_product_attention(
                 query[begin:end].transpose(0, 1)[None],
                 keys[:, :, :context],
@@ -68,6 +74,24 @@ class TorchAttention:
             )
             parts.append(attended[0].transpose(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gather(
+        self, planes: tuple[torch.Tensor, ...], blocks: torch.Tensor, rows: int, spec: AttentionSpec
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Planes [num_blocks, block_size, heads, head_dim] by the blocks of `rows` sequences → keys [rows, heads,
+        context, head_dim] and values [..., value_dim]. They stand until the next call."""
+        gathered = []
+        for index, plane in enumerate(planes):
+            size = len(blocks) * plane.stride(0)
+            if plane.is_cpu and size >= KEPT_ELEMENTS:
+                if self._room[index].numel() < size or self._room[index].dtype != plane.dtype:
+                    self._room[index] = torch.empty(size, dtype=plane.dtype)
+                out = self._room[index][:size].view(len(blocks), *plane.shape[1:])
+                torch.index_select(plane, 0, blocks, out=out)
+            else:
+                out = plane.index_select(0, blocks)
+            gathered.append(out.view(rows, -1, *plane.shape[2:]).transpose(1, 2))
+        return gathered[0], gathered[1] if len(planes) == 2 else gathered[0][..., : spec.value_dim]
 
     def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype) -> tuple[list, list]:
         """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
@@ -112,16 +136,3 @@ def _groups(lengths: list[int]) -> list[tuple[int, int]]:
             groups.append((begin, end))
             begin = end
     return groups
-
-
-def _gather(
-    planes: tuple[torch.Tensor, ...], blocks: torch.Tensor, rows: int, spec: AttentionSpec
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Planes [num_blocks, block_size, heads, head_dim] by the blocks of `rows` sequences → keys [rows, heads, context,
-    head_dim] and values [..., value_dim]."""
-    keys = _gather_plane(planes[0], blocks, rows)
-    return keys, _gather_plane(planes[1], blocks, rows) if len(planes) == 2 else keys[..., : spec.value_dim]
-
-
-def _gather_plane(plane: torch.Tensor, blocks: torch.Tensor, rows: int) -> torch.Tensor:
-    return plane.index_select(0, blocks).view(rows, -1, *plane.shape[2:]).transpose(1, 2)
