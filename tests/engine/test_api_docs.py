@@ -1,0 +1,55 @@
+"""docs/api.md says what the models that check requests say."""
+
+import re
+
+import httpx
+import pytest
+
+from engine.server import protocol, structured
+from engine.server.grammar_worker import CPU_SECONDS
+from engine.server.reference import BODIES, DOCUMENT, neutral_tables, renewed, tables
+
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_its_tables_are_those_of_the_models():
+    assert renewed(TEXT) == TEXT, "run `python -m engine.server.reference`"
+
+
+def test_it_has_a_table_for_every_model_and_every_list_of_fields_that_only_pass():
+    told = re.findall(r"<!-- (fields|neutral): (\w+) -->", TEXT)
+    assert sorted(told) == sorted(
+        [("fields", name) for name in tables()] + [("neutral", name) for name in neutral_tables()]
+    )
+
+
+def test_it_tells_of_every_endpoint(api_server):
+    paths = httpx.get(f"{api_server.url}/openapi.json").json()["paths"]
+    routes = {f"{method.upper()} {path.replace('{name}', '{id}')}" for path in paths for method in paths[path]}
+    assert {route for route in routes if route.startswith("POST")} == set(BODIES)
+    assert {route for route in routes if f"`{route}`" not in TEXT} == set()
+
+
+def test_every_field_of_a_model_says_what_it_means():
+    for model in BODIES.values():
+        assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"at most {protocol.MAX_PROMPTS} prompts, {protocol.MAX_CHOICES} choices",
+        f"and {protocol.MAX_SEQUENCES} sequences",
+        f"at most {structured.MAX_GRAMMAR_BYTES:,} bytes, {structured.MAX_SCHEMA_DEPTH} objects",
+        f"and {structured.MAX_CHOICE_OPTIONS:,} choices",
+        f"more than {CPU_SECONDS:g} s of CPU time",
+    ],
+)
+def test_the_bounds_in_its_prose_are_those_of_the_code(said):
+    assert said in TEXT
+
+
+def test_its_links_lead_somewhere():
+    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= anchors
