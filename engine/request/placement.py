@@ -50,7 +50,7 @@ class Placement:
             missing = lacking + copied
             if missing + reserve <= pool.available:
                 break
-            if not self._reclaim(request):
+            if not self._reclaim(request, lacking + reserve):
                 return False
         request.forked = False
         fresh = pool.allocate(missing)
@@ -99,10 +99,10 @@ class Placement:
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = len(request.blocks) * size
 
-    def _reclaim(self, request: Request) -> bool:
-        """The newest waiting fork but `request` itself gives up its blocks; False where there is none."""
-        for fork in reversed(self._waiting_forks.values()):
-            if fork is not request:
-                self.give_back(fork)
-                return True
-        return False
+    def _reclaim(self, request: Request, wanted: int) -> bool:
+        """The newest waiting fork but `request` itself gives up its blocks; False where all of them would not do."""
+        forks = [fork for fork in self._waiting_forks.values() if fork is not request]
+        if not forks or self.pool.available_without([fork.blocks for fork in forks], []) < wanted:
+            return False
+        self.give_back(forks[-1])
+        return True

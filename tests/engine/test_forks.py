@@ -202,3 +202,15 @@ def test_scores_of_a_prompt_are_computed_once_for_its_forks(checkpoints):
 
 def _fork_of(message: Submit, leader: str) -> Submit:
     return Submit(message.request_id, message.prompt_token_ids, message.sampling, message.encoded_ns, fork_of=leader)
+
+
+def test_siblings_keep_the_leaders_blocks_where_giving_them_up_would_help_nobody():
+    simulation = Simulation(num_blocks=12, prefix_caching=False, max_num_seqs=2)
+    prompt = list(range(30))
+    simulation.receive(fork("leader", prompt, 6), fork("big", [5] * 40, 1), fork("fork", prompt, 3, "leader"))
+    for _ in range(3):
+        simulation.step()  # the big one is before the fork and does not fit, whatever the fork gives up
+    simulation.receive(Abort("big"))
+    simulation.drain()
+    simulation.check_idle()
+    assert simulation.published.ended["fork"].cached_tokens == 29

@@ -74,6 +74,8 @@ class TenantLines:
         if not self._lines[tenant]:
             del self._lines[tenant], self._entries[tenant]
             self._left_last = self._counters[tenant]
+            if len(self._heap) > 2 * len(self._entries) + 64:  # mostly of tenants that left
+                self._heap = sorted(self._entries.values())
 
     def head(self) -> Request | None:
         return self._by_age.head() if self._passed_over >= self._max_passed_over else self._least_served()

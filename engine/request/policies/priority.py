@@ -8,7 +8,8 @@ from engine.request.request import Request
 
 
 class Priority(Policy):
-    """Ordered by priority, then by arrival; a waiting request throws out running ones of a higher number.
+    """Ordered by priority, then by arrival; a waiting request throws out running ones of a higher number, if places or
+    blocks are short. Of the step's tokens it takes nothing from them: `max_prefill_chunk_tokens` bounds their prompts.
 
     Starvation: one step of priority is worth `ageing` arrivals. A request of priority p gives way to one of priority
     q < p only if that came at most (p - q) * ageing arrivals later, in the line as well as in the batch; so at most so
