@@ -128,6 +128,7 @@ class Decoder(nn.Module):
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fills every parameter. Raises ModelError for a tensor that is missing, unknown or of another shape."""
         missing = self._slices()
+        assert sum(t.numel() for t in missing.values()) == sum(p.numel() for p in self.parameters()), "all are filled"
         for stored_name, stored in weights:
             if stored_name.endswith("rotary_emb.inv_freq"):
                 continue  # old checkpoints store what config.json says

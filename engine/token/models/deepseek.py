@@ -18,16 +18,13 @@ from engine.token.models.settings import count, number, refuse_unless
 
 def v2_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of DeepseekV2ForCausalLM."""
-    refuse_unless(config, scoring_func="softmax", norm_topk_prob=False)
+    refuse_unless(config, scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
     method = config.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelError(f"config.json has topk_method={method!r}; supported are greedy and group_limited_greedy")
     groups, kept = (1, 1) if method == "greedy" else _groups(config)
     chosen, scale = count(config, "num_experts_per_tok"), number(config, "routed_scaling_factor", 1.0)
     route = partial(softmax_by_group, num_chosen=chosen, num_groups=groups, kept_groups=kept, scale=scale)
-    bias = bool(config.get("mlp_bias"))
-    if bias:
-        raise ModelError("config.json has mlp_bias=true; only false is supported for this family")
     return _decoder(config, route, correction_bias=False, interleaved=True)
 
 
@@ -35,6 +32,8 @@ def v3_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of DeepseekV3ForCausalLM."""
     refuse_unless(config, scoring_func="sigmoid", topk_method="noaux_tc")
     groups, kept = _groups(config)
+    if groups * 2 > count(config, "n_routed_experts"):
+        raise ModelError(f"config.json has n_group={groups}; a group is judged by two experts and has fewer")
     route = partial(
         sigmoid_by_group,
         num_chosen=count(config, "num_experts_per_tok"),
@@ -103,6 +102,11 @@ def _groups(config: dict[str, Any]) -> tuple[int, int]:
 
 def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, interleaved: bool) -> DecoderConfig:
     refuse_unless(config, moe_layer_freq=1)
+    if config.get("q_lora_rank") is None:
+        refuse_unless(config, attention_bias=False)  # it would be of half a projection
+    num_experts, chosen = count(config, "n_routed_experts"), count(config, "num_experts_per_tok")
+    if chosen > num_experts:
+        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than n_routed_experts={num_experts}")
     dense = gated_mlps(config)
     first_mixture = count(config, "first_k_dense_replace", 0, least=0)
     shared = count(config, "n_shared_experts", 0, least=0)
@@ -111,8 +115,8 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
         MixtureOfExperts,
         count(config, "hidden_size"),
         intermediate_size,
-        count(config, "n_routed_experts"),
-        count(config, "num_experts_per_tok"),
+        num_experts,
+        chosen,
         route,
         shared_intermediate_size=shared * intermediate_size,
         correction_bias=correction_bias,

@@ -40,11 +40,8 @@ def grouped_decoder(
     **options: Any,
 ) -> DecoderConfig:
     """A decoder with grouped attention; `options` go to DecoderConfig."""
-    hidden_size, heads, eps = (
-        count(config, "hidden_size"),
-        count(config, "num_attention_heads"),
-        number(config, "rms_norm_eps"),
-    )
+    hidden_size, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    eps = number(config, "rms_norm_eps")
     kv_heads = count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(f"config.json has {heads} attention heads, which {kv_heads} key and value heads do not divide")
