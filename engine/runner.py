@@ -176,7 +176,9 @@ class ModelRunner:
         batch = handle.batch
         masks = None
         if batch.masks is not None:
-            masks = self.guides.masks(batch.masks).to(self.device, non_blocking=True)
+            masks = self.guides.masks(batch.masks)
+            if self.device.type == "cuda":  # from pinned memory, or the host would wait for the forward pass
+                masks = masks.pin_memory().to(self.device, non_blocking=True)
         handle.ids = ids = self.sampler.draw(logits, batch.sampling, masks)
         if batch.told:
             if len(batch.told) < len(ids):

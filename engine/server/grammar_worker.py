@@ -15,7 +15,7 @@ import psutil
 from engine.sampling import Grammar
 from engine.token.grammar import GrammarCompiler, GrammarError
 
-CPU_SECONDS = 0.2  # of one grammar: more of them kill this process
+CPU_SECONDS = 0.1  # of one grammar: more of them kill this process. A common schema takes 1 to 10 ms
 MEMORY_BYTES = 1 << 30  # beyond what it takes to be ready, likewise
 LENGTH_BYTES = 4
 

@@ -10,7 +10,7 @@ from engine.server.errors import ApiError
 from engine.server.protocol import GenerationRequest
 from engine.token.grammar import choice
 
-MAX_GRAMMAR_BYTES = 131_072
+MAX_GRAMMAR_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 100  # objects and lists inside each other
 MAX_CHOICE_OPTIONS = 1024
 
