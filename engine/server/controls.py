@@ -1,7 +1,5 @@
 """A checked body → how its sequences draw, and how their ids become text."""
 
-import hashlib
-
 from engine.sampling import SamplingParams
 from engine.server.errors import ApiError
 from engine.server.prompts import PromptEncoder
@@ -59,14 +57,6 @@ def reading(body: GenerationRequest, params: SamplingParams, *, unread: bool = F
         entries=params.logprobs is not None or body.return_token_ids,
         unread=unread,
     )
-
-
-def choice_seed(seed: int, choice: int) -> int:
-    """Of choice i of a prompt. The first one draws as if it were alone; the others are a hash away from all seeds."""
-    if choice == 0:
-        return seed
-    digest = hashlib.blake2b(b"%d/%d" % (seed, choice), digest_size=8).digest()
-    return int.from_bytes(digest) % 2**63
 
 
 def _logit_bias(biases: dict[str, float], encoder: PromptEncoder) -> dict[int, float]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine.config import EngineConfig, model_folder
 from engine.messages import Submit
-from engine.sampling import Grammar
+from engine.sampling import Grammar, choice_seed
 from engine.server import controls, prompts
 from engine.server.call import Call, Origin, admit
 from engine.server.chat_wording import ChatWording
@@ -165,7 +165,7 @@ class Service:
                     own = msgspec.structs.replace(
                         params,
                         max_tokens=room[index] or 1,
-                        seed=controls.choice_seed(params.seed, choice),
+                        seed=choice_seed(params.seed, choice),
                         prompt_logprobs=params.prompt_logprobs if choice == 0 else None,
                     )
                     leader = sequences[-choice].id if choice else None
