@@ -101,6 +101,7 @@ class ResponsesRequest(GenerationRequest):
     )
     stream_options: ResponseStreamOptions | None = Field(None, description="asks for nothing that is not so anyway")
 
+    response_format: None = Field(None, description="not here; `text.format` says it")
     n: Literal[1] = Field(1, description="only 1: a response is one answer")
     prompt_logprobs: None = Field(None, description="not here; chat completions have it")
     return_token_ids: Literal[False] = Field(False, description="not here; chat completions have it")

@@ -88,10 +88,14 @@ class Service:
         """What the output must follow, checked to be something that it can follow. Raises ApiError."""
         wanted = wanted_grammar(body)
         if plan is not None:
-            if wanted is not None:
-                message = f"`{wanted[1]}` cannot be combined with `tools` that may be called; send `tool_choice`: none"
+            if wanted is not None and wanted[0].kind != "json_schema":
+                message = (
+                    f"`{wanted[1]}` that is no JSON schema cannot be combined with `tools`; send `tool_choice`: none"
+                )
                 raise ApiError(400, message, param=wanted[1], code="invalid_value")
-            if plan.grammar is not None:
+            if wanted is not None and not plan.forced:
+                wanted = (plan.beside(wanted[0].source), wanted[1])
+            elif plan.grammar is not None:  # a forced call leaves no answer that a schema could shape
                 wanted = (plan.grammar, "tools")
         if wanted is None:
             return None

@@ -1,8 +1,9 @@
 """Functions that a client offers to the model: what it may send, and what that asks of prompt, sampling and output."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -55,7 +56,9 @@ class ToolPlan:
     format: ToolFormat
     names: frozenset[str]
     template_value: list[dict[str, Any]]  # as chat templates read them
+    forced: bool  # no answer but a call
     grammar: Grammar | None
+    beside: Callable[[str], Grammar]  # the grammar of calls, or of an answer with this JSON schema
     shown_token_ids: frozenset[int]  # special tokens that mark calls, and so must be seen in the text
 
     def parser(self) -> ToolCallParser:
@@ -89,16 +92,17 @@ def plan_tools(
     form = _format(template, tool_format)
     callable_tools = [tool for tool in tools if named in (None, tool.name)]
     forced = named is not None or choice == "required"
-    grammar = None
-    if forced or not parallel or any(tool.strict for tool in tools):
-        described = [Tool(tool.name, _parameters(tool), bool(tool.strict)) for tool in callable_tools]
-        # A named function is called once, as the official API does.
-        grammar = call_grammar(form, described, added_tokens, forced=forced, parallel=parallel and named is None)
+    described = [Tool(tool.name, _parameters(tool), bool(tool.strict)) for tool in callable_tools]
+    # A named function is called once, as the official API does.
+    grammar_of = partial(call_grammar, form, described, added_tokens, parallel=parallel and named is None)
+    constrained = forced or not parallel or any(tool.strict for tool in tools)
     return ToolPlan(
         format=form,
         names=frozenset(tool.name for tool in callable_tools),
         template_value=[_template_value(tool) for tool in tools],
-        grammar=grammar,
+        forced=forced,
+        grammar=grammar_of(forced=forced) if constrained else None,
+        beside=lambda schema: grammar_of(forced=False, answer=schema),
         shown_token_ids=frozenset(form.tokens(added_tokens).values()),
     )
 

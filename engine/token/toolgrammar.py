@@ -23,14 +23,22 @@ class Tool:
 
 
 def call_grammar(
-    tool_format: ToolFormat, tools: list[Tool], added_tokens: Mapping[str, int], *, forced: bool, parallel: bool
+    tool_format: ToolFormat,
+    tools: list[Tool],
+    added_tokens: Mapping[str, int],
+    *,
+    forced: bool,
+    parallel: bool,
+    answer: str | None = None,
 ) -> Grammar:
     """Calls of these tools, with arguments after their schemas.
 
     `forced` wants at least one; else text may stand before them or instead of them. `parallel` allows several.
+    `answer` is the JSON schema of a text that stands instead of calls; then no text stands before them, and a format
+    that marks calls by nothing allows one.
     `added_tokens` are the literals that the tokenizer writes as one id.
     """
-    return Grammar("lark", _Rules(tool_format, tools, added_tokens).source(forced, parallel))
+    return Grammar("lark", _Rules(tool_format, tools, added_tokens).source(forced, parallel, answer))
 
 
 class _Rules:
@@ -41,12 +49,19 @@ class _Rules:
         self._tools = tools
         self._added = tool_format.tokens(added_tokens)
 
-    def source(self, forced: bool, parallel: bool) -> str:
+    def source(self, forced: bool, parallel: bool, answer: str | None) -> str:
         body = " | ".join(f"body{index}" for index in range(len(self._tools)))
-        rules = [*self._start(forced), f"calls: {self._calls(parallel)}", f"body: {body}"]
+        if answer is None:
+            start = self._start(forced)
+        elif self._format.bare:  # two kinds of object are told apart inside one schema only
+            return self._answer_or_call(json.loads(answer))
+        else:
+            opening = self._literals(self._format.section + self._format.opener)
+            start = [f"start: answer | {opening} calls", f"answer: {_json_rule(json.loads(answer))}"]
+        rules = [*start, f"calls: {self._calls(parallel)}", f"body: {body}"]
         for index, tool in enumerate(self._tools):
             rules += [f"body{index}: {self._before_arguments(tool)} arguments{index}{self._after_arguments()}"]
-            rules += [f"arguments{index}: %json {json.dumps(_schema(tool))}"]
+            rules += [f"arguments{index}: {_json_rule(_schema(tool), strict=tool.strict)}"]
         return "\n".join(rules) + "\n"
 
     def _start(self, forced: bool) -> list[str]:
@@ -62,6 +77,18 @@ class _Rules:
         if first.startswith("<["):  # text cannot hold the token itself
             return [f"start: TEXT | TEXT {first} {rest} calls", text]
         return ["start: TEXT | head calls", f"head[lazy]: TEXT {first}", text]
+
+    def _answer_or_call(self, answer: dict[str, Any]) -> str:
+        objects = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, self._format.arguments_key: _schema(tool)},
+                "required": ["name", self._format.arguments_key],
+                "additionalProperties": False,
+            }
+            for tool in self._tools
+        ]
+        return f"start: {_json_rule({'anyOf': [*objects, answer]})}\n"
 
     def _calls(self, parallel: bool) -> str:
         """One or several calls, after what opens the first."""
@@ -102,5 +129,9 @@ def _quoted(text: str) -> str:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    options = _SPACING if tool.strict else _SPACING | {"lenient": True}
-    return {**tool.parameters, "type": "object", "x-guidance": options}
+    return {**tool.parameters, "type": "object"}
+
+
+def _json_rule(schema: dict[str, Any], *, strict: bool = True) -> str:
+    options = _SPACING if strict else _SPACING | {"lenient": True}
+    return "%json " + json.dumps({**schema, "x-guidance": options})

@@ -189,6 +189,22 @@ def test_a_stream_tells_how_the_same_response_grows(ask, events_of):
         assert "".join(entry["token"] for entry in entries) == text_of(response)
 
 
+def test_text_follows_its_schema_whole_and_streamed(ask, events_of):
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["km", "mi"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    shape = {"type": "json_schema", "name": "unit", "schema": schema, "strict": True}
+    body = dict(input="Which?", text={"format": shape}, max_output_tokens=200, seed=1)
+    whole = ask(**body)
+    assert json.loads(text_of(whole))["unit"] in ("km", "mi") and whole["status"] == "completed"
+    assert whole["text"]["format"] == shape
+    assert replayed(events_of(**body))[0]["content"][0]["text"] == text_of(whole)
+    assert text_of(ask(input="x", text={"format": {"type": "json_object"}}, max_output_tokens=20))[0] == "{"
+
+
 def test_openai_streams_to_the_same_final_response(client):
     asked = dict(model=MODEL, input="Return", temperature=0, tools=TOOLS, tool_choice="required", max_output_tokens=300)
     whole = client.responses.create(**asked)
@@ -238,6 +254,9 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"max_output_tokens": 5000}, "max_output_tokens", "at most"),
         ({"input": "x " * 3000}, "input", "max_model_len"),
         ({"top_logprobs": 3}, "top_logprobs", "include"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema"),
+        ({"text": {"format": {"type": "yaml"}}}, "text", "yaml"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
         ({"n": 2}, "n", "2"),
         ({"text": {"verbosity": "high"}}, "text", "high"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options", "True"),

@@ -222,19 +222,37 @@ def test_forced_calls_are_valid_even_from_a_model_that_knows_nothing(name, speci
     assert several
 
 
+def accepted(source: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(TOKENIZER, eos_token=2), source)
+    ids = Tokenizer.from_str(TOKENIZER).encode(text).ids
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_grammar_that_allows_text_still_holds_calls_to_their_schema(name):
     form = FORMATS[name]
     grammar = call_grammar(form, TOOLS, {}, forced=False, parallel=False)
-    tokenizer = llguidance.LLTokenizer(TOKENIZER, eos_token=2)
-
-    def accepted(text: str) -> bool:
-        matcher = llguidance.LLMatcher(tokenizer, grammar.source)
-        ids = Tokenizer.from_str(TOKENIZER).encode(text).ids
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
     call = outputs(TOKENIZER, call_grammar(form, TOOLS[:1], {}, forced=True, parallel=False).source, 1)[0]
     wrong = call.replace('"count": ', '"count": "')
-    assert accepted("Just text.") and accepted(call) and not accepted(wrong)
-    assert name == "llama3" or accepted("Text.\n" + call)
-    assert name == "llama3" or not accepted(call + form.opener)
+    source = grammar.source
+    assert accepted(source, "Just text.") and accepted(source, call) and not accepted(source, wrong)
+    assert name == "llama3" or accepted(source, "Text.\n" + call)
+    assert name == "llama3" or not accepted(source, call + form.opener)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_schema_for_the_answer_leaves_both_ways_open(name):
+    form, schema = (
+        FORMATS[name],
+        '{"type": "object", "properties": {"sunny": {"type": "boolean"}}, "required": ["sunny"]}',
+    )
+    source = call_grammar(form, TOOLS, {}, forced=False, parallel=True, answer=schema).source
+    call = outputs(TOKENIZER, call_grammar(form, TOOLS[:1], {}, forced=True, parallel=False).source, 1)[0]
+    for text, good in (
+        (call, True),
+        ('{"sunny": true}', True),
+        (call[:-2], False),
+        ('{"sunny": 1}', False),
+        ("Text.", False),
+    ):
+        assert accepted(source, text) == good

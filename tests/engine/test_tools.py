@@ -89,6 +89,28 @@ def test_parallel_calls_come_unless_they_are_forbidden(client):
     assert set(numbers[False]) == {1} and max(numbers[True]) > 1
 
 
+SUNNY = {
+    "type": "object",
+    "properties": {"sunny": {"type": "boolean"}},
+    "required": ["sunny"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SUNNY}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_an_answer_beside_tools_follows_its_schema(client, choice):
+    asked = ASKED | {"response_format": FORMAT, "tool_choice": choice, "temperature": 1.2, "n": 8}
+    kinds = set()
+    for answer in client.chat.completions.create(**asked).choices:
+        calls = answer.message.tool_calls
+        kinds.add("call" if calls else "answer")
+        assert (
+            all(valid(call) for call in calls) if calls else type(json.loads(answer.message.content)["sunny"]) is bool
+        )
+    assert kinds == {"auto": kinds, "required": {"call"}, "none": {"answer"}}[choice]
+
+
 def test_the_limit_ends_a_call_with_length(client):
     answer = client.chat.completions.create(**ASKED | {"max_tokens": 25}, tool_choice="required").choices[0]
     assert answer.finish_reason == "length"
@@ -163,6 +185,9 @@ def nested(depth: int) -> dict:
         ({"tool_choice": "sometimes"}, "tool_choice", "sometimes"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "none of the `tools`"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "no `tools`"),
+        ({"guided_regex": "[a-z]+"}, "guided_regex", "no JSON schema"),
+        ({"tools": [tool("a", {"properties": {"x": {"type": "nothing"}}}, strict=True)]}, "tools", "nothing"),
+        ({"ignore_eos": True, "tool_choice": "required"}, "ignore_eos", "tools"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages", "left out only"),
