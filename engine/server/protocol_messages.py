@@ -30,6 +30,7 @@ class CalledFunction(Strict):
     def _an_object(cls, arguments: str) -> str:
         try:
             value = json.loads(arguments or "{}")
+            json.dumps(value, ensure_ascii=False).encode()  # templates write it so, and half a character cannot be
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):

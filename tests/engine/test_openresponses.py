@@ -1,6 +1,8 @@
 """POST /v1/responses from outside: openai's own client, every event in the official shape, and what is refused."""
 
 import json
+import os
+import signal
 
 import httpx
 import openai
@@ -8,6 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from tests.engine.server import wait_for
 from tests.engine.test_tools import WEATHER, valid
 
 # ruff: noqa: E501
@@ -279,3 +282,38 @@ def test_fields_that_ask_for_nothing_pass(ask):
         reasoning={"effort": None, "summary": None}, service_tier="auto", tool_choice="auto", tools=[], include=[],
         text={"format": {"type": "text"}, "verbosity": "medium"}, prompt_cache_key="k", safety_identifier="me",
     )  # fmt: skip
+
+
+def finished(server, outcome: str) -> float:
+    page = httpx.get(f"{server.url}/metrics").text
+    wanted = f'sojourn_request_finished_total{{model_name="{MODEL}",outcome="{outcome}"}}'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(wanted))
+
+
+def test_a_response_is_recorded_and_given_up_with_its_client(client, tool_server, ask):
+    before, aborted = finished(tool_server, "length"), finished(tool_server, "abort")
+    ask(input="Return", max_output_tokens=2, ignore_eos=True)
+    wait_for(lambda: finished(tool_server, "length") == before + 1)
+    stream = client.responses.create(model=MODEL, input="Go on", stream=True, extra_body={"ignore_eos": True})
+    for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+    stream.close()
+    wait_for(lambda: finished(tool_server, "abort") == aborted + 1)
+
+
+def test_a_stream_whose_core_dies_ends_with_a_failed_response(tool_server):
+    body = {"model": MODEL, "input": "Go on", "stream": True, "ignore_eos": True}
+    events = []
+    with httpx.stream("POST", f"{tool_server.url}/v1/responses", json=body, timeout=30) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                assert line != "data: [DONE]"
+                events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 6:
+                    os.kill(tool_server.core_pid(), signal.SIGKILL)
+    last = events[-1]
+    EVENT.validate_python(last)
+    assert last["type"] == "response.failed" and last["sequence_number"] == len(events) - 1
+    assert last["response"]["status"] == "failed" and "core died" in last["response"]["error"]["message"]
+    tool_server.wait_ready()

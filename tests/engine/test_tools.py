@@ -7,6 +7,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from engine.config import model_folder
+from engine.server.tools import FunctionTool, plan_tools
+from engine.token.template import ChatTemplate
+from engine.token.tokenizer import Tokenizer
+from tests.engine.test_toolcalls import tokenizer_with
+
 MODEL = "tiny-model"
 WEATHER = {
     "type": "object",
@@ -212,6 +218,16 @@ def test_a_model_whose_template_knows_no_tools_refuses_them(api_server):
 
 
 @pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', "[1]", "{", '{"a": ' * 5000, '{"a": ' + "9" * 5000 + "}", '"x"'], ids=len
+)
+def test_arguments_that_no_template_can_show_are_refused(tool_server, arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    answer = httpx.post(f"{tool_server.url}/v1/chat/completions", json=ASKED | {"messages": messages})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
     ("more", "end"),
     [
         ({}, "<|im_start|>assistant\n"),
@@ -247,3 +263,24 @@ def test_version_and_model_are_told(tool_server):
     assert httpx.get(f"{tool_server.url}/version").json()["version"][0].isdigit()
     assert httpx.get(f"{tool_server.url}/v1/models/{MODEL}").json()["id"] == MODEL
     assert httpx.get(f"{tool_server.url}/v1/models/other").status_code == 404
+
+
+def test_special_tokens_that_mark_calls_are_seen_and_others_are_not(tmp_path):
+    described, ids = tokenizer_with(["[TOOL_CALLS]", "[OTHER]"])
+    (tmp_path / "tokenizer.json").write_text(described, encoding="utf-8")
+    (tmp_path / "config.json").symlink_to(model_folder("tiny-model").resolve() / "config.json")
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}{% endif %}[TOOL_CALLS]", encoding="utf-8")
+    tokenizer, offered = Tokenizer(tmp_path), [FunctionTool(name="f", parameters={"type": "object"})]
+    plan = plan_tools(
+        offered, "auto", parallel=True, template=ChatTemplate(tmp_path), tool_format=None,
+        added_tokens=tokenizer.added_tokens,
+    )  # fmt: skip
+    assert plan.shown_token_ids == {ids["[TOOL_CALLS]"]}
+    written = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
+    tokens = [ids["[OTHER]"], *tokenizer.encode(written), 2]
+    stream, parser = tokenizer.stream(shown_token_ids=plan.shown_token_ids), plan.parser()
+    texts = [stream.push(token) for token in tokens]
+    assert "".join(texts) == written
+    assert [delta.name for text in texts for delta in parser.push(text) if delta.name] == ["f"]
+    hidden = tokenizer.stream()
+    assert "".join(hidden.push(token) for token in tokens) == written.removeprefix("[TOOL_CALLS]")
