@@ -51,7 +51,10 @@ class Call:
         self._first_written_ns: int | None = None
         self._written_ns: int | None = None
         self.sequences = submit(self._news)
+        self.output_tokens = 0  # of all sequences so far, as the client counts them
         self._open = self.sequences
+        self._leaders = [sequence for sequence in self.sequences if sequence.choice == 0]
+        self.prompt_tokens = sum(len(sequence.prompt.token_ids) for sequence in self._leaders)  # each prompt once
 
     @property
     def finished(self) -> bool:
@@ -59,22 +62,12 @@ class Call:
         return not self._open
 
     @property
-    def prompt_tokens(self) -> int:
-        """Of all prompts, each counted once."""
-        return sum(len(sequence.prompt.token_ids) for sequence in self._leaders())
-
-    @property
     def cached_tokens(self) -> int:
-        return sum(sequence.work.cached_tokens for sequence in self._leaders())
-
-    @property
-    def output_tokens(self) -> int:
-        """Of all sequences, as the client counts them."""
-        return sum(sequence.shown_tokens for sequence in self.sequences)
+        return sum(sequence.work.cached_tokens for sequence in self._leaders)
 
     def leader(self, sequence: Sequence) -> Sequence:
         """The first choice of the same prompt, which computed it for all."""
-        return next(other for other in self._leaders() if other.prompt_index == sequence.prompt_index)
+        return self._leaders[sequence.prompt_index]
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The text of all sequences as it becomes ready; tokens that pile up behind a slow reader come together.
@@ -85,12 +78,14 @@ class Call:
             await self._news.wait()
             self._news.clear()
             for sequence in self._open:
+                known = sequence.shown_tokens
                 try:
                     piece = sequence.take()
                 except Lost:
                     self._fail(shutting_down() if self._core.state == "draining" else core_died())
                 except ApiError as error:
                     self._fail(error)
+                self.output_tokens += sequence.shown_tokens - known
                 if piece is not None:
                     if piece.finish_reason is not None:
                         self._open = [other for other in self._open if other is not sequence]
@@ -152,9 +147,6 @@ class Call:
     def _fail(self, error: ApiError) -> None:
         self._error = error.message
         raise error
-
-    def _leaders(self) -> list[Sequence]:
-        return [sequence for sequence in self.sequences if sequence.choice == 0]
 
     def _token_ns(self) -> list[int]:
         """When each token left the core, of all sequences in order; none that a stop string made void."""

@@ -250,3 +250,21 @@ def test_a_call_with_many_sequences_is_one_record_whose_ledger_closes(api_server
         for books, until in (("ledger", row.written_ns), ("ttft", row.first_written_ns)):
             left = until - row.arrived_ns - sum(getattr(row, f"{books}_{info.column}") for info in SERVER_ACCOUNTS)
             assert closes(left, latency), f"{left} ns of {latency} have no account"
+
+
+def test_a_client_that_leaves_takes_all_sequences_of_its_call_with_it(api_server):
+    asked = {"model": "tiny-model", "prompt": ["x", "y"], "n": 6, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    headers = {"x-request-id": "left-alone"}
+    with httpx.stream("POST", f"{api_server.url}/v1/completions", json=asked, headers=headers, timeout=30) as stream:
+        next(stream.iter_lines())
+    wait_for(lambda: api_server.gauge("sojourn_request_running") == api_server.gauge("sojourn_request_waiting") == 0)
+    run = RunDirectory(api_server.log.parent / "run")
+
+    def rows():
+        table = run.table("requests")
+        return table[table.request_id == "left-alone"]
+
+    wait_for(lambda: len(rows()) == 1)
+    row = next(rows().itertuples())
+    assert row.finish_reason == "abort" and 0 < row.output_tokens < 12 * 400
+    assert post(api_server, max_tokens=1).status_code == 200
