@@ -97,11 +97,15 @@ def test_a_scored_prompt_is_told_whole_though_its_beginning_is_cached(checkpoint
 def test_preemption_tells_no_prompt_token_twice(prefix_caching, checkpoints):
     prompts = random_prompts((40, 40, 40, 40), seed=3)
     requests = [submit(f"r{i}", p, 60, prompt_logprobs=2, logprobs=1, seed=i) for i, p in enumerate(prompts)]
-    squeezed = run(
-        checkpoints["llama"], requests, num_kv_blocks=16, max_model_len=256, max_prefill_chunk_tokens=9,
+    engine, squeezed = make_engine(
+        checkpoints["llama"], num_kv_blocks=16, max_model_len=256, max_prefill_chunk_tokens=9,
         prefix_caching=prefix_caching,
     )  # fmt: skip
+    hand_over(engine, requests)
+    booked = list(engine.scheduler.requests.values())
+    drain(engine)
     assert sum(ended.preemptions for ended in squeezed.ended.values()) > 0
+    assert [len(request.prompt_logprobs) for request in booked] == [39] * 4
     calm = run(checkpoints["llama"], requests)
     assert squeezed.tokens == calm.tokens
     for name in calm.tokens:

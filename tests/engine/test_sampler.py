@@ -14,8 +14,8 @@ from engine.token.sampler import NOTHING, Sampler, uniform
 from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 
-LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -1.5, -3.0, 1.5, 0.2, -0.4]
-PROMPT, OUTPUT = [3, 8, 3], [0, 1, 7, 0, 1, 2, 0, 1]
+LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -0.6, -3.0, 1.5, 1.2, -0.4]
+PROMPT, OUTPUT = [5, 8, 5], [0, 1, 7, 0, 9, 2, 0, 1]  # with positive and negative logits in both
 
 
 @dataclass
@@ -64,7 +64,7 @@ CONTROLS = [
     {"logit_bias": {6: 4.0, 0: -2.5}},
     {"logit_bias": {6: 100.0}, "top_p": 0.9},
     {"allowed_token_ids": [1, 4, 6, 9]},
-    {"bad_words": [[2], [1, 7], [0, 1, 0], [7, 3]]},
+    {"bad_words": [[2], [1, 7], [0, 1, 0], [7, 3], [0, 9, 1]]},
     {"min_tokens": 9, "stop_token_ids": [0, 2]},
     {"min_tokens": 8, "stop_token_ids": [0, 2]},
     {"repetition_penalty": 1.5, "allowed_token_ids": [0, 1, 2, 3, 8], "bad_words": [[1, 3]], "top_k": 3, "min_p": 0.01},
@@ -75,7 +75,7 @@ CONTROLS = [
 @pytest.mark.parametrize("controls", CONTROLS, ids=str)
 def test_draws_follow_the_exact_distribution(controls):
     expected = distribution(LOGITS, SamplingParams(max_tokens=99, **controls), PROMPT, OUTPUT)
-    assert_drawn_from(counted(4000, **controls), expected)
+    assert_drawn_from(counted(3000, **controls), expected)
 
 
 @pytest.mark.parametrize("controls", [c for c in CONTROLS if "temperature" not in c], ids=str)
@@ -107,7 +107,7 @@ TOKENS = st.lists(st.integers(0, 9), max_size=8)
 ROWS = st.lists(st.tuples(PARAMS, st.lists(st.integers(0, 9), min_size=1, max_size=5), TOKENS), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ROWS, st.integers(0, 1000))
 def test_a_batch_draws_what_each_row_draws_alone_and_nothing_impossible(rows, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -158,7 +158,7 @@ def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempt
 
 def test_lz_savings_are_those_of_the_longest_nearest_copy_over_long_outputs():
     dice = random.Random(5)
-    for alphabet, length in ((2, 40), (3, 600), (30, 1500), (4, 2)):
+    for alphabet, length in ((2, 40), (3, 600), (30, 1040), (30, 1500), (4, 2)):
         output = [dice.randrange(alphabet) for _ in range(length)]
         output[length // 2 :] = output[: length - length // 2]  # a long repetition
         history = LzHistory(1000, output[: length // 3])
