@@ -10,7 +10,7 @@ from engine.server.protocol_chat import ChatRequest
 from engine.server.sequence import Entry, Piece, Sequence
 from engine.server.token_words import chat_logprobs, extras, prompt_words
 from engine.server.tools import ToolPlan
-from engine.server.wording import DONE, event, failure_event, timings_of, to_json, usage_of
+from engine.server.wording import Chunks, failure_event, timings_of, to_json, usage_of
 from engine.token.tokenizer import Tokenizer
 from engine.token.toolcalls import CallDelta, ContentDelta, Delta
 
@@ -24,9 +24,9 @@ class ChatWording:
         self._call = call
         self._body = body
         self._base = base
-        self._chunk = base | {"object": "chat.completion.chunk"}
+        options = (body.stream and body.stream_options) or StreamOptions()
+        self._chunks = Chunks(call, base | {"object": "chat.completion.chunk"}, options)
         self._vocabulary = tokenizer.vocabulary
-        self._options = (body.stream and body.stream_options) or StreamOptions()
         self._begun = False  # the roles were named
         self._calls_tools = plan is not None
         self._answers = [Answer(plan) for _ in call.sequences]
@@ -46,18 +46,10 @@ class ChatWording:
             delta = {"content": piece.text} if piece.text else {}
         roles = b"" if self._begun else self._roles()
         self._last = sequence
-        chunk = self._chunk | {"choices": [self._choice(sequence, piece.entries) | {"delta": delta}]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_of(self._call)
-        elif self._options.include_usage:
-            chunk["usage"] = None
-        return roles + event(chunk)
+        return roles + self._chunks.of(self._choice(sequence, piece.entries, "delta", delta))
 
     def closing(self) -> bytes:
-        if not self._options.include_usage:
-            return DONE
-        final = self._chunk | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, self._last)
-        return event(final) + DONE
+        return self._chunks.end(self._last)
 
     def failure(self, error: ApiError) -> bytes:
         return failure_event(error)
@@ -75,7 +67,7 @@ class ChatWording:
             if answer.calls:
                 message["content"] = answer.content or None
                 message["tool_calls"] = [_call_words(call) for call in answer.calls]
-            choices.append(self._choice(sequence, self._entries[sequence.choice]) | {"message": message})
+            choices.append(self._choice(sequence, self._entries[sequence.choice], "message", message))
         whole = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
         if self._body.prompt_logprobs is not None:
             booked = self._call.sequences[0].work.prompt_logprobs or []
@@ -90,19 +82,13 @@ class ChatWording:
         They are written together with the first text, so that no client takes them for it.
         """
         self._begun = True
+        delta = {"role": "assistant", "content": None if self._calls_tools else ""}
         chunks = []
         for sequence in self._call.sequences:
-            delta = {"role": "assistant", "content": None if self._calls_tools else ""}
-            choice = {"index": sequence.choice, "logprobs": None, "finish_reason": None, "delta": delta}
-            chunk = self._chunk | {"choices": [choice]}
-            if self._body.return_token_ids and sequence.choice == 0:
-                chunk["prompt_token_ids"] = sequence.prompt.token_ids
-            if self._options.continuous_usage_stats:
-                prompt_tokens = self._call.prompt_tokens
-                chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
-            elif self._options.include_usage:
-                chunk["usage"] = None
-            chunks.append(event(chunk))
+            choice = {"index": sequence.choice, "delta": delta, "logprobs": None, "finish_reason": None}
+            wanted = self._body.return_token_ids and sequence.choice == 0
+            extra = {"prompt_token_ids": sequence.prompt.token_ids} if wanted else {}
+            chunks.append(self._chunks.first(choice, extra))
         return b"".join(chunks)
 
     def _delta_with_calls(self, piece: Piece) -> dict[str, Any]:
@@ -117,14 +103,19 @@ class ChatWording:
             words["tool_calls"] = calls
         return words
 
-    def _choice(self, sequence: Sequence, entries: list[Entry]) -> dict[str, Any]:
-        num_top = self._body.num_logprobs
+    def _choice(self, sequence: Sequence, entries: list[Entry], name: str, content: dict[str, Any]) -> dict[str, Any]:
+        reason = sequence.finish_reason
         choice = {
             "index": sequence.choice,
-            "logprobs": None if num_top is None else chat_logprobs(entries, num_top, self._vocabulary),
-            "finish_reason": self._answers[sequence.choice].finish_reason(sequence.finish_reason),
+            name: content,
+            "logprobs": None,
+            "finish_reason": reason and self._answers[sequence.choice].finish_reason(reason),
         }
-        return choice | extras(sequence, entries, self._body)
+        if entries or reason is not None:
+            if (num_top := self._body.num_logprobs) is not None:
+                choice["logprobs"] = chat_logprobs(entries, num_top, self._vocabulary)
+            choice |= extras(sequence, entries, self._body)
+        return choice
 
 
 def _merged(deltas: list[Delta]) -> list[CallDelta]:

@@ -7,7 +7,7 @@ from engine.server.errors import ApiError
 from engine.server.protocol import CompletionRequest, StreamOptions
 from engine.server.sequence import Entry, Piece, Sequence
 from engine.server.token_words import CompletionLogprobs, extras, prompt_words
-from engine.server.wording import DONE, event, failure_event, timings_of, to_json, usage_of
+from engine.server.wording import Chunks, failure_event, timings_of, to_json, usage_of
 from engine.token.tokenizer import Tokenizer
 
 
@@ -19,10 +19,12 @@ class CompletionWording:
         self._body = body
         self._base = base | {"object": "text_completion"}
         self._tokenizer = tokenizer
-        self._options = (body.stream and body.stream_options) or StreamOptions()
+        options = (body.stream and body.stream_options) or StreamOptions()
+        self._chunks = Chunks(call, self._base, options)
         self._begun: set[int] = set()  # indexes whose prompt was echoed
         self._texts: dict[Sequence, list[str]] = {sequence: [] for sequence in call.sequences}
         self._entries: dict[Sequence, list[Entry]] = {sequence: [] for sequence in call.sequences}
+        self._echoes: dict[int, str] = {}  # prompts as they are shown
         self._last: Sequence | None = None  # that ended last
 
     def opening(self) -> bytes:
@@ -33,18 +35,10 @@ class CompletionWording:
         choice = self._choice(index, piece.sequence, piece.text, piece.entries, first=index not in self._begun)
         self._begun.add(index)
         self._last = piece.sequence
-        chunk = self._base | {"choices": [choice]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_of(self._call)
-        elif self._options.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        return self._chunks.of(choice)
 
     def closing(self) -> bytes:
-        if not self._options.include_usage:
-            return DONE
-        final = self._base | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, self._last)
-        return event(final) + DONE
+        return self._chunks.end(self._last)
 
     def failure(self, error: ApiError) -> bytes:
         return failure_event(error)
@@ -89,7 +83,7 @@ class CompletionWording:
         self, index: int, sequence: Sequence, text: str, entries: list[Entry], *, first: bool
     ) -> dict[str, Any]:
         body, logprobs = self._body, None
-        echoed = self._echoed(sequence) if body.echo else ""
+        echoed = self._echoed(sequence) if body.echo and (first or body.logprobs is not None) else ""
         if body.logprobs is not None:
             words = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
             if first and body.echo:
@@ -106,10 +100,15 @@ class CompletionWording:
         }
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = sequence.prompt.token_ids
-        return choice | extras(sequence, entries, body)
+        if entries or sequence.finish_reason is not None:
+            choice |= extras(sequence, entries, body)
+        return choice
 
     def _echoed(self, sequence: Sequence) -> str:
-        prompt = sequence.prompt
-        if prompt.text is not None:
-            return prompt.text
-        return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=self._body.skip_special_tokens)
+        index = sequence.prompt_index
+        if index not in self._echoes:
+            text, ids = sequence.prompt.text, sequence.prompt.token_ids
+            if text is None:
+                text = self._tokenizer.decode(ids, skip_special_tokens=self._body.skip_special_tokens)
+            self._echoes[index] = text
+        return self._echoes[index]

@@ -4,6 +4,8 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.messages import Submit
 from engine.sampling import TokenLogprobs
 from engine.server.core_client import CoreClient, Token, Work
@@ -38,8 +40,7 @@ class Reading:
     unread: bool = False  # the call wants no output at all: the one token that the core draws is dropped
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One output token for those who want more than its text."""
 
     token_id: int
@@ -47,8 +48,7 @@ class Entry:
     logprobs: TokenLogprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Some tokens of one sequence as text. `finish_reason` stands on the last piece of a sequence."""
 
     sequence: "Sequence"
@@ -77,6 +77,7 @@ class Sequence:
         self.prompt_index = prompt_index
         self.choice = choice  # of its prompt
         self.output_tokens = 0
+        self.shown_tokens = 0  # ... as the client counts them
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None  # the stop string or token id that a client named and that ended it
         self._core = core
@@ -100,11 +101,6 @@ class Sequence:
     @property
     def work(self) -> Work:
         return self._work
-
-    @property
-    def shown_tokens(self) -> int:
-        """Output tokens as the client counts them."""
-        return 0 if self._reading.unread else self.output_tokens
 
     def take(self) -> Piece | None:
         """What came since the last call; None while that is no text. Tokens that pile up come together.
@@ -170,7 +166,9 @@ class Sequence:
         if stopped and token.id in reading.named_stop_token_ids:
             self.stop_reason = token.id
         text = "" if stopped and not reading.show_stop else self._stream.push(token.id)
-        if reading.entries and not reading.unread:
-            self._entries.append(Entry(token.id, self._characters, token.logprobs))
-            self._characters += len(text)
+        if not reading.unread:
+            self.shown_tokens += 1
+            if reading.entries:
+                self._entries.append(Entry(token.id, self._characters, token.logprobs))
+                self._characters += len(text)
         return text if self.output_tokens < reading.min_tokens else self._stops.push(text)

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.server.call import Call
 from engine.server.errors import ApiError
+from engine.server.protocol import StreamOptions
 from engine.server.sequence import Piece, Sequence
 from metrics.ledger import SERVER_ACCOUNTS, Account
 
@@ -49,6 +50,42 @@ def event(value: Any) -> bytes:
 def failure_event(error: ApiError) -> bytes:
     """A stream that fails says so and ends without [DONE]."""
     return event(error.body())
+
+
+class Chunks:
+    """The chunks of one stream. What all of them repeat is encoded once, because there is one for every token."""
+
+    def __init__(self, call: Call, base: dict[str, Any], options: StreamOptions):
+        self._call = call
+        self._base = base
+        self._options = options
+        self._head = b"data: " + to_json(base)[:-1] + b',"choices":['
+        self._usage_comes = b',"usage":null' if options.include_usage else b""
+
+    def of(self, choice: dict[str, Any]) -> bytes:
+        """The chunk of one choice."""
+        if self._options.continuous_usage_stats:
+            usage = b',"usage":' + to_json(usage_of(self._call))
+        else:
+            usage = self._usage_comes
+        return b"".join((self._head, to_json(choice), b"]", usage, b"}\n\n"))
+
+    def first(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
+        """A chunk that counts no token yet, and may say more than others."""
+        chunk = self._base | {"choices": [choice]} | extra
+        if self._options.continuous_usage_stats:
+            prompt_tokens = self._call.prompt_tokens
+            chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def end(self, last: Sequence) -> bytes:
+        """The usage and the timings of the call, if they are wanted, and the mark that all is said."""
+        if not self._options.include_usage:
+            return DONE
+        final = self._base | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, last)
+        return event(final) + DONE
 
 
 def usage_of(call: Call) -> dict[str, Any]:
