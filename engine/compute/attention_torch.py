@@ -101,6 +101,9 @@ class TorchAttention:
         groups, chunks = [], []
         for begin, end, blocks, lengths in self._groups:
             keys = torch.arange(len(blocks) // (end - begin) * self._inputs.block_size, device=device)
+            if spec.window is None and slopes is None:
+                groups.append((keys < lengths[:, None])[:, None, None])
+                continue
             distances = (lengths[:, None] - 1 - keys)[:, None, None]  # [sequences, 1, 1, context]
             per_head = None if slopes is None else slopes.view(num_kv_heads, -1, 1)
             groups.append(_mask(distances, spec.window, per_head, dtype))

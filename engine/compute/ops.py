@@ -6,6 +6,9 @@ import torch.nn.functional as F
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square norm over the last dimension, computed in float32 (Zhang and Sennrich, 2019)."""
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    # torch's own rounds once, after the weight; the models were trained with the rounding before it, too.
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * scaled.to(x.dtype)
