@@ -69,6 +69,7 @@ def replayed(events: list[dict]) -> list[dict]:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
             assert event["output_index"] == len(output) and event["item"]["status"] == "in_progress"
+            assert not output or output[-1]["status"] == "completed", "one item grows at a time"
             output.append(event["item"])
         elif kind == "content_part.added":
             output[-1]["content"].append(event["part"])
@@ -168,6 +169,14 @@ def test_a_forced_call_is_valid_whole_and_streamed(ask, events_of, choice):
     told = [(item["name"], item["arguments"]) for item in replayed(events)]
     assert told == [(call.name, call.arguments) for call in calls]
     assert whole["tool_choice"] == choice and [tool["name"] for tool in whole["tools"]] == ["weather", "time"]
+
+
+def test_several_calls_are_several_items(ask, events_of):
+    body = dict(input="When?", tools=TOOLS[1:], tool_choice="required", max_output_tokens=200, temperature=1.5)
+    several = next(seed for seed in range(20) if len(ask(**body, seed=seed)["output"]) > 1)
+    whole, told = ask(**body, seed=several)["output"], replayed(events_of(**body, seed=several))
+    assert [(c["name"], c["arguments"]) for c in told] == [(c["name"], c["arguments"]) for c in whole]
+    assert len({call["call_id"] for call in told}) == len({call["id"] for call in told}) == len(told)
 
 
 def test_a_stream_tells_how_the_same_response_grows(ask, events_of):

@@ -7,10 +7,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.config import model_folder
+from engine.config import EngineConfig, model_folder
+from engine.server.errors import ApiError
 from engine.server.tools import FunctionTool, plan_tools
 from engine.token.template import ChatTemplate
 from engine.token.tokenizer import Tokenizer
+from engine.token.toolcalls import FORMATS
 from tests.engine.test_toolcalls import tokenizer_with
 
 MODEL = "tiny-model"
@@ -160,7 +162,9 @@ def test_results_go_back_to_the_model(client, tool_server):
     ids = httpx.post(f"{tool_server.url}/tokenize", json=body).json()
     assert ids["count"] == second.usage.prompt_tokens
     text = httpx.post(f"{tool_server.url}/detokenize", json={"tokens": ids["tokens"]}).json()["prompt"]
-    assert "<result>42 degrees</result>" in text and '{"name": "' + first.tool_calls[0].function.name in text
+    called = first.tool_calls[0].function
+    assert f'<tool_call>\n{{"name": "{called.name}", "arguments": {called.arguments}}}\n</tool_call>' in text
+    assert "<result>42 degrees</result>" in text
     assert '"description": "tells the weather"' in text
 
 
@@ -263,6 +267,16 @@ def test_version_and_model_are_told(tool_server):
     assert httpx.get(f"{tool_server.url}/version").json()["version"][0].isdigit()
     assert httpx.get(f"{tool_server.url}/v1/models/{MODEL}").json()["id"] == MODEL
     assert httpx.get(f"{tool_server.url}/v1/models/other").status_code == 404
+
+
+def test_the_engine_option_says_the_format_where_the_template_does_not(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }}", encoding="utf-8")
+    fields = {"choice": "required", "parallel": True, "template": ChatTemplate(tmp_path), "added_tokens": {}}
+    with pytest.raises(ApiError, match="tool_format"):
+        plan_tools([FunctionTool(name="f")], tool_format=None, **fields)
+    assert plan_tools([FunctionTool(name="f")], tool_format="mistral", **fields).format is FORMATS["mistral"]
+    for name in FORMATS:
+        assert EngineConfig(model="x", tool_format=name).tool_format == name
 
 
 def test_special_tokens_that_mark_calls_are_seen_and_others_are_not(tmp_path):
