@@ -22,11 +22,8 @@ def add_arguments(parser):
     group.add_argument("--seed", type=int, default=None, help="replaces the scenario's measure.seed")
     group.add_argument("--model-name", default="", help="by default the scenario's, or what GET /v1/models names")
     group.add_argument("--tokenizer", default="", help="tokenizer.json to measure prompts with, or its folder")
-
-
-@events.init.add_listener
-def check(environment, **_):
-    refuse_distributed(environment.parsed_options)
+    # Before Locust forks: a worker that outlives its refused master looks for it a minute long.
+    refuse_distributed(parser.parse_known_args()[0])
 
 
 class Dispatcher(User):

@@ -24,7 +24,7 @@ class ReplayError(Exception):
 
 def refuse_distributed(options) -> None:
     """Exits where Locust was asked for several processes: each would send the whole schedule."""
-    if options is not None and (options.master or options.worker or options.processes):
+    if options.master or options.worker or options.processes:
         print(
             "error: --master, --worker and --processes are not supported: every process would send the whole schedule; "
             "leave them out, one process sends what a few hundred streams need",
