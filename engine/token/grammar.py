@@ -12,6 +12,8 @@ from engine.token.tokenizer import Tokenizer
 
 # Between two parts of a JSON value: enough to indent it, and an end to the blanks that a poor model would never end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+# Else each step spells out all that can only follow in one way, however long: a short grammar may force a gigabyte.
+NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
 
@@ -44,7 +46,7 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> "Guide":
         """A guide at the beginning of an output. Lets other threads run meanwhile. Raises GrammarError."""
         try:
-            source = _SOURCES[grammar.kind](grammar.source)
+            source = llguidance.LLMatcher.grammar_from_lark(_SOURCES[grammar.kind](grammar.source) + NO_FORCING)
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_line(str(error))) from None
@@ -100,14 +102,16 @@ class Guide:
 
 
 def _json_schema(source: str) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+    made = llguidance.LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+    return f"start: %json {json.dumps(json.loads(made)['grammars'][0]['json_schema'])}"
 
 
-_SOURCES = {
-    "json_schema": _json_schema,
-    "regex": llguidance.LLMatcher.grammar_from_regex,
-    "lark": llguidance.LLMatcher.grammar_from_lark,
-}
+def _regex(source: str) -> str:
+    return json.loads(llguidance.LLMatcher.grammar_from_regex(source))["grammars"][0]["lark_grammar"]
+
+
+# Kind → how it is written in Lark.
+_SOURCES = {"json_schema": _json_schema, "regex": _regex, "lark": str}
 
 
 def _first_line(error: str) -> str:
