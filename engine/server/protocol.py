@@ -184,7 +184,7 @@ def refusal_of(invalid: ValidationError) -> ApiError:
     error = max(
         (e for e in errors if e["loc"][0] == field), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"]))
     )
-    path = ".".join(str(part) for part in error["loc"] if part not in _UNION_BRANCHES)
+    path = ".".join(part for part in map(str, error["loc"]) if part not in _UNION_BRANCHES and "[" not in part)
     if error["type"] == "extra_forbidden":
         message = f"`{path}` is not a field that this server knows; leave it out"
         return ApiError(400, message, param=path, code="unknown_parameter")
@@ -195,7 +195,4 @@ def refusal_of(invalid: ValidationError) -> ApiError:
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
-_UNION_BRANCHES = {
-    "str", "constrained-str", "list[TextPart]", "list[dict[str,any]]", "NamedChoice", "ResponseToolChoice",
-    "literal['none','auto','required']",
-}  # fmt: skip
+_UNION_BRANCHES = {"str", "constrained-str", "NamedChoice", "ResponseToolChoice"}

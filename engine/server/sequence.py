@@ -116,8 +116,9 @@ class Sequence:
             if work.ended is None or work.ended.reason == "abort":
                 raise Lost
             if work.ended.reason == "error":
-                message = work.ended.error or "the engine could not go on with this request"
-                raise ApiError(500, message, code="generation_failed")
+                # What the request itself makes impossible, as masks that leave no token: the same request fails again.
+                message = work.ended.error or "what this request asks for cannot be generated"
+                raise ApiError(400, message, code="generation_failed")
             self.finish_reason = work.ended.reason
         text = self._decode(tokens)
         if not text and self.finish_reason is None:

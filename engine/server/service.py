@@ -193,8 +193,9 @@ class Service:
                     )  # fmt: skip
             return sequences
 
+        call = Call(self.core, origin, encoded_ns, submit)
         self._open.add(origin.request_id)
-        return Call(self.core, origin, encoded_ns, submit)
+        return call
 
     def respond(self, call: Call, wording: Wording, *, stream: bool) -> Response:
         """The response that follows a call to its record."""

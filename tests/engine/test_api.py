@@ -115,6 +115,7 @@ def test_prompt_as_ids_equals_prompt_as_text(server, client):
         ({"max_tokens": "many"}, "max_tokens", "many"),
         ({"seed": 2**63}, "seed", "less than"),
         ({"stop": [""]}, "stop", "at least 1 character"),
+        ({"stop": ["x", None]}, "stop", "`stop.1`=None"),
         ({"stop": ["x"] * 17}, "stop", "16"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "less than or equal to 128"),

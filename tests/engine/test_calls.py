@@ -267,4 +267,36 @@ def test_a_client_that_leaves_takes_all_sequences_of_its_call_with_it(api_server
     wait_for(lambda: len(rows()) == 1)
     row = next(rows().itertuples())
     assert row.finish_reason == "abort" and 0 < row.output_tokens < 12 * 400
+    assert row.computed_tokens < 11 * 400  # none went on for nobody
     assert post(api_server, max_tokens=1).status_code == 200
+
+
+def test_the_ledger_of_a_call_is_that_of_the_sequence_that_ended_last(api_server, ask):
+    asked = {"prompt": PROMPTS[:2], "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    first, second = texts(ask(**asked))
+    stop = next(first[i : i + 4] for i in range(len(first)) if first[i : i + 4] not in second)
+    headers = {"x-request-id": "critical-path"}
+    body = {"model": "tiny-model", "stop": stop, "stream": True} | asked
+    assert httpx.post(f"{api_server.url}/v1/completions", json=body, headers=headers, timeout=30).status_code == 200
+    run = RunDirectory(api_server.log.parent / "run")
+
+    def rows():
+        table = run.table("requests")
+        return table[table.request_id == "critical-path"]
+
+    wait_for(lambda: len(rows()) == 1)
+    row = next(rows().itertuples())
+    assert row.output_tokens < 2 * 60
+    until_last_token = row.token_ns[-1] - row.arrived_ns
+    outside_of_stream = row.written_ns - row.arrived_ns - row.ledger_request_stream_ns
+    assert outside_of_stream > 0.9 * until_last_token
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 3}, {"prompt": ["x", "y"]}], ids=str)
+def test_controls_that_leave_no_token_are_the_clients_fault_whole_and_streamed(api_server, more):
+    asked = {"min_tokens": 2, "allowed_token_ids": [2], "max_tokens": 4} | more  # 2 ends the output
+    whole = post(api_server, **asked)
+    assert whole.status_code == 400 and "leave no token" in whole.json()["error"]["message"]
+    events = [line for line in post(api_server, **asked, stream=True).text.splitlines() if line]
+    assert json.loads(events[-1].removeprefix("data: ")) == whole.json()
+    wait_for(lambda: api_server.gauge("sojourn_request_running") == 0)
