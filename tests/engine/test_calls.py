@@ -1,14 +1,19 @@
 """Calls with several sequences, and what a call says of its tokens: each form against another way to ask the same."""
 
+import asyncio
 import json
 from statistics import fmean
 
 import httpx
 import pytest
 
+from engine.config import EngineConfig
+from engine.server.call import admit
+from engine.server.core_client import CoreClient, Work
+from engine.server.errors import ApiError
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.rundir import RunDirectory
-from tests.engine.server import post, wait_for
+from tests.engine.server import post, serving, wait_for
 
 CHAT = "/v1/chat/completions"
 PROMPTS = ["The function returns", "Return a list", "x"]
@@ -300,3 +305,29 @@ def test_controls_that_leave_no_token_are_the_clients_fault_whole_and_streamed(a
     events = [line for line in post(api_server, **asked, stream=True).text.splitlines() if line]
     assert json.loads(events[-1].removeprefix("data: ")) == whole.json()
     wait_for(lambda: api_server.gauge("sojourn_request_running") == 0)
+
+
+def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
+    async def check() -> None:
+        core = CoreClient(EngineConfig(model="tiny-model", max_num_seqs=4), *[lambda *_: None] * 3)
+        try:
+            core.state = "ready"
+            admit(core, 2, 6)  # four places and two that may wait
+            with pytest.raises(ApiError) as refused:
+                admit(core, 2, 7)
+            assert refused.value.status == 429 and "this call has 7" in refused.value.message
+            core.works = {str(i): Work(str(i), asyncio.Event()) for i in range(3)}
+            admit(core, 2, 3)
+            with pytest.raises(ApiError):
+                admit(core, 2, 4)
+        finally:
+            await core.stop()
+
+    asyncio.run(check())
+
+
+def test_a_call_that_could_never_be_admitted_is_refused_for_good(tmp_path):
+    with serving(tmp_path, "tiny-model", "--max-num-seqs", "2", "--max-waiting", "3") as server:
+        assert len(post(server, n=5, max_tokens=2).json()["choices"]) == 5
+        refused = post(server, n=6, max_tokens=2)
+    assert refused.status_code == 400 and "a call may have 5" in refused.json()["error"]["message"]
