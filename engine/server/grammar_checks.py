@@ -1,4 +1,4 @@
-"""Whether a client's grammar can be compiled, found out in processes that may die of it.
+"""Whether a client's grammar can be compiled, found out in forks of processes that stand by; a fork may die of it.
 
 llguidance mostly lets other threads run, but not always: a range of floats held the interpreter for 0.8 s, an
 intersection of twenty patterns ran for ten minutes. So nothing of a stranger is compiled in the front itself.
@@ -15,7 +15,7 @@ import msgspec
 
 from engine.sampling import Grammar
 from engine.server.errors import ApiError
-from engine.server.grammar_worker import CPU_SECONDS, LENGTH_BYTES
+from engine.server.grammar_worker import LENGTH_BYTES, TOO_MUCH
 
 WORKERS = 2
 REPLY_SECONDS = 5  # by the clock, on a machine that is too busy to give a worker its CPU time
@@ -72,7 +72,7 @@ class GrammarChecks:
                 error = await _read(process)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             self._discard(process)
-            return f"it takes more than {CPU_SECONDS:g} s or too much memory to compile; make it simpler"
+            return TOO_MUCH
         except asyncio.CancelledError:  # its client is gone, and the answer would be taken for another's
             self._discard(process)
             raise
