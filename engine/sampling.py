@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way to the same token
+
 
 class Grammar(msgspec.Struct, frozen=True):
     """What an output must look like. `source` is JSON for a schema, else the expression itself."""
@@ -16,8 +18,8 @@ class Grammar(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling controls of a request, already checked at the edge. The defaults change nothing.
 
-    Applied in this order: penalties, bias and masks → temperature (0 is greedy) → truncation → softmax → draw. With the
-    same `seed` a request draws the same tokens alone or in any batch, and after a preemption.
+    Applied in this order: penalties, bias and masks → temperature (greedy below GREEDY_BELOW) → truncation → softmax →
+    draw. With the same `seed` a request draws the same tokens alone or in any batch, and after a preemption.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -26,11 +28,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     top_n_sigma: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # 0 keeps all
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # of tokens in prompt and output
+    repetition_penalty: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0  # of tokens in prompt and output
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # of tokens in the output, by count
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # ... once
     lz_penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # strength, of tokens that continue a repetition
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, Annotated[float, Meta(ge=-1e6, le=1e6)]] = {}
     bad_words: list[list[int]] = []  # sequences whose last token is never drawn after the others
     allowed_token_ids: list[int] = []  # empty allows all
     min_tokens: Annotated[int, Meta(ge=0)] = 0  # before them no stop token is drawn
@@ -60,4 +62,26 @@ def contradiction(params: SamplingParams) -> str | None:
     """Why a request with a grammar can never be right, as a sentence; None where it can."""
     if params.grammar is not None and params.ignore_eos:
         return "`ignore_eos` cannot be combined with structured output, which ends where its grammar ends; leave it out"
+    return None
+
+
+def unfit(params: SamplingParams, vocab_size: int) -> str | None:
+    """What of the controls a model of so many tokens cannot honour, as a sentence; None where it can do all."""
+    ids = {
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+        "bad_words": [token for word in params.bad_words for token in word],
+    }
+    for name, tokens in ids.items():
+        bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            return f"`{name}` holds token id {bad}, but ids of this model are 0 to {vocab_size - 1}"
+    if not all(params.bad_words):
+        return "`bad_words` holds a word without tokens; leave it out"
+    for name, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if wanted is not None and wanted > vocab_size:
+            return f"`{name}`={wanted} is more than the model has tokens, {vocab_size}"
+    if params.min_tokens > params.max_tokens:
+        return f"`min_tokens`={params.min_tokens} is more than the output may have, {params.max_tokens} tokens"
     return None

@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
     "engine.llm": {
-        "engine.core", "engine.messages", "engine.config", "engine.sampling", "engine.token.template",
-        "engine.token.tokenizer", "metrics",
+        "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
+        "engine.token.template", "engine.token.tokenizer",
     },
+    "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.tokenizer", "metrics"},
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
         "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",

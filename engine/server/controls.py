@@ -7,7 +7,6 @@ from engine.server.protocol import CompletionRequest, GenerationRequest
 from engine.server.sequence import Reading
 
 LEAST_TOP_P = 1e-9  # what a top_p of 0 means: every set holds at least the best token
-GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way to the same token
 
 
 def sampling(body: GenerationRequest, encoder: PromptEncoder, seed: int) -> SamplingParams:
@@ -25,7 +24,7 @@ def sampling(body: GenerationRequest, encoder: PromptEncoder, seed: int) -> Samp
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     return SamplingParams(
         max_tokens=1,
-        temperature=body.temperature if body.temperature >= GREEDY_BELOW else 0.0,
+        temperature=body.temperature,
         top_k=max(0, body.top_k),
         top_p=body.top_p or LEAST_TOP_P,
         min_p=body.min_p,

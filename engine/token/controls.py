@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.sampling import SamplingParams
+from engine.sampling import GREEDY_BELOW, SamplingParams
 from engine.token.penalties import LzHistory, TokenHistory
 from engine.token.rowtable import RowTable
 
@@ -26,7 +26,7 @@ class Controls:
         params = request.sampling
         output = request.token_ids[request.prompt_tokens :]
         self.num_tokens = len(request.token_ids)  # what the histories know of
-        self.random = params.temperature > 0
+        self.random = params.temperature >= GREEDY_BELOW
         self.floors = params.min_p > 0 or params.top_n_sigma > 0
         self.sorts = params.top_k > 0 or params.top_p < 1
         self.edits = False

@@ -1,12 +1,16 @@
 """Offline use gives what the loop gives: outputs, streams, aborts, errors."""
 
 import asyncio
+import gc
+import signal
 import threading
+import weakref
 
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.llm import LLMError
+from engine.sampling import Grammar
 from tests.engine.harness import generate
 
 PROMPTS = ["The queue is", "A cache of", "When the"]
@@ -67,6 +71,11 @@ def test_stop_string_ends_the_text_before_it(llm):
     assert output.finish_reason == "stop" and output.text == text[: text.index(stop)]
 
 
+def test_temperature_that_only_loses_digits_is_greedy(llm, expected):
+    sampling = SamplingParams(max_tokens=12, temperature=1e-310, ignore_eos=True)
+    assert [output.token_ids for output in llm.generate(PROMPTS, sampling)] == expected
+
+
 def test_n_outputs_differ_and_the_first_is_the_one_asked_for_alone(llm):
     sampling = SamplingParams(max_tokens=8, seed=5, ignore_eos=True)
     alone = llm.generate(PROMPTS[:2], sampling)
@@ -101,6 +110,21 @@ def test_callers_in_threads_get_their_own_outputs(llm, expected):
         ([[3]], SamplingParams(max_tokens=1, temperature=-1.0), "temperature"),
         ([[3]], SamplingParams(max_tokens=1, top_p=float("nan")), "top_p"),
         ([[3]], SamplingParams(max_tokens=1, top_k="many"), "top_k"),
+        ([[3]], SamplingParams(max_tokens="many"), "max_tokens"),
+        ([[3]], SamplingParams(max_tokens=1, grammar=object()), "sampling of prompt 0"),
+        ([[3]], None, "must be SamplingParams"),
+        ([1, 2], GREEDY, "prompt 0 is 1; a prompt is a text or a list of token ids"),
+        (["\ud800"], GREEDY, "prompt 0 is no text that UTF-8 can spell"),
+        ([[3]], SamplingParams(max_tokens=1, logit_bias={2560: 1.0}), "`logit_bias` holds token id 2560"),
+        ([[3]], SamplingParams(max_tokens=1, logit_bias={3: float("nan")}), "logit_bias"),
+        ([[3]], SamplingParams(max_tokens=1, bad_words=[[3, -1]]), "`bad_words` holds token id -1"),
+        ([[3]], SamplingParams(max_tokens=1, bad_words=[[]]), "a word without tokens"),
+        ([[3]], SamplingParams(max_tokens=1, allowed_token_ids=[9999]), "`allowed_token_ids` holds token id 9999"),
+        ([[3]], SamplingParams(max_tokens=1, stop_token_ids=[9999]), "`stop_token_ids` holds token id 9999"),
+        ([[3]], SamplingParams(max_tokens=1, logprobs=2561), "`logprobs`=2561 is more than"),
+        ([[3]], SamplingParams(max_tokens=1, prompt_logprobs=2561), "`prompt_logprobs`=2561 is more than"),
+        ([[3]], SamplingParams(max_tokens=1, min_tokens=2), "`min_tokens`=2 is more than"),
+        ([[3]], SamplingParams(max_tokens=1, grammar=Grammar("regex", "a"), ignore_eos=True), "`ignore_eos` cannot be"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_a_sentence(llm, prompts, sampling, sentence):
@@ -109,9 +133,88 @@ def test_what_cannot_be_honoured_is_refused_with_a_sentence(llm, prompts, sampli
     assert not llm._sequences
 
 
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"n": 0}, "n=0"),
+        ({"n": 2.5}, "n=2.5"),
+        ({"stop": [""]}, "stop string ''"),
+        ({"stop": ["a", 5]}, "stop string 5"),
+    ],
+)
+def test_numbers_and_stop_strings_that_mean_nothing_are_refused(llm, more, sentence):
+    with pytest.raises(LLMError, match=sentence):
+        llm.generate(["x"], GREEDY, **more)
+
+
+def test_one_stop_string_is_one_and_not_its_characters(llm):
+    text = llm.generate(PROMPTS[:1], GREEDY)[0].text
+    stop = text[len(text) // 2 :][:3]
+    assert llm.generate(PROMPTS[:1], GREEDY, stop=stop)[0].text == text[: text.index(stop)]
+
+
+def test_request_that_fails_says_why_and_leaves_the_others_alone(llm, expected):
+    nothing = SamplingParams(max_tokens=4, allowed_token_ids=[5], bad_words=[[5]])
+    hopeless = SamplingParams(max_tokens=4, grammar=Grammar("regex", "("))
+    outputs = llm.generate([PROMPTS[0], PROMPTS[0], PROMPTS[1]], [nothing, hopeless, GREEDY])
+    assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
+    assert "leave no token to draw" in outputs[0].error and "regex" in outputs[1].error
+    assert outputs[2].token_ids == expected[1]
+
+    async def read(sampling):
+        return [piece async for piece in llm.stream(PROMPTS[0], sampling)]
+
+    for sampling, sentence in ((nothing, "leave no token to draw"), (hopeless, "regex")):
+        with pytest.raises(LLMError, match=sentence):
+            asyncio.run(asyncio.wait_for(read(sampling), timeout=60))
+
+
+def test_output_that_its_grammar_ends_without_a_token_ends_with_all_its_text(llm):
+    """The model's end token is forbidden, so that only the grammar can say that nothing may follow."""
+    ends = llm._tokenizer.stop_token_ids
+    sampling = SamplingParams(max_tokens=9, grammar=Grammar("regex", "ab"), bad_words=[[token] for token in ends])
+    output = llm.generate(["x"], sampling, stop=["bc"])[0]
+    assert (output.finish_reason, output.text) == ("stop", "ab")
+
+    async def read():
+        return [piece async for piece in llm.stream("x", sampling, stop=["bc"])]
+
+    pieces = asyncio.run(asyncio.wait_for(read(), timeout=60))
+    assert "".join(piece.text for piece in pieces) == "ab" and pieces[-1].finish_reason == "stop"
+
+
+def test_reader_whose_event_loop_is_closed_is_given_up_and_hurts_nobody(llm, expected):
+    loop = asyncio.new_event_loop()
+    stream = llm.stream("The", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == expected[0]
+    llm.generate(["x"], SamplingParams(max_tokens=1))  # the loop has turned since
+    assert not llm._sequences and not llm._engine.scheduler.requests
+
+
+def test_interrupt_from_the_keyboard_gives_up_what_is_under_way(llm, expected):
+    step = llm._engine.step
+
+    def interrupted_step():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        llm._engine.step = step
+        return step()
+
+    llm._engine.step = interrupted_step
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["The"] * 8, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True), n=3)
+    assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == expected[0]
+    assert not llm._sequences and not llm._engine.scheduler.requests
+
+
 def test_settings_of_a_server_and_unknown_ones_are_refused():
     with pytest.raises(LLMError, match="setting port is of a server"):
         LLM("tiny-model", port=1)
+    with pytest.raises(LLMError, match="setting seed is of a server"):
+        LLM("tiny-model", seed=1)
+    with pytest.raises(LLMError, match="setting tool_format is of a server"):
+        LLM("tiny-model", tool_format="hermes")
     with pytest.raises(LLMError, match="block_size=0"):
         LLM("tiny-model", block_size=0)
 
@@ -130,9 +233,42 @@ def test_engine_that_fails_tells_everybody_who_waits():
 
 def test_closed_engine_takes_no_more():
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
+    cache = weakref.ref(llm._engine.runner.kv_cache)
     llm.close()
+    llm.close()
+    gc.collect()
+    assert cache() is None, "the memory was not given back"
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
+
+
+def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_waiting():
+    llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
+    hand_over, llm._raise_if_failed = llm._raise_if_failed, lambda: None  # it looked up to now
+    begin = llm._begin
+
+    def close_first(sequences):
+        llm.close()
+        llm._raise_if_failed = hand_over
+        begin(sequences)
+
+    llm._begin = close_first
+    with pytest.raises(LLMError, match="closed"):
+        llm.generate(["x"], GREEDY)
+
+
+def test_close_tells_those_who_wait():
+    llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
+    step = llm._engine.step
+
+    def step_and_close():
+        llm._inbox.put(None)
+        return step()
+
+    llm._engine.step = step_and_close
+    with pytest.raises(LLMError, match="closed"):
+        llm.generate(["x"] * 3, GREEDY)
+    llm.close()
 
 
 def test_progress_shows_what_is_done(llm, capsys):
