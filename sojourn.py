@@ -8,13 +8,15 @@ import shutil
 import signal
 import sys
 import time
+import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -59,7 +61,7 @@ def _engine_options(command):
         if field.is_required():
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:
-            declared = Annotated[field.annotation, typer.Option(help=field.description, metavar=" ")]
+            declared = Annotated[field.annotation, typer.Option(help=_described(field), metavar=" ")]
         default = inspect.Parameter.empty if field.is_required() else field.default
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
@@ -67,6 +69,13 @@ def _engine_options(command):
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _described(field: FieldInfo) -> str:
+    """A setting's description, and what it may be where that is a choice."""
+    members = [field.annotation, *typing.get_args(field.annotation)]
+    choices = [typing.get_args(member) for member in members if typing.get_origin(member) is Literal]
+    return f"{field.description}; one of {', '.join(choices[0])}" if choices else field.description
 
 
 @app.command()
@@ -220,7 +229,8 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
             close = difflib.get_close_matches(name, EngineConfig.model_fields, n=1)
             hint = f"; did you mean {close[0]}?" if close else "; `sojourn serve --help` lists all"
             raise Failure(f"{name} is not a setting of the engine{hint}", code=2) from None
-        raise Failure(f"{name}={first['input']!r} is not valid: {first['msg'].lower()}", code=2) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Failure(f"{name}={first['input']!r} is not valid: {reason[0].lower()}{reason[1:]}", code=2) from None
 
 
 def _assignments(pairs: list[str]) -> dict[str, Any]:

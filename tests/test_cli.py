@@ -32,6 +32,11 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["ui", "absent"], 1, ["absent"]),
         (["serve", "tiny-model", "--port", "70000"], 2, ["port", "70000", "65535"]),
         (["serve", "tiny-model", "--dtype", "float8"], 2, ["float8", "bfloat16"]),
+        (
+            ["serve", "tiny-model", "--priority-ageing", "5"],
+            2,
+            ["priority_ageing=5 is not valid: only policy=priority"],
+        ),
         (["serve", "nowhere"], 1, ["nowhere", "does not exist"]),
         (["dashboards", "--output", "broken.yaml"], 2, ["broken.yaml", "folder"]),
         (["nonsense"], 2, ["nonsense"]),
@@ -69,6 +74,7 @@ def test_every_setting_of_the_engine_is_an_option_of_serve():
     )  # fmt: skip
     for name in EngineConfig.model_fields:
         assert name == "model" or f"--{name.replace('_', '-')}" in done.stdout, name
+    assert "fcfs, priority, shortest-prefill-first" in " ".join(done.stdout.replace("│", " ").split())
 
 
 def test_dashboards_are_written_where_asked(tmp_path):
