@@ -1,6 +1,7 @@
 """Grammars that an output must follow, by llguidance. Knows no torch: the front checks with it what the core runs."""
 
 import json
+import re
 from pathlib import Path
 
 import llguidance
@@ -49,9 +50,9 @@ class GrammarCompiler:
             source = llguidance.LLMatcher.grammar_from_lark(_SOURCES[grammar.kind](grammar.source) + NO_FORCING)
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         except (ValueError, RecursionError) as error:
-            raise GrammarError(_first_line(str(error))) from None
+            raise GrammarError(_sentence(str(error), grammar.kind)) from None
         if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
+            raise GrammarError(_sentence(matcher.get_error(), grammar.kind))
         return Guide(matcher, self.vocab_size, self._ends)
 
 
@@ -112,6 +113,18 @@ def _regex(source: str) -> str:
 
 # Kind → how it is written in Lark.
 _SOURCES = {"json_schema": _json_schema, "regex": _regex, "lark": str}
+
+
+def _sentence(error: str, kind: str) -> str:
+    """Why a grammar is refused, in the terms of who wrote it: only in Lark does the library name a place of his own."""
+    line = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: " if kind == "lark" else "", _first_line(error))
+    line = line.removeprefix("failed to compile JSON schema: ")
+    # A regex is quoted on the lines after this one, and then comes what is wrong with it.
+    quoted = re.search(r"regex parse error:\n\s*(.*)\n(?:.*\n)*?error: (.*)", error)
+    if quoted is None or not line.endswith("regex parse error:"):
+        return line
+    place = re.match(r"line \d+, column \d+: ", line)
+    return _first_line(f"{place[0] if place else ''}invalid regex {quoted[1]}: {quoted[2]}")
 
 
 def _first_line(error: str) -> str:
