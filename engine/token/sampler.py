@@ -32,6 +32,9 @@ class Rows:
     """Some rows of a step that draw at random, with their controls as tensors on the device."""
 
     index: torch.Tensor  # [rows] int64: which rows of the logits
+    edited: (
+        tuple[torch.Tensor, torch.Tensor] | None
+    )  # positions here, and among the edited rows, of those that are both
     temperature: torch.Tensor  # [rows, 1] float64
     draw: torch.Tensor  # [rows, 1] float64: the uniform number of each
     min_p: torch.Tensor | None  # [rows, 1] float64; None where no row has a floor
@@ -91,8 +94,8 @@ class Sampler:
         cut = [row for row, c in enumerate(controls) if c.random and c.sorts]
         edited = [row for row, c in enumerate(controls) if c.edits]
         return SamplingInputs(
-            self._rows(direct, requests, controls) if direct else None,
-            self._rows(cut, requests, controls) if cut else None,
+            self._rows(direct, edited, requests, controls) if direct else None,
+            self._rows(cut, edited, requests, controls) if cut else None,
             self._edits(edited, requests, controls) if edited else None,
         )
 
@@ -101,22 +104,23 @@ class Sampler:
 
         `masks` [constrained, words] int32: 32 tokens a word, a bit for each that the row's grammar allows.
         """
-        edits, dead = inputs.edits, None
-        if edits is not None:
-            edited = self._edit(logits[edits.index], edits, masks)
-            dead = torch.zeros(len(logits), dtype=torch.bool, device=self.device)
-            dead[edits.index] = edited.amax(dim=-1) == -torch.inf
-            logits = logits.index_copy(0, edits.index, edited.masked_fill(dead[edits.index, None], 0.0))
+        edits, edited, dead = inputs.edits, None, None
         ids = logits.argmax(dim=-1)
+        if edits is not None:  # a copy of its rows alone: the whole batch, with a large vocabulary, is far more
+            edited = self._edit(logits[edits.index], edits, masks)
+            dead = edited.amax(dim=-1) == -torch.inf
+            edited.masked_fill_(dead[:, None], 0.0)
+            ids[edits.index] = edited.argmax(dim=-1)
         for rows in (inputs.direct, inputs.sorted):
             if rows is not None:
-                ids[rows.index] = _draw_rows(logits, rows)
+                ids[rows.index] = _draw_rows(logits, edited, rows)
         if edits is None:
             return ids
         if edits.penalised is not None:
             positions, history_rows, *_ = edits.penalised
             self.history.count(history_rows, ids[edits.index[positions]])
-        return ids.masked_fill(dead, NOTHING)
+        ids[edits.index] = ids[edits.index].masked_fill(dead, NOTHING)
+        return ids
 
     def _known(self, request: Drawer) -> Controls:
         controls = self._controls.get(request.id)
@@ -134,15 +138,18 @@ class Sampler:
             self._controls[request.id] = controls
         return controls
 
-    def _rows(self, chosen: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Rows:
+    def _rows(self, chosen: list[int], edited: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Rows:
         params: list[SamplingParams] = [requests[row].sampling for row in chosen]
         floors = any(controls[row].floors for row in chosen)
         sorts = controls[chosen[0]].sorts
         size = self.vocab_size
+        among_edited = {row: position for position, row in enumerate(edited)}
+        both = [(position, among_edited[row]) for position, row in enumerate(chosen) if row in among_edited]
         # The token that is drawn now will stand behind all that are known.
         draws = [uniform(requests[row].sampling.seed, len(requests[row].token_ids)) for row in chosen]
         return Rows(
             self._tensor(chosen, torch.int64),
+            tuple(self._tensor(positions, torch.int64) for positions in zip(*both, strict=True)) if both else None,
             self._column([p.temperature for p in params]),
             self._column(draws),
             self._column([p.min_p for p in params]) if floors else None,
@@ -220,9 +227,13 @@ def unpacked(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return ((masks[:, :, None] >> bits) & 1).flatten(1)[:, :vocab_size].bool()
 
 
-def _draw_rows(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _draw_rows(logits: torch.Tensor, edited: torch.Tensor | None, rows: Rows) -> torch.Tensor:
     """float64, because a cumulative sum over a large vocabulary loses small tokens in float32."""
-    scaled = logits[rows.index].double() / rows.temperature
+    scaled = logits[rows.index].double()
+    if rows.edited is not None:
+        here, there = rows.edited
+        scaled[here] = edited[there].double()
+    scaled /= rows.temperature
     if rows.min_p is not None:
         scaled = _above_floors(scaled, rows)
     if rows.top_k is None:

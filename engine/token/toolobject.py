@@ -74,8 +74,10 @@ class CallObject:
 
     def feed(self, text: str, at: int) -> int:
         """Reads on; returns where it stopped: at the end, after the object, at what a call cannot hold, or, with the
-        state open, before a name or number of which the end is still to come (at most some 100 characters)."""
-        while self.state not in ("done", "broken"):
+        state open, before a name or number of which the end is still to come (at most some 100 characters), and after
+        the function's name, which may make it no call, however much text there is."""
+        unnamed = self.name is None
+        while self.state not in ("done", "broken") and (self.name is None) == unnamed:
             if self._value is None:
                 at = skip_space(text, at)
             if at == len(text):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling import SamplingParams
 from engine.token.penalties import LzHistory
@@ -154,6 +155,33 @@ def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempt
     kept.forget("a")
     kept.forget(f"b{(len(forced) - 1) // 3}")
     assert kept.history.used == 0
+
+
+class Written(TorchDispatchMode):
+    """Counts the elements that operations write into tensors of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.elements += out.numel() if isinstance(out, torch.Tensor) else 0
+        return out
+
+
+@pytest.mark.parametrize("controls", [{"frequency_penalty": 1.0}, {"logit_bias": {5: 1.0}}, {"bad_words": [[5, 3]]}])
+def test_a_row_with_controls_copies_no_logits_of_its_neighbours(controls):
+    written = {}
+    for num_rows in (8, 64):
+        rows = [Row(str(i), SamplingParams(max_tokens=9, temperature=0.0), [3, 5], 2) for i in range(num_rows)]
+        rows[0].sampling = SamplingParams(max_tokens=9, **controls)
+        sampler, logits = Sampler(1000, torch.device("cpu")), torch.zeros(num_rows, 1000)
+        inputs = sampler.prepare(rows)
+        with Written() as count:
+            sampler.draw(logits, inputs)
+        written[num_rows] = count.elements
+    assert written[64] - written[8] < 1000, "some numbers for each row, but not its logits"
 
 
 def test_lz_savings_are_those_of_the_longest_nearest_copy_over_long_outputs():

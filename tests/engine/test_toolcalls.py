@@ -9,7 +9,7 @@ import llguidance
 import llguidance.numpy
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -80,6 +80,20 @@ def test_calls_are_found_with_their_text_before_them(name):
 )
 def test_pieces_make_no_difference(name, before, places, end, tail):
     text = written(name, before=before)[:end] + tail
+    assert read(name, cut(text, places)) == read(name, [text])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(
+    places=st.lists(st.integers(0, 400), max_size=40),
+    slips=st.lists(st.tuples(st.integers(0, 400), st.sampled_from([*'{}[]"\\\\:,<x ', ""])), min_size=1, max_size=3),
+)
+@example(places=[40], slips=[(22, "z"), (55, "{")]).via("no function's name, and then an object without end")
+def test_pieces_make_no_difference_to_calls_with_slips(name, places, slips):
+    text = written(name)
+    for at, character in slips:
+        text = text[:at] + character + text[at + 1 :]
     assert read(name, cut(text, places)) == read(name, [text])
 
 
