@@ -89,7 +89,7 @@ def test_pieces_make_no_difference(name, before, places, end, tail):
     places=st.lists(st.integers(0, 400), max_size=40),
     slips=st.lists(st.tuples(st.integers(0, 400), st.sampled_from([*'{}[]"\\\\:,<x ', ""])), min_size=1, max_size=3),
 )
-@example(places=[40], slips=[(22, "z"), (55, "{")]).via("no function's name, and then an object without end")
+@example(places=[40], slips=[(22, "z"), (55, "{"), (56, "{")]).via("no function's name, and then an object without end")
 def test_pieces_make_no_difference_to_calls_with_slips(name, places, slips):
     text = written(name)
     for at, character in slips:
