@@ -60,7 +60,10 @@ class BlockPool:
 
     def available_without(self, gone: Sequence[Sequence[int]], read: Sequence[int]) -> int:
         """`available`, if the sequences `gone` were released and the cached or live blocks `read` were taken."""
-        released = Counter(block for blocks in gone for block in blocks)
+        released: Counter[int] = Counter()
+        for blocks, count in Counter(map(tuple, gone)).items():  # forks of one prompt hold the same
+            for block in blocks:
+                released[block] += count
         freed = sum(1 for block, count in released.items() if self._references[block] == count)
         taken = sum(1 for block in read if self._references[block] == released[block])
         return self.available + freed - taken

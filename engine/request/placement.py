@@ -26,6 +26,9 @@ class Placement:
         if not self.extend(request, request.num_tokens, plan, reserve):
             if not held:
                 self.give_back(request)
+            elif reserve == 0:  # nobody runs: it stands in its own way, with a prompt that it may not write to
+                self.give_back(request)
+                return self.place(request, reserve, plan)
             return False
         self._waiting_forks.pop(request.order, None)
         if request.preemptions == 0:
@@ -45,13 +48,17 @@ class Placement:
         if lacking + reserve == 0 and not request.forked:
             return True
         tail = request.num_computed_tokens // pool.block_size  # only the first block that is written can be shared
+        forks: list[Request] | None = None
         while True:
             copied = request.forked and tail < len(blocks) and not pool.writable(blocks[tail])
             missing = lacking + copied
             if missing + reserve <= pool.available:
                 break
-            if not self._reclaim(request, lacking + reserve):
+            if forks is None:
+                forks = self._reclaimable(request, lacking + reserve)
+            if not forks:
                 return False
+            self.give_back(forks.pop())
         request.forked = False
         fresh = pool.allocate(missing)
         if copied:
@@ -70,6 +77,7 @@ class Placement:
             request.blocks = blocks
             request.num_computed_tokens = shared
             request.published_blocks = shared // self.pool.block_size
+            request.share_hashes(leader, self.pool.block_size, request.published_blocks)
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.forked = leader.forked = True
             self._waiting_forks[request.order] = request
@@ -99,10 +107,8 @@ class Placement:
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = len(request.blocks) * size
 
-    def _reclaim(self, request: Request, wanted: int) -> bool:
-        """The newest waiting fork but `request` itself gives up its blocks; False where all of them would not do."""
+    def _reclaimable(self, request: Request, wanted: int) -> list[Request]:
+        """Waiting forks but `request` itself, the newest last; none where the blocks of all of them would not do."""
         forks = [fork for fork in self._waiting_forks.values() if fork is not request]
-        if not forks or self.pool.available_without([fork.blocks for fork in forks], []) < wanted:
-            return False
-        self.give_back(forks[-1])
-        return True
+        enough = self.pool.available_without([fork.blocks for fork in forks], []) >= wanted
+        return forks if enough else []

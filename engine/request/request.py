@@ -86,6 +86,11 @@ class Request:
             self._hashes.append(chain_hash(parent, self.token_ids[begin : begin + block_size]))
         return self._hashes[:count]
 
+    def share_hashes(self, leader: "Request", block_size: int, count: int) -> None:
+        """What the leader hashed need not be hashed again. Many forks fill their next blocks in the same step."""
+        if len(self._hashes) < count:
+            self._hashes = leader.block_hashes(block_size, count)
+
     def reusable_hashes(self, block_size: int) -> list[bytes]:
         """Chain hashes of the blocks that need no work if they are cached.
 

@@ -59,6 +59,7 @@ class SimulatedRunner:
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
 
     def launch(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
+        assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
         copied = {

@@ -70,6 +70,16 @@ def test_waiting_for_the_leader_is_queueing_even_while_the_line_waits_for_memory
     assert ledgers["f0"][Account.REQUEST_QUEUE] > 5 * simulation.runner.step_ns
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("length", [3 * SIZE - 1, 3 * SIZE])
+def test_siblings_whose_prompt_fills_the_pool_have_their_turns(length, prefix_caching):
+    simulation = Simulation(num_blocks=3, prefix_caching=prefix_caching)
+    simulation.receive(*family(length, 3, max_tokens=1))
+    simulation.drain()
+    simulation.check_idle()
+    assert all(simulation.published.tokens[name] == expected(length, 1) for name in ("leader", "f0", "f1", "f2"))
+
+
 def test_siblings_of_a_leader_that_ends_with_its_prompt_still_have_its_blocks():
     simulation = Simulation(prefix_caching=False, max_num_seqs=1)
     messages = family(10, 3)
@@ -214,3 +224,16 @@ def test_siblings_keep_the_leaders_blocks_where_giving_them_up_would_help_nobody
     simulation.drain()
     simulation.check_idle()
     assert simulation.published.ended["fork"].cached_tokens == 29
+
+
+def test_siblings_hash_nothing_of_the_prompt_that_they_share():
+    """Many of them fill their next blocks in the same step, in which each would hash the whole prompt."""
+    simulation = Simulation()
+    simulation.receive(*family(5 * SIZE + 1, 2, max_tokens=9))
+    leader, first, second = (simulation.scheduler.requests[name] for name in ("leader", "f0", "f1"))
+    simulation.step()
+    for fork in (first, second):
+        assert all(mine is other for mine, other in zip(fork._hashes[:5], leader._hashes, strict=False))
+        assert len(fork._hashes) >= 5
+    simulation.drain()
+    assert simulation.published.tokens["f1"] == expected(5 * SIZE + 1, 9)

@@ -30,7 +30,7 @@ arrival = st.fixed_dictionaries(
 limits = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(sorted(POLICIES)),
-        "num_blocks": st.integers(14, 40),
+        "num_blocks": st.integers(6, 40),
         "block_size": st.sampled_from([1, 4, 16]),
         "prefix_caching": st.booleans(),
         "max_num_seqs": st.integers(1, 6),
@@ -52,14 +52,17 @@ def simulate(bounds: dict) -> Simulation:
 
 def check_random_traffic(arrivals: list[dict], bounds: dict) -> None:
     simulation = simulate(bounds)
+    capacity = simulation.scheduler.pool.num_blocks * bounds["block_size"]
     prefixes = [[], [7] * 13, list(range(20))]
     events: dict[int, list] = {}
     asked: dict[str, tuple[list[int], int]] = {}
     for index, it in enumerate(arrivals):
-        prompt = (prefixes[it["shared"]] + random.Random(index).choices(range(50), k=it["length"]))[:40]
+        prompt = (prefixes[it["shared"]] + random.Random(index).choices(range(50), k=it["length"]))[: min(40, capacity)]
+        # As the front bounds it. The token that is drawn last is never computed: a prompt may fill the whole pool.
+        max_tokens = min(it["max_tokens"], capacity + 1 - len(prompt))
         names = [f"r{index}", *(f"r{index}.{fork}" for fork in range(it["forks"]))]
         for position, name in enumerate(names):
-            asked[name] = (prompt, max(1, it["max_tokens"] - position))
+            asked[name] = (prompt, max(1, max_tokens - position))
             at = it["delay"] + (it["fork_delay"] if position else 0)
             sampling = SamplingParams(
                 max_tokens=asked[name][1], temperature=0, prompt_logprobs=0 if it["scored"] else None
