@@ -1,6 +1,5 @@
 """The command line: parses, calls one function of a package, prints."""
 
-import difflib
 import importlib.util
 import inspect
 import os
@@ -20,7 +19,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, complaint
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.rundir import RunDirectory
 
@@ -223,14 +222,7 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
     try:
         return EngineConfig(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        if first["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(name, EngineConfig.model_fields, n=1)
-            hint = f"; did you mean {close[0]}?" if close else "; `sojourn serve --help` lists all"
-            raise Failure(f"{name} is not a setting of the engine{hint}", code=2) from None
-        reason = first["msg"].removeprefix("Value error, ")
-        raise Failure(f"{name}={first['input']!r} is not valid: {reason[0].lower()}{reason[1:]}", code=2) from None
+        raise Failure(complaint(error), code=2) from None
 
 
 def _assignments(pairs: list[str]) -> dict[str, Any]:

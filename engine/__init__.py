@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-    from engine.sampling import SamplingParams
+    from engine.sampling import Grammar, SamplingParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "Grammar", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,8 +15,8 @@ def __getattr__(name: str) -> Any:
         from engine.llm import LLM
 
         return LLM
-    if name == "SamplingParams":
-        from engine.sampling import SamplingParams
+    if name in ("Grammar", "SamplingParams"):
+        from engine import sampling
 
-        return SamplingParams
+        return getattr(sampling, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

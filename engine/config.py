@@ -1,9 +1,10 @@
 """Every setting of the engine, its default and its bounds, once. The command line and `docs` are made from this."""
 
+import difflib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 
 class EngineConfig(BaseModel):
@@ -110,6 +111,18 @@ _POLICY_OF = {
     "fair_output_weight": "fair-share",
     "prefill_patience": "prefill-first",
 }
+
+
+def complaint(invalid: ValidationError) -> str:
+    """What is wrong with the first bad setting, as a sentence."""
+    first = invalid.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, EngineConfig.model_fields, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`sojourn serve --help` lists all"
+        return f"{name} is not a setting of the engine; {hint}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{name}={first['input']!r} is not valid: {reason[0].lower()}{reason[1:]}"
 
 
 def model_folder(model: str) -> Path:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine import messages
-from engine.config import EngineConfig, model_folder
+from engine.config import EngineConfig, complaint, model_folder
 from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
@@ -55,8 +55,7 @@ class LLM:
         try:
             config = EngineConfig(model=str(model), **settings)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise LLMError(f"setting {'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None
+            raise LLMError(complaint(error)) from None
         folder = model_folder(config.model)
         self._tokenizer = Tokenizer(folder)
         self._template = ChatTemplate(folder)

@@ -8,9 +8,8 @@ import weakref
 
 import pytest
 
-from engine import LLM, SamplingParams
+from engine import LLM, Grammar, SamplingParams
 from engine.llm import LLMError
-from engine.sampling import Grammar
 from tests.engine.harness import generate
 
 PROMPTS = ["The queue is", "A cache of", "When the"]
@@ -217,6 +216,10 @@ def test_settings_of_a_server_and_unknown_ones_are_refused():
         LLM("tiny-model", tool_format="hermes")
     with pytest.raises(LLMError, match="block_size=0"):
         LLM("tiny-model", block_size=0)
+    with pytest.raises(LLMError, match="max_seqs is not a setting of the engine; did you mean max_num_seqs"):
+        LLM("tiny-model", max_seqs=4)
+    with pytest.raises(LLMError, match="priority_ageing=5 is not valid: only policy=priority uses it"):
+        LLM("tiny-model", priority_ageing=5)
 
 
 def test_engine_that_fails_tells_everybody_who_waits():
