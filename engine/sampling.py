@@ -33,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # ... once
     lz_penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # strength, of tokens that continue a repetition
     logit_bias: dict[int, Annotated[float, Meta(ge=-1e6, le=1e6)]] = {}
-    bad_words: list[list[int]] = []  # sequences whose last token is never drawn after the others
+    bad_words: list[list[int]] = []  # sequences that the output never holds
     allowed_token_ids: list[int] = []  # empty allows all
     min_tokens: Annotated[int, Meta(ge=0)] = 0  # before them no stop token is drawn
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0

@@ -64,12 +64,13 @@ class Controls:
             found, bits = self.lz.savings()
             tokens += found.tolist()
             values += (-request.sampling.lz_penalty * bits).tolist()
+        num_output = len(request.token_ids) - request.prompt_tokens
         forbidden = [
             word[-1]
             for word in self.bad_words.get(request.token_ids[-1], ())
-            if request.token_ids[-len(word) + 1 :] == word[:-1]
+            if len(word) <= num_output + 1 and request.token_ids[-len(word) + 1 :] == word[:-1]
         ]
-        if len(request.token_ids) - request.prompt_tokens < self.min_tokens:
+        if num_output < self.min_tokens:
             forbidden += self.stop_token_ids
         return tokens + forbidden, values + [-torch.inf] * len(forbidden)
 

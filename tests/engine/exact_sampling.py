@@ -51,7 +51,8 @@ def forbidden(token: int, params: SamplingParams, tokens: list[int], num_output:
         return True
     if num_output < params.min_tokens and token in params.stop_token_ids:
         return True
-    return any([*tokens, token][-len(word) :] == word for word in params.bad_words)
+    output = [*tokens[len(tokens) - num_output :], token]
+    return any(output[-len(word) :] == word for word in params.bad_words)
 
 
 def truncated(values: list[float], params: SamplingParams) -> list[float]:

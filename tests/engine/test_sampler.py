@@ -184,6 +184,14 @@ def test_a_row_with_controls_copies_no_logits_of_its_neighbours(controls):
     assert written[64] - written[8] < 1000, "some numbers for each row, but not its logits"
 
 
+def test_a_bad_word_may_begin_in_the_prompt_and_go_on_in_the_output():
+    """As in vLLM: what the prompt says is no fault of the output."""
+    logits = torch.tensor([0.0, 3.0, 2.0, 1.0]).repeat(3, 1)
+    params = SamplingParams(max_tokens=9, temperature=0.0, bad_words=[[3, 0, 1], [3, 1]])
+    rows = [Row("all", params, [3], 1), Row("half", params, [3, 0], 1), Row("none", params, [0, 3, 0], 1)]
+    assert drawn(rows, logits) == [1, 1, 2]
+
+
 def test_lz_savings_are_those_of_the_longest_nearest_copy_over_long_outputs():
     dice = random.Random(5)
     for alphabet, length in ((2, 40), (3, 600), (30, 1040), (30, 1500), (4, 2)):
