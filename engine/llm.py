@@ -12,6 +12,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -67,6 +68,8 @@ class LLM:
         self._engine, self.ready = build(config, 0, self._publish)
         self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
         self._thread.start()
+        # A daemon that computes while the interpreter goes away brings the process down with an abort.
+        weakref.finalize(self, _end, self._inbox, self._thread)
 
     def __enter__(self) -> Self:
         return self
@@ -76,8 +79,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the loop. What is under way is given up with an LLMError to whoever waits for it."""
-        self._inbox.put(None)
-        self._thread.join()
+        _end(self._inbox, self._thread)
         self._engine = None
 
     def generate(
@@ -269,6 +271,11 @@ class LLM:
         for item in outputs.ended:
             if (sequence := self._sequences.pop(item.request_id, None)) is not None:
                 sequence.end(item)
+
+
+def _end(inbox: queue.SimpleQueue, thread: threading.Thread) -> None:
+    inbox.put(None)
+    thread.join()
 
 
 def _stop_strings(stop: str | Sequence[str]) -> list[str]:

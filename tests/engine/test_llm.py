@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -258,6 +260,21 @@ def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_wait
     llm._begin = close_first
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
+
+
+def test_program_that_ends_without_closing_its_engine_ends_as_it_should():
+    code = """
+import threading
+from engine import LLM, SamplingParams
+llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=1024)
+stepped, step = threading.Event(), llm._engine.step
+llm._engine.step = lambda: (stepped.set(), step())[1]
+sampling = SamplingParams(max_tokens=1000, ignore_eos=True)
+threading.Thread(target=llm.generate, args=(["a"], sampling), daemon=True).start()
+stepped.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_close_tells_those_who_wait():
