@@ -12,11 +12,14 @@ class ModelError(Exception):
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON file of the checkpoint; {} where it has none."""
     try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{folder / name} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{folder / name} is not a JSON object")
+    return content
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -26,4 +29,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder, "config.json")
     if not config.get("architectures"):
         raise ModelError(f"{folder} has no config.json with `architectures`, so it is not a Hugging Face checkpoint")
+    names = config["architectures"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"config.json has architectures={names!r}; it must be a list of names")
     return config

@@ -15,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.compute.attention import AttentionInputs
 from engine.compute.attention_torch import TorchAttention
 from engine.token.checkpoint import ModelError
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
-from engine.token.models.rope import rope_frequencies
+from engine.token.models.rope import rope_frequencies, rope_parameters
 from metrics.costmodel import request_flops
 from tests.engine.families import FAMILIES, random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
@@ -212,6 +213,20 @@ def copy(folder: Path, to: Path, **changes) -> Path:
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "config.json lacks factor"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5; it must be at least 1.0"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for each kind of layer"),
+        ("llama", {"rope_parameters": ["yarn"]}, "rope_parameters=['yarn']; it must be an object"),
+        ("llama-yarn", {"original_max_position_embeddings": "64"}, "original_max_position_embeddings='64'; it must be"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "yarn", "factor": float("inf")}},
+            "factor=inf; it must be a number",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2, "beta_fast": []}}, "beta_fast=[]; it must be"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps=nan; it must be a number"),
+        ("llama", {"head_dim": 7}, "7 dimensions of a head, which cannot be rotated in pairs"),
+        ("gemma", {"hidden_act": "relu"}, "hidden_act='relu'; only 'gelu_pytorch_tanh'"),
+        ("gemma", {"hidden_activation": "relu"}, "hidden_activation='relu'; only 'gelu_pytorch_tanh'"),
+        ("qwen3-windows", {"layer_types": 2}, "layer_types=2; it must be a list"),
+        ("qwen3-moe", {"mlp_only_layers": 2}, "mlp_only_layers=2; it must be a list"),
         ("qwen3-windows", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ("qwen3-windows", {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention' is not supp"),
         ("mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok=7, more than num_local_experts=6"),
@@ -224,6 +239,7 @@ def copy(folder: Path, to: Path, **changes) -> Path:
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func='softmax'; only 'sigmoid'"),
         ("mpt", {"attn_config": {"alibi": False}}, "alibi=False; only True"),
         ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln=True; only False"),
+        ("mpt", {"attn_config": "alibi"}, "attn_config='alibi'; it must be an object"),
         ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale='inv_sqrt_d_model', which is not supported"),
     ],
     ids=str,
@@ -233,6 +249,38 @@ def test_what_cannot_be_honoured_is_refused_by_name(family, changes, sentence, c
     with pytest.raises(ModelError) as refused:
         decoder_config(config)
     assert sentence in str(refused.value)
+
+
+def test_absent_keys_mean_what_transformers_takes_them_for(checkpoints):
+    def without(family: str, key: str) -> DecoderConfig:
+        config = read_config(checkpoints[family])
+        config.pop(key)
+        return decoder_config(config)
+
+    assert rope_parameters(without("mixtral", "rope_parameters").rope)["rope_theta"] == 1e6
+    assert rope_parameters(without("llama3", "rope_parameters").rope)["rope_theta"] == 1e4
+    assert without("mistral", "sliding_window").windows == (4096, 4096)
+    assert decoder_config(read_config(checkpoints["mistral"]) | {"sliding_window": None}).windows == (None, None)
+    assert without("mixtral", "sliding_window").windows == (None, None)
+    assert without("qwen3", "head_dim").attention(None).rotary_dim == 128
+    assert without("qwen3-moe", "head_dim").attention(None).rotary_dim == 16  # hidden_size / num_attention_heads
+    assert without("gemma", "head_dim").attention(None).rotary_dim == 256
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["[]", "3", '"text"', "null"])
+def test_file_that_is_no_object_is_refused_by_name(name, content, checkpoints, tmp_path):
+    folder = copy(checkpoints["llama"], tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=f"{name} is not a JSON object"):
+        load(folder)
+
+
+@pytest.mark.parametrize("architectures", ["LlamaForCausalLM", [["LlamaForCausalLM"]], {"a": 1}, 3])
+def test_architectures_are_a_list_of_names(architectures, checkpoints, tmp_path):
+    folder = copy(checkpoints["llama"], tmp_path, architectures=architectures)
+    with pytest.raises(ModelError, match=r"config.json has architectures=.*; it must be a list of names"):
+        load(folder)
 
 
 def test_refused_architecture_is_told_all_that_are_supported(checkpoints):

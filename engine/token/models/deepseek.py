@@ -12,7 +12,7 @@ from engine.token.models.decoder import DecoderConfig
 from engine.token.models.latent import LatentAttention, LatentConfig
 from engine.token.models.llama import gated_mlps
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
-from engine.token.models.rope import length_limits, rope_parameters, yarn_mscale
+from engine.token.models.rope import length_limits, refuse_odd, rope_parameters, yarn_mscale
 from engine.token.models.settings import count, number, refuse_unless
 
 
@@ -122,6 +122,7 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
         correction_bias=correction_bias,
     )
     nope_dim, rope_dim = count(config, "qk_nope_head_dim"), count(config, "qk_rope_head_dim")
+    refuse_odd(rope_dim)
     attention = LatentConfig(
         hidden_size=count(config, "hidden_size"),
         num_heads=count(config, "num_attention_heads"),

@@ -13,15 +13,16 @@ from engine.token.models.settings import count, refuse_unless
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of GemmaForCausalLM. Early ones say `gelu` and mean its tanh approximation, as transformers does."""
-    if config.get("hidden_activation") is None and config.get("hidden_act") != "gelu":
-        refuse_unless(config, hidden_act="gelu_pytorch_tanh")
+    for key in ("hidden_act", "hidden_activation"):  # transformers has read either, at different times
+        if config.get(key) not in (None, "gelu"):
+            refuse_unless(config, **{key: "gelu_pytorch_tanh"})
     refuse_unless(config, attention_bias=False)
     if config.get("use_bidirectional_attention"):
         raise ModelError("config.json has use_bidirectional_attention; only causal attention is supported")
     hidden_size = count(config, "hidden_size")
     mlp = partial(GatedMLP, hidden_size, count(config, "intermediate_size"), gate=gelu_gate)
     return grouped_decoder(
-        {"tie_word_embeddings": True} | config,
+        {"tie_word_embeddings": True, "head_dim": 256} | config,
         (mlp,) * count(config, "num_hidden_layers"),
         norm=gemma_rms_norm,
         embedding_scale=hidden_size**0.5,

@@ -10,7 +10,7 @@ from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.mlp import GatedMLP
-from engine.token.models.rope import length_limits
+from engine.token.models.rope import length_limits, refuse_odd
 from engine.token.models.settings import count, number, refuse_unless
 
 
@@ -46,6 +46,7 @@ def grouped_decoder(
     if heads % kv_heads:
         raise ModelError(f"config.json has {heads} attention heads, which {kv_heads} key and value heads do not divide")
     head_dim = count(config, "head_dim", hidden_size // heads)
+    refuse_odd(head_dim)
     attention = GroupedConfig(
         hidden_size, heads, kv_heads, head_dim, head_dim**-0.5, eps, qkv_bias, output_bias, qk_norm
     )

@@ -11,4 +11,5 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of MistralForCausalLM."""
     refuse_unless(config, attention_bias=False, mlp_bias=False, layer_types=None)
     mlps = gated_mlps(config)
-    return grouped_decoder(config, mlps, windows=layer_windows(config, len(mlps)))
+    windows = layer_windows({"sliding_window": 4096} | config, len(mlps))  # null has none, absent has the first one's
+    return grouped_decoder(config, mlps, windows=windows)

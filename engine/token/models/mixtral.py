@@ -31,7 +31,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
         partial(softmax_top_k, num_chosen=chosen, normalise=True),
     )
     windows = layer_windows(config, num_layers)
-    return grouped_decoder(config, (mixture,) * num_layers, windows=windows, translate=_translate)
+    return grouped_decoder({"rope_theta": 1e6} | config, (mixture,) * num_layers, windows=windows, translate=_translate)
 
 
 def _translate(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

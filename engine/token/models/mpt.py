@@ -13,7 +13,7 @@ from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.mlp import PlainMLP
-from engine.token.models.settings import count, number, refuse_unless
+from engine.token.models.settings import count, number, refuse_unless, section
 
 RENAMED = {
     "transformer.wte.": "model.embed_tokens.",
@@ -30,7 +30,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     refuse_unless(config, no_bias=True)
     if config.get("norm_type", "low_precision_layernorm") not in ("layernorm", "low_precision_layernorm"):
         raise ModelError(f"config.json has norm_type={config['norm_type']!r}; only layer norms are supported here")
-    attention = config.get("attn_config") or {}
+    attention = section(config, "attn_config")
     refuse_unless(attention, attn_type="multihead_attention", prefix_lm=False, qk_ln=False, alibi=True)
     hidden_size, heads = count(config, "d_model"), count(config, "n_heads")
     if hidden_size % heads:

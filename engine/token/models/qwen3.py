@@ -8,14 +8,16 @@ from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.qwen2 import upper_windows
-from engine.token.models.settings import count, layer_windows
+from engine.token.models.settings import count, layer_windows, listed
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3ForCausalLM."""
     mlps, bias = gated_mlps(config), bool(config.get("attention_bias"))
     windows = upper_windows(config, len(mlps))
-    return grouped_decoder(config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias)
+    return grouped_decoder(
+        {"head_dim": 128} | config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias
+    )
 
 
 def moe_config(config: dict[str, Any]) -> DecoderConfig:
@@ -34,7 +36,7 @@ def moe_config(config: dict[str, Any]) -> DecoderConfig:
         chosen,
         route,
     )
-    every, only_dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    every, only_dense = count(config, "decoder_sparse_step", 1), listed(config, "mlp_only_layers")
     mlps = tuple(dense[index] if index in only_dense or (index + 1) % every else mixture for index in range(len(dense)))
     sliding = config.get("use_sliding_window", False)
     windows = layer_windows(config, len(mlps)) if sliding else (None,) * len(mlps)  # all layers: none are "upper" here

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from engine.token.checkpoint import ModelError
-from engine.token.models.settings import count, number
+from engine.token.models.settings import count, number, section
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """The rope settings in one form: transformers 5 writes `rope_parameters`, older ones two keys."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters = dict(section(config, "rope_parameters") or section(config, "rope_scaling"))
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError("config.json has rope_parameters for each kind of layer; only one for all is supported")
     parameters.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
@@ -33,6 +33,9 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     longest = count(config, "max_position_embeddings")
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     parameters["original_max_position_embeddings"] = original or longest
+    number(parameters, "original_max_position_embeddings", least=1.0)
+    for key in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        number(parameters, key, default=0.0, least=0.0)
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
         parameters["factor"] = longest / parameters["original_max_position_embeddings"]
     number(parameters, "rope_theta", least=1.0)
@@ -43,6 +46,11 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
         if number(parameters, "high_freq_factor") <= low:
             raise ModelError(f"high_freq_factor={parameters['high_freq_factor']} must be above low_freq_factor={low}")
     return parameters
+
+
+def refuse_odd(head_dim: int) -> None:
+    if head_dim % 2:
+        raise ModelError(f"config.json asks for {head_dim} dimensions of a head, which cannot be rotated in pairs")
 
 
 def length_limits(config: dict[str, Any]) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Reads config.json for the families: what is missing, of another kind, or not supported becomes a sentence."""
 
+import math
 from typing import Any
 
 from engine.token.checkpoint import ModelError
@@ -33,11 +34,30 @@ def number(config: dict[str, Any], key: str, default: float | None = None, least
         value = default
     if value is None:
         raise ModelError(f"config.json lacks {key}")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ModelError(f"config.json has {key}={value!r}; it must be a number")
     if least is not None and value < least:
         raise ModelError(f"config.json has {key}={value!r}; it must be at least {least}")
     return float(value)
+
+
+def section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """An object within config.json; {} where it has none, or null."""
+    return _of_kind(config, key, dict, "an object")
+
+
+def listed(config: dict[str, Any], key: str) -> list[Any]:
+    """A list of config.json; [] where it has none, or null."""
+    return _of_kind(config, key, list, "a list")
+
+
+def _of_kind(config: dict[str, Any], key: str, kind: type, words: str) -> Any:
+    value = config.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ModelError(f"config.json has {key}={value!r}; it must be {words}")
+    return value
 
 
 def refuse_unless(config: dict[str, Any], **expected: Any) -> None:
@@ -52,8 +72,8 @@ def layer_windows(config: dict[str, Any], num_layers: int, first: int = 0) -> tu
     window = config.get("sliding_window")
     if window is not None:
         window = count(config, "sliding_window")
-    types = config.get("layer_types")
-    if types is None:
+    types = listed(config, "layer_types")
+    if not types:
         return tuple(window if index >= first else None for index in range(num_layers))
     if len(types) != num_layers:
         raise ModelError(f"config.json has {len(types)} layer_types for {num_layers} layers")

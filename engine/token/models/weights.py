@@ -7,11 +7,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.token.checkpoint import ModelError, read_json
+from engine.token.models.settings import section
 
 
 def iterate_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the checkpoint with its name, one at a time. Raises ModelError for an absent or broken file."""
-    index = read_json(folder, "model.safetensors.index.json").get("weight_map", {})
+    index = section(read_json(folder, "model.safetensors.index.json"), "weight_map")
     names = sorted({str(name) for name in index.values()}) or sorted(p.name for p in folder.glob("*.safetensors"))
     if not names:
         raise ModelError(f"{folder} holds no *.safetensors weights; download the whole checkpoint, or convert it")
