@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import llguidance
@@ -15,6 +17,7 @@ from engine.token.tokenizer import Tokenizer
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 # Else each step spells out all that can only follow in one way, however long: a short grammar may force a gigabyte.
 NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+REMEMBERED = 32  # grammars that were compiled last: the choices of one call, and a schema that comes with every request
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
 
@@ -37,6 +40,8 @@ class GrammarCompiler:
         except Exception as error:  # the library raises what its Rust side finds
             raise ModelError(f"structured output cannot use the tokenizer of {folder}: {error}") from None
         self.vocab_size = self._tokenizer.vocab_size
+        self._beginnings: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # of _beginnings
         # The library knows some end tokens by their names. Only those end an output that the request stops at.
         self._ends: list[int] = []
         nothing = self.compile(Grammar("regex", ""))
@@ -46,6 +51,18 @@ class GrammarCompiler:
 
     def compile(self, grammar: Grammar) -> "Guide":
         """A guide at the beginning of an output. Lets other threads run meanwhile. Raises GrammarError."""
+        with self._lock:
+            beginning = self._beginnings.get(grammar)
+        if beginning is None:
+            beginning = self._compiled(grammar)
+        with self._lock:
+            self._beginnings[grammar] = beginning
+            self._beginnings.move_to_end(grammar)
+            if len(self._beginnings) > REMEMBERED:
+                self._beginnings.popitem(last=False)
+            return Guide(beginning.deep_copy(), self.vocab_size, self._ends)
+
+    def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
             source = llguidance.LLMatcher.grammar_from_lark(_SOURCES[grammar.kind](grammar.source) + NO_FORCING)
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
@@ -53,7 +70,7 @@ class GrammarCompiler:
             raise GrammarError(_sentence(str(error), grammar.kind)) from None
         if matcher.is_error():
             raise GrammarError(_sentence(matcher.get_error(), grammar.kind))
-        return Guide(matcher, self.vocab_size, self._ends)
+        return matcher
 
 
 class Guide:

@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.messages import Abort
 from engine.sampling import Grammar
-from engine.token.grammar import GrammarCompiler, GrammarError, Guide, choice
+from engine.token.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
+from engine.token.tokenizer import Tokenizer
 from metrics.ledger import Account, closes
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published
@@ -276,6 +277,24 @@ def test_choices_are_quoted_whatever_they_hold(engine, text_of):
     for index, option in enumerate(options):
         published = run(engine, ask(f"quoted{index}", grammar=choice([option])))
         assert text_of(published.tokens[f"quoted{index}"]) == option
+
+
+def test_the_choices_of_a_call_compile_their_grammar_once_and_follow_it_each_for_itself(monkeypatch):
+    from engine.config import model_folder
+
+    compiled, write = [], _SOURCES["regex"]
+    monkeypatch.setitem(_SOURCES, "regex", lambda source: compiled.append(source) or write(source))
+    compiler = GrammarCompiler(model_folder("tiny-model"))
+    compiled.clear()
+    first, second = (compiler.compile(Grammar("regex", "a{2}")) for _ in range(2))
+    assert compiled == ["a{2}"]
+    a = Tokenizer(model_folder("tiny-model")).encode("a", add_special_tokens=False)[0]
+    first.consume(a, [])
+    first.consume(a, [])
+    assert first.may_end and not second.may_end and first.error is None
+    for number in range(REMEMBERED):
+        compiler.compile(Grammar("regex", f"b{number}"))
+    assert not compiler.compile(Grammar("regex", "a{2}")).may_end and compiled.count("a{2}") == 2
 
 
 def test_a_grammar_costs_nothing_to_a_batch_without_one(engine):
