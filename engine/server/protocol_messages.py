@@ -63,7 +63,11 @@ class Message(Strict):
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         """Clients send back the messages that they got, with null for all that was not in them."""
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        # The official answers say in this way that nothing is cited.
+        empty = {"annotations": []}
+        return {name: v for name, v in value.items() if v is not None and v != empty.get(name)}
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "Message":

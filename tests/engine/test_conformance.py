@@ -156,3 +156,18 @@ def test_a_stream_can_be_read_without_a_library(api_server):
     events = answer.text.split("\n\n")
     assert events.pop() == "" and events[-1] == "data: [DONE]"
     assert all(event.startswith("data: {") and "\n" not in event for event in events[:-1])
+
+
+def test_an_answer_of_openai_goes_back_as_it_came(client):
+    """With all that the official answers hold beside the text, and null or empty for what was not in them."""
+    empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    told = {"role": "assistant", "content": "A list of numbers."}
+
+    def answer(message):
+        messages = [*MESSAGES, message, *MESSAGES]
+        return client.chat.completions.create(model=MODEL, messages=messages, max_tokens=6, seed=1).choices[0]
+
+    assert answer(told | empty).message.content == answer(told).message.content
+    with pytest.raises(openai.BadRequestError) as refused:
+        answer(told | {"annotations": [{"type": "url_citation"}]})
+    assert refused.value.param == "messages.2.annotations"
