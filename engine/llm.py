@@ -189,7 +189,8 @@ class LLM:
 
     def _submit(self, prompt: str | list[int], sampling: SamplingParams, what: str) -> messages.Submit:
         """A checked request. Raises LLMError with a sentence."""
-        sampling, ids = self._checked(sampling, what), self._encode(prompt, what)
+        ids = self._encode(prompt, what)
+        sampling = self._checked(sampling, ids, what)
         capacity = min(self.ready.max_model_len, self.ready.num_kv_blocks * self.ready.block_size)
         if len(ids) + sampling.max_tokens > capacity:
             raise LLMError(
@@ -200,15 +201,17 @@ class LLM:
         sampling = msgspec.structs.replace(sampling, stop_token_ids=stops)
         return messages.Submit(self._next_id(), ids, sampling, encoded_ns=time.monotonic_ns())
 
-    def _checked(self, sampling: SamplingParams, what: str) -> SamplingParams:
-        """Controls that can be honoured. Raises LLMError."""
+    def _checked(self, sampling: SamplingParams, prompt: list[int], what: str) -> SamplingParams:
+        """Controls that can be honoured for this prompt. Raises LLMError."""
         if not isinstance(sampling, SamplingParams):
             raise LLMError(f"sampling of {what} is {sampling!r}; it must be SamplingParams")
         try:
             sampling = msgspec.convert(msgspec.to_builtins(sampling), SamplingParams)
         except (msgspec.ValidationError, TypeError) as error:
             raise LLMError(f"sampling of {what}: {error}") from None
-        sentence = contradiction(sampling) or unfit(sampling, self._tokenizer.vocab_size)
+        sentence = contradiction(sampling) or unfit(sampling, prompt, self._tokenizer.vocab_size)
+        if sentence is None and sampling.min_tokens > sampling.max_tokens:
+            sentence = f"`min_tokens`={sampling.min_tokens} is more than `max_tokens`={sampling.max_tokens}"
         if sentence is not None:
             raise LLMError(f"sampling of {what}: {sentence}")
         return sampling

@@ -12,9 +12,9 @@ from engine.compute.attention_torch import GATHERED_TOKENS, TorchAttention
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
-from engine.sampling import SamplingParams, TokenLogprobs
+from engine.sampling import SamplingParams, TokenLogprobs, unfit
 from engine.token.checkpoint import ModelError
-from engine.token.guides import Guides, Preparation
+from engine.token.guides import Guides, Preparation, refused
 from engine.token.logprobs import Scores, pieces, score
 from engine.token.masks import MaskFill
 from engine.token.models.decoder import Decoder
@@ -123,7 +123,9 @@ class ModelRunner:
         return handle
 
     def begin(self, request: Request) -> Preparation | None:
-        return self.guides.begin(request)
+        # A tokenizer may know more ids than its model, and one of them on the device would end the process.
+        sentence = unfit(request.sampling, request.token_ids, self.shape.vocab_size)
+        return self.guides.begin(request) if sentence is None else refused(sentence)
 
     def forget(self, request_id: str) -> None:
         self.sampler.forget(request_id)

@@ -1,5 +1,6 @@
 """How one request wants its tokens drawn, and what it is told about them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -65,23 +66,22 @@ def contradiction(params: SamplingParams) -> str | None:
     return None
 
 
-def unfit(params: SamplingParams, vocab_size: int) -> str | None:
-    """What of the controls a model of so many tokens cannot honour, as a sentence; None where it can do all."""
+def unfit(params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> str | None:
+    """What of a request a model of so many tokens cannot honour, as a sentence; None where it can do all."""
     ids = {
+        "prompt": prompt,
         "logit_bias": params.logit_bias,
         "allowed_token_ids": params.allowed_token_ids,
         "stop_token_ids": params.stop_token_ids,
         "bad_words": [token for word in params.bad_words for token in word],
     }
     for name, tokens in ids.items():
-        bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
-        if bad is not None:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            bad = next(token for token in tokens if not 0 <= token < vocab_size)
             return f"`{name}` holds token id {bad}, but ids of this model are 0 to {vocab_size - 1}"
     if not all(params.bad_words):
         return "`bad_words` holds a word without tokens; leave it out"
     for name, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if wanted is not None and wanted > vocab_size:
             return f"`{name}`={wanted} is more than the model has tokens, {vocab_size}"
-    if params.min_tokens > params.max_tokens:
-        return f"`min_tokens`={params.min_tokens} is more than the output may have, {params.max_tokens} tokens"
     return None

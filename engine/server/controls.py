@@ -72,7 +72,7 @@ def _bad_words(words: list[str], encoder: PromptEncoder) -> list[list[int]]:
     sequences = []
     for word in words:
         for spelling in (word, " " + word.lstrip(" ")):
-            ids = encoder.tokenizer.encode(spelling, add_special_tokens=False)
+            ids = encoder.checked_ids(encoder.tokenizer.encode(spelling, add_special_tokens=False), "bad_words")
             if ids and ids not in sequences:
                 sequences.append(ids)
     return sequences

@@ -37,6 +37,13 @@ class Preparation:
         self._done.set()
 
 
+def refused(sentence: str) -> Preparation:
+    """Of a request that cannot be served."""
+    preparation = Preparation(error=sentence)
+    preparation.finish()
+    return preparation
+
+
 class Guides:
     """Owns the guide of each live request that has a grammar, and the threads that work on them."""
 

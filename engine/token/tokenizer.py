@@ -59,7 +59,8 @@ class Tokenizer:
             named = read_json(folder, "tokenizer_config.json").get("eos_token")
             name = named["content"] if isinstance(named, dict) else named
             found = self._tokenizer.token_to_id(name) if name else None
-        return sorted(found) if isinstance(found, list) else [] if found is None else [found]
+        listed = found if isinstance(found, list) else [] if found is None else [found]
+        return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model draws no others
 
 
 class TextStream:

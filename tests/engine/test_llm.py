@@ -124,7 +124,7 @@ def test_callers_in_threads_get_their_own_outputs(llm, expected):
         ([[3]], SamplingParams(max_tokens=1, stop_token_ids=[9999]), "`stop_token_ids` holds token id 9999"),
         ([[3]], SamplingParams(max_tokens=1, logprobs=2561), "`logprobs`=2561 is more than"),
         ([[3]], SamplingParams(max_tokens=1, prompt_logprobs=2561), "`prompt_logprobs`=2561 is more than"),
-        ([[3]], SamplingParams(max_tokens=1, min_tokens=2), "`min_tokens`=2 is more than"),
+        ([[3]], SamplingParams(max_tokens=1, min_tokens=2), "`min_tokens`=2 is more than `max_tokens`=1"),
         ([[3]], SamplingParams(max_tokens=1, grammar=Grammar("regex", "a"), ignore_eos=True), "`ignore_eos` cannot be"),
     ],
 )
