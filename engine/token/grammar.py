@@ -134,14 +134,17 @@ _SOURCES = {"json_schema": _json_schema, "regex": _regex, "lark": str}
 
 def _sentence(error: str, kind: str) -> str:
     """Why a grammar is refused, in the terms of who wrote it: only in Lark does the library name a place of his own."""
-    line = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: " if kind == "lark" else "", _first_line(error))
-    line = line.removeprefix("failed to compile JSON schema: ")
-    # A regex is quoted on the lines after this one, and then comes what is wrong with it.
-    quoted = re.search(r"regex parse error:\n\s*(.*)\n(?:.*\n)*?error: (.*)", error)
-    if quoted is None or not line.endswith("regex parse error:"):
-        return line
-    place = re.match(r"line \d+, column \d+: ", line)
-    return _first_line(f"{place[0] if place else ''}invalid regex {quoted[1]}: {quoted[2]}")
+    line = _first_line(error)
+    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", line)
+    where = f"line {place[1]}, column {place[2]}: " if place and kind == "lark" else ""
+    what = line[place.end() :] if place else line
+    if (of_schema := what.removeprefix("failed to compile JSON schema: ")) != what:
+        where, what = "", of_schema  # the place is that of the schema in a grammar around it
+    if what.endswith("regex parse error:"):  # then the regex is quoted, on lines of its own, and the reason follows
+        quoted, *rest = error.partition("regex parse error:\n")[2].splitlines() or [""]
+        reason = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), "cannot be read")
+        what = _first_line(f"invalid regex {quoted.strip()}: {reason}")
+    return where + what
 
 
 def _first_line(error: str) -> str:

@@ -186,6 +186,8 @@ def test_a_grammar_that_leaves_the_other_masks_nothing_ends_with_an_error(engine
         (Grammar("json_schema", '{"not": {}}'), 'Unimplemented keys: ["not"]'),
         (Grammar("json_schema", '{"type": "string", "pattern": "(?!a)b"}'), "invalid regex (?!a)b: look-around"),
         (Grammar("regex", "(abc"), "invalid regex (abc: unclosed group"),
+        (Grammar("lark", 'start: "a" ob\nob: %json {"not": {}}'), 'Unimplemented keys: ["not"]'),
+        (Grammar("regex", "(" + "\n" * 60_000), "invalid regex"),
         (Grammar("lark", 'start: "a"\n  | nowhere'), 'line 1, column 8: unknown name: "nowhere"'),
         (Grammar("json_schema", '{"$ref": "#"}'), "could not be followed"),
     ],
