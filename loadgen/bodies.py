@@ -47,6 +47,8 @@ def json_body(target: Target, request: ScheduledRequest, prompt: Prompt, model: 
         body["top_p"] = request.top_p
     if request.ignore_eos:
         body["ignore_eos"] = True
+    if request.priority:
+        body["priority"] = request.priority
     if target.stream:
         body["stream"] = True
         if target.usage != "none":

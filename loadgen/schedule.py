@@ -43,6 +43,7 @@ class ScheduledRequest:
     seed: int
     measured: bool
     prelude: bool
+    priority: int = 0  # schedules that were written before it have none
 
 
 SCHEMA = pa.schema([
@@ -51,6 +52,7 @@ SCHEMA = pa.schema([
     ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
     ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
     ("seed", pa.int64()), ("measured", pa.bool_()), ("prelude", pa.bool_()),
+    ("priority", pa.int64()),
 ])  # fmt: skip
 
 
@@ -162,6 +164,7 @@ def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude) 
         shared_prefix_tokens=klass.shared_prefix_tokens, temperature=klass.temperature, top_k=klass.top_k,
         top_p=klass.top_p, ignore_eos=klass.ignore_eos, seed=stable_seed(seed, index) >> 1,
         measured=not prelude and offset_s >= measured_from_s, prelude=prelude,
+        priority=klass.priority,
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_shared_prefix_is_shared_to_the_token(tokenizer):
 
 
 def test_body_says_what_the_scenario_asks_for():
-    asked = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "ignore_eos": True}
+    asked = {"temperature": 0.5, "top_k": 4, "top_p": 0.9, "ignore_eos": True, "priority": -2}
     classes = [CHAT | asked | {"tenant": "acme", "prompt_tokens": 40, "shared_prefix_tokens": 16}]
     chosen = scenario(classes=classes, target={"api": "chat", "usage": "continuous"})
     schedule = build_schedule(chosen, 0, "run")
