@@ -9,13 +9,14 @@ import contextlib
 import hashlib
 import sys
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from engine.sampling import Grammar
 from engine.server.errors import ApiError
-from engine.server.grammar_worker import LENGTH_BYTES, TOO_MUCH
+from engine.server.grammar_worker import LENGTH_BYTES
 
 WORKERS = 2
 REPLY_SECONDS = 5  # by the clock, on a machine that is too busy to give a worker its CPU time
@@ -32,30 +33,45 @@ class GrammarChecks:
         self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._processes: set[asyncio.subprocess.Process] = set()
         self._starting: set[asyncio.Task] = set()
+        self._asked: dict[bytes, asyncio.Task[str | None]] = {}  # verdicts under way
+        self._stopped = False
 
     def start(self) -> None:
         self._start_one()
 
     async def stop(self) -> None:
-        for task in list(self._starting):
+        self._stopped = True
+        under_way = [*self._starting, *self._asked.values()]
+        for task in under_way:
             task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
         for process in list(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises ApiError 400 that names `param` unless the core can follow the grammar; 503 while all are at work."""
+        """Raises ApiError 400 that names `param` unless the core can follow the grammar; 503 while none can say."""
         key = hashlib.blake2b(msgspec.msgpack.encode(grammar), digest_size=16).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
+            error = self._verdicts[key]
         else:
-            self._verdicts[key] = await self._verdict(grammar)
-            if len(self._verdicts) > REMEMBERED:
-                self._verdicts.popitem(last=False)
-        error = self._verdicts.get(key)
+            if key not in self._asked:
+                self._asked[key] = asyncio.create_task(self._verdict(grammar))
+                self._asked[key].add_done_callback(partial(self._found, key))
+            # All who ask the same wait for one verdict, which is found also if they leave: a worker that is given up
+            # takes half a second to replace.
+            error = await asyncio.shield(self._asked[key])
         if error is not None:
             raise ApiError(400, f"`{param}` cannot be followed: {error}", param=param, code="invalid_value")
+
+    def _found(self, key: bytes, verdict: asyncio.Task[str | None]) -> None:
+        del self._asked[key]
+        if not verdict.cancelled() and verdict.exception() is None:
+            self._verdicts[key] = verdict.result()
+            if len(self._verdicts) > REMEMBERED:
+                self._verdicts.popitem(last=False)
 
     async def _verdict(self, grammar: Grammar) -> str | None:
         while len(self._processes) + len(self._starting) < WORKERS:
@@ -71,11 +87,10 @@ class GrammarChecks:
             async with asyncio.timeout(REPLY_SECONDS):
                 error = await _read(process)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            # Killed from outside, or without CPU time: a fork would have died of the grammar, and not its parent.
             self._discard(process)
-            return TOO_MUCH
-        except asyncio.CancelledError:  # its client is gone, and the answer would be taken for another's
-            self._discard(process)
-            raise
+            message = "the process that checks grammars was lost; try again"
+            raise ApiError(503, message, code="grammars_busy", retry_after_seconds=1) from None
         self._idle.put_nowait(process)
         return error
 
@@ -101,7 +116,8 @@ class GrammarChecks:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         self._processes.discard(process)
-        self._start_one()
+        if not self._stopped:
+            self._start_one()
 
 
 def _frame(encoded: bytes) -> bytes:

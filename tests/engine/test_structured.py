@@ -1,11 +1,16 @@
 """Structured output as clients ask for it: what comes is what was asked for, and what is too much is refused."""
 
+import asyncio
 import json
 import re
 
 import httpx
 import pytest
 
+from engine.config import model_folder
+from engine.sampling import Grammar
+from engine.server.grammar_checks import GrammarChecks
+from engine.token.grammar import choice
 from tests.engine.server import post, serving
 from tests.engine.test_grammar import PERSON, is_person
 
@@ -172,3 +177,47 @@ def test_what_turns_out_too_much_while_it_is_followed_ends_with_an_error_and_no_
 def test_a_verdict_is_remembered_with_its_sentence(server):
     answers = [post(server, guided_json={"type": "strin"}).json() for _ in range(2)]
     assert answers[0] == answers[1] and "strin" in answers[0]["error"]["message"]
+
+
+def hostile() -> Grammar:
+    """Takes all the time that a check may take."""
+    of = {"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(20)]}
+    return Grammar("json_schema", json.dumps(of))
+
+
+def checking(use) -> None:
+    async def run() -> None:
+        checks = GrammarChecks(model_folder("tiny-model"))
+        checks.start()
+        try:
+            await checks.check(choice(["fine"]), "guided_choice")
+            await use(checks)
+        finally:
+            await checks.stop()
+        assert not checks._starting and all(process.returncode is not None for process in checks._processes)
+
+    asyncio.run(run())
+
+
+def test_many_who_ask_for_one_grammar_at_once_wait_for_one_verdict():
+    async def use(checks: GrammarChecks) -> None:
+        asked = [checks.check(hostile(), "guided_json") for _ in range(300)]
+        answers = await asyncio.gather(*asked, checks.check(choice(["good"]), "guided_choice"), return_exceptions=True)
+        assert {getattr(answer, "status", None) for answer in answers[:-1]} == {400} and answers[-1] is None
+
+    checking(use)
+
+
+def test_who_leaves_while_a_grammar_is_checked_costs_no_process():
+    async def use(checks: GrammarChecks) -> None:
+        workers = set(checks._processes)
+        left = [asyncio.create_task(checks.check(hostile(), "guided_json")) for _ in range(3)]
+        while checks._idle.qsize() == len(checks._processes):
+            await asyncio.sleep(0.001)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await checks.check(choice(["next"]), "guided_choice")
+        assert workers <= checks._processes and all(process.returncode is None for process in workers)
+
+    checking(use)
