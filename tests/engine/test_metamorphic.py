@@ -1,6 +1,8 @@
-"""Nothing that the scheduler or the memory decides changes a token: greedy or drawn with a seed, on the real engine."""
+"""Nothing that the scheduler or the memory decides changes a token, greedy or drawn with a seed, on the real engine;
+and whatever it decides, every nanosecond of a request is booked."""
 
 import random
+import time
 
 import pytest
 
@@ -38,11 +40,15 @@ def _with(message: Submit, index: int, fork_of: str | None = None) -> Submit:
 def tokens_of(folder, messages: list[Submit], together: int = 100, **settings) -> tuple[dict[str, list[int]], int]:
     """Tokens by request, and how often one was preempted. `together` of them are handed over, then a step is made."""
     engine, published = make_engine(folder, **settings)
-    for begin in range(0, len(messages), together):
-        hand_over(engine, messages[begin : begin + together])
-        engine.step()
-        engine.receive([], 0)
+    begin_ns = time.monotonic_ns()
+    for first in range(0, len(messages), together):
+        engine.receive(messages[first : first + together], begin_ns)
+        begin_ns = engine.step()
+    engine.receive([], begin_ns)
     drain(engine, check=True)
+    for message in messages:
+        for committed_ns, ledger in published.ledgers[message.request_id]:
+            assert sum(ledger) == committed_ns - message.encoded_ns and min(ledger) >= 0
     counts = engine.scheduler.pool.counts()
     assert counts.active == 0 and not engine.scheduler.requests
     return published.tokens, sum(ended.preemptions for ended in published.ended.values())
