@@ -19,8 +19,13 @@ from engine.token.logprobs import Scores, pieces, score
 from engine.token.masks import MaskFill
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
-from engine.token.sampler import NOTHING, Sampler, SamplingInputs
+from engine.token.sampler import Sampler, SamplingInputs
 
+OVERFLOWED = -2  # drawn by a row that the model computed no numbers for
+OVERFLOW = (
+    "the model computed values that are no numbers for this request: its weights or its dtype's range are at fault; "
+    "with dtype float16, serve it in bfloat16 or float32"
+)
 NOTHING_LEFT = (
     "the sampling controls of this request leave no token to draw; look at allowed_token_ids, bad_words, min_tokens "
     "and the grammar together"
@@ -49,6 +54,7 @@ class Batch:
     request_ids: list[str]  # of the rows that draw
     told: list[int] = field(default_factory=list)  # which of them are told the log-probability of what they draw
     told_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
+    begun_blocks: list[int] = field(default_factory=list)  # whose first slots this step fills, and not the last
     prompts: PromptRows | None = None  # prompt tokens that are told theirs
     constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
     masks: MaskFill | None = None  # theirs, being filled
@@ -61,6 +67,7 @@ class Handle:
     batch: Batch
     prepared_ns: int
     launched_ns: int
+    overflowed: torch.Tensor | None = None  # [num_sampling] bool
     ids: torch.Tensor | None = None  # CUDA: where the drawn ids will be
     drawn_scores: Scores | None = None
     prompt_scores: list[Scores] = field(default_factory=list)
@@ -149,7 +156,7 @@ class ModelRunner:
             sampling_ns = round(forward.elapsed_time(end) * 1e6)
             waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
         sampled = dict(zip(batch.request_ids, ids, strict=True))
-        ended = self._ended(batch, sampled) if batch.sampling.edits is not None else {}
+        ended = self._ended(batch, sampled) if batch.sampling.edits is not None or min(ids, default=0) < 0 else {}
         return StepOutcome(
             sampled,
             handle.prepared_ns,
@@ -165,6 +172,11 @@ class ModelRunner:
     def _forward(self, handle: Handle) -> torch.Tensor:
         """Logits [num_sampling, vocab_size] of the rows that draw; scores prompt tokens on the way."""
         batch = handle.batch
+        if batch.begun_blocks:
+            # The slots behind a sequence are masked, but still multiplied: what overflowed for the last owner of the
+            # block would make this one's numbers NaN, too.
+            blocks = self.kv_cache.unflatten(2, (self.num_blocks, self.block_size))
+            blocks.index_fill_(2, self._tensor(batch.begun_blocks), 0.0)
         self.backend.begin(batch.attention)
         hidden = self.model(batch.ids, batch.positions, self.backend, self.kv_cache)
         if (scored := batch.prompts) is not None:
@@ -172,7 +184,9 @@ class ModelRunner:
                 score(self.model.logits(hidden[scored.rows[part]]), scored.token_ids[part], max(scored.tops[part]))
                 for part in pieces(len(scored.tops), self.shape.vocab_size)
             ]
-        return self.model.logits(hidden[batch.sample_rows])
+        drawn_from = hidden[batch.sample_rows]
+        handle.overflowed = drawn_from.isnan().any(dim=-1)
+        return self.model.logits(drawn_from)
 
     def _sample(self, handle: Handle, logits: torch.Tensor) -> None:
         batch = handle.batch
@@ -186,15 +200,20 @@ class ModelRunner:
             if len(batch.told) < len(ids):
                 logits, ids = logits[batch.told], ids[batch.told]
             handle.drawn_scores = score(logits, ids, max(batch.told_tops))
+        handle.ids = handle.ids.masked_fill(handle.overflowed, OVERFLOWED)
 
     def _ended(self, batch: Batch, sampled: dict[str, int]) -> dict[str, tuple[str, str | None]]:
         """Requests that this step ends, and how; takes out of `sampled` what is no token of theirs."""
         ended = {}
-        for request_id in [request_id for request_id, token in sampled.items() if token == NOTHING]:
-            del sampled[request_id]
+        for request_id in [request_id for request_id, token in sampled.items() if token < 0]:
+            if sampled.pop(request_id) == OVERFLOWED:
+                ended[request_id] = ("error", OVERFLOW)
+                continue
             # Where only the end is left, and the request has no token for it, or none that it may draw.
             ended[request_id] = ("stop", None) if self.guides.may_end(request_id) else ("error", NOTHING_LEFT)
         for request in batch.constrained:
+            if ended.get(request.id) == ("error", OVERFLOW):
+                continue
             end = self.guides.advance(request, sampled.get(request.id))
             if end is not None:
                 ended[request.id] = end
@@ -211,7 +230,7 @@ class ModelRunner:
     def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
         # Single tokens first, and neighbours of like context: they share a padded gather.
         rows = sorted(scheduled, key=lambda item: (item.new_tokens > 1, item.past_tokens))
-        ids, positions, slots, sample_rows, drawing, scored = [], [], [], [], [], []
+        ids, positions, slots, sample_rows, drawing, scored, begun = [], [], [], [], [], [], []
         size = self.block_size
         for item in rows:
             request, begin = item.request, item.past_tokens
@@ -221,12 +240,16 @@ class ModelRunner:
             ids += request.token_ids[begin:end]
             positions += range(begin, end)
             slots += [request.blocks[p // size] * size + p % size for p in range(begin, end)]
+            if end % size and end - end % size >= begin:
+                begun.append(request.blocks[end // size])
             if item.samples:
                 sample_rows.append(len(ids) - 1)
                 drawing.append(request)
         contexts = [item.past_tokens + item.new_tokens for item in rows]
         width = max(-(-context // size) for context in contexts)
-        tables = [item.request.blocks[:width] + [0] * (width - len(item.request.blocks)) for item in rows]
+        tables = [
+            item.request.blocks[:width] + item.request.blocks[:1] * (width - len(item.request.blocks)) for item in rows
+        ]
         attention = AttentionInputs(
             query_lens=[item.new_tokens for item in rows],
             context_lens=contexts,
@@ -242,6 +265,7 @@ class ModelRunner:
             self._tensor(sample_rows),
             self.sampler.prepare(drawing),
             [request.id for request in drawing],
+            begun_blocks=begun,
             prompts=self._prompt_rows(scored) if scored else None,
         )
         if batch.sampling.edits is not None and (filling := self.guides.fill(drawing)) is not None:
@@ -276,7 +300,9 @@ class ModelRunner:
         try:
             return torch.zeros(size, dtype=self.dtype, device=self.device)
         except RuntimeError as error:
-            raise ModelError(f"num_kv_blocks {num_blocks} does not fit in memory; lower it ({error})") from None
+            raise ModelError(
+                f"a KV cache of {num_blocks} blocks does not fit in memory; lower num_kv_blocks or max_model_len ({error})"
+            ) from None
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:
         """As many blocks as all sequences can use, within `memory_fraction` of what is free after weights and work."""

@@ -17,7 +17,7 @@ class AttentionInputs:
     context_lens: list[int]  # past and new tokens of each sequence
     num_single: int  # sequences with exactly one new token: the first rows
     slots: torch.Tensor  # [num_tokens] int64: where each new token's key and value go
-    block_tables: torch.Tensor  # [num_sequences, max_blocks] int64, padded with 0
+    block_tables: torch.Tensor  # [num_sequences, max_blocks] int64, padded with a block of the same sequence
     block_size: int
 
 

@@ -46,11 +46,9 @@ class TorchAttention:
         layer_cache: torch.Tensor,
         spec: AttentionSpec,
     ) -> torch.Tensor:
-        # What overflowed in one sequence must not stay: masked slots are still multiplied, by whoever has the block
-        # next or is filled up with it, and NaN and infinity survive a product with zero.
-        layer_cache[0].index_copy_(0, self._inputs.slots, key.nan_to_num(0.0, 0.0, 0.0))
+        layer_cache[0].index_copy_(0, self._inputs.slots, key)
         if value is not None:
-            layer_cache[1].index_copy_(0, self._inputs.slots, value.nan_to_num(0.0, 0.0, 0.0))
+            layer_cache[1].index_copy_(0, self._inputs.slots, value)
         # Whole blocks are gathered, not slots.
         planes = layer_cache.unflatten(1, (-1, self._inputs.block_size)).unbind(0)
         kind = (spec.window, spec.alibi_slopes)

@@ -79,30 +79,3 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent)
         expected = by_definition(query[rows], cache[0, places], cache[-1, places], past, spec)
         torch.testing.assert_close(output[rows], expected, rtol=1e-6, atol=1e-6)  # slopes are float32
         begin += new
-
-
-@pytest.mark.parametrize("latent", [False, True])
-@pytest.mark.parametrize("alibi", [False, True])
-@pytest.mark.parametrize("new", [1, 3])
-def test_what_overflowed_in_one_sequence_reaches_no_other(new, alibi, latent):
-    """Masked keys and values are multiplied all the same, and whatever is multiplied by NaN is NaN."""
-    torch.manual_seed(0)
-    heads, dim, past = 4, 8, 0 if new > 1 else 1
-    spec = AttentionSpec(1.0, dim, 3, alibi_slopes(heads) if alibi else None)
-    backend, cache = TorchAttention(), torch.zeros(1 if latent else 2, 3 * BLOCK, 1, dim)
-
-    def attend(tables: list[list[int]], past: int, new: int, fill: list[float]) -> torch.Tensor:
-        """Sequences of ones, times what they are filled with."""
-        slots = [table[p // BLOCK] * BLOCK + p % BLOCK for table in tables for p in range(past, past + new)]
-        lens = [new] * len(tables)
-        singles = len(tables) if new == 1 else 0
-        contexts = [past + new] * len(tables)
-        backend.begin(AttentionInputs(lens, contexts, singles, torch.tensor(slots), torch.tensor(tables), BLOCK))
-        rows = torch.tensor(fill).repeat_interleave(new)[:, None, None]
-        key = rows * torch.ones(len(slots), 1, dim)
-        return backend.forward(rows * torch.ones(len(slots), heads, dim), key, None if latent else key, cache, spec)
-
-    attend([[1, 0], [2, 0]], 0, 4, [float("nan"), float("inf")])  # block 0 fills up short tables
-    attend([[0]], 0, 4, [float("-inf")])
-    reused = attend([[1, 0], [2, 0]], past, new, [1.0, float("nan")])
-    assert torch.isfinite(reused[:new]).all()
