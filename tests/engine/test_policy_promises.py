@@ -13,6 +13,8 @@ from engine.sampling import SamplingParams
 from metrics.ledger import Account
 from tests.engine.simulated import Simulation
 
+LONG = {"max_long_prefills": 1, "long_prefill_tokens": 10}
+
 
 def ask(name: str, length: int = 4, max_tokens: int = 4, *, tenant: str = "", priority: int = 0) -> Submit:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0)
@@ -245,6 +247,24 @@ def test_fair_share_holds_nobody_back_for_ever_for_new_tenants():
     assert 10 < overtaken <= 2 + 20 + 2
 
 
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(places):
+    """Whenever its turn comes by age, another one's long prompt has the slot."""
+    bounds = {"max_num_seqs": places, "max_num_batched_tokens": 16, "prefix_caching": False}
+    simulation = Simulation(200, policy="fair-share", **bounds, **LONG)
+    line = simulation.scheduler.policy.line
+    line._max_passed_over = 20
+    simulation.receive(ask("before", 30, 10, tenant="victim"), ask("x", tenant="x"), ask("y", tenant="y"))
+    overtaken = flood(
+        simulation,
+        ask("victim", 30, 2, tenant="victim"),
+        lambda step: [ask(f"n{step}", 30, 2, tenant=f"n{step}"), ask(f"m{step}", 3, 2, tenant=f"m{step}")],
+        steps=400,
+    )
+    assert overtaken <= 2 + 20 + 20  # those who came before it, those by the promise, short ones until a slot was free
+    assert not line._claims and not line._due
+
+
 def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
     monkeypatch.setattr("engine.request.policies.fair_share.MAX_TENANTS", 8)
     simulation = Simulation(policy="fair-share")
@@ -253,9 +273,6 @@ def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
         simulation.step()
     simulation.drain()
     assert len(simulation.scheduler.policy.line._counters) <= 8 + 8  # the limit, and those who are served now
-
-
-LONG = {"max_long_prefills": 1, "long_prefill_tokens": 10}
 
 
 def test_no_more_long_prompts_than_allowed_are_computed_at_once_and_short_ones_overtake():

@@ -21,7 +21,8 @@ class FairShare(Policy):
     Fairness: while two tenants have requests in the line, what they were served differs by at most 2 * max(input_weight
     * longest prompt, output_weight * tokens of the running batch) (theorem 4.4 there), however many each has sent.
     Starvation: of the request that has waited longest at most `max_passed_over` others go ahead in a row; so no number
-    of new tenants, each with a claim to be served next, can hold it back for ever.
+    of new tenants, each with a claim to be served next, can hold it back for ever. If a long-prefill slot is what it
+    lacks then, it is next as soon as there is one.
     """
 
     def __init__(self, input_weight: int = 1, output_weight: int = 2, max_passed_over: int = 1024) -> None:
@@ -30,6 +31,7 @@ class FairShare(Policy):
         self.line = TenantLines(max_passed_over)
 
     def admitted(self, request: Request) -> None:
+        self.line.settle(request)
         if request.preemptions == 0:
             computed = request.prompt_tokens - request.num_computed_tokens
             self.line.charge(request.tenant, self._input_weight * computed)
@@ -51,6 +53,8 @@ class TenantLines:
         self._entries: dict[str, tuple[int, int, str]] = {}  # tenant → its valid entry in the heap
         self._heap: list[tuple[int, int, str]] = []  # (counter, order of its first request, tenant)
         self._by_age = RankedLine(lambda request: (request.order,))
+        self._claims: dict[int, None] = {}  # orders of those whose turn came by age, until they are admitted
+        self._due = RankedLine(lambda request: (request.order,))  # ... who stand in the line
         self._left_last = 0  # counter of the tenant that left the line last
 
     def push(self, request: Request) -> None:
@@ -63,11 +67,19 @@ class TenantLines:
             self._lines[tenant] = RankedLine(lambda request: (request.order,))
         self._lines[tenant].push(request)
         self._by_age.push(request)
+        if request.order in self._claims:
+            self._due.push(request)
         self._enter(tenant)
 
     def remove(self, request: Request) -> None:
         oldest = self._by_age.head()
+        if oldest is request and self._passed_over >= self._max_passed_over:
+            self._claims[request.order] = None
+            if len(self._claims) > MAX_TENANTS:  # of requests that ended without a place
+                del self._claims[next(iter(self._claims))]
         self._passed_over = 0 if oldest is request else self._passed_over + 1
+        if request in self._due:
+            self._due.remove(request)
         tenant = request.tenant
         self._by_age.remove(request)
         self._lines[tenant].remove(request)
@@ -78,7 +90,13 @@ class TenantLines:
                 self._heap = sorted(self._entries.values())
 
     def head(self) -> Request | None:
+        if self._due:
+            return self._due.head()
         return self._by_age.head() if self._passed_over >= self._max_passed_over else self._least_served()
+
+    def settle(self, request: Request) -> None:
+        """It got its place."""
+        self._claims.pop(request.order, None)
 
     def charge(self, tenant: str, tokens: int) -> None:
         self._counters[tenant] = self._counters.get(tenant, 0) + tokens

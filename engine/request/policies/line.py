@@ -20,6 +20,9 @@ class RankedLine:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, request: Request) -> bool:
+        return request.order in self._members
+
     def push(self, request: Request) -> None:
         key = self._members[request.order] = self._key(request)
         heapq.heappush(self._heap, (key, request))
