@@ -65,6 +65,15 @@ def test_left_stream_is_aborted_and_gives_its_blocks_back(llm):
     assert not llm._sequences and not llm._engine.scheduler.requests
 
 
+def test_chat_is_what_the_template_makes_of_it_completed(llm):
+    chatted = llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+    written = llm.generate("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", GREEDY)[0]
+    assert (chatted.prompt_token_ids, chatted.text) == (written.prompt_token_ids, written.text)
+    for conversation in ("hi", [[{"role": "user", "content": "hi"}]], [], {"role": "user", "content": "hi"}):
+        with pytest.raises(LLMError, match="a conversation is a list of messages"):
+            llm.chat(conversation, GREEDY)
+
+
 def test_stop_string_ends_the_text_before_it(llm):
     text = llm.generate(PROMPTS[:1], GREEDY)[0].text
     stop = text[len(text) // 2 :][:3]
