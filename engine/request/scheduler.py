@@ -57,8 +57,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         assert request.id not in self.requests, f"request {request.id} is known already"
-        self.requests[request.id] = request
         leader = self.requests.get(request.fork_of) if request.fork_of is not None else None
+        self.requests[request.id] = request
         self._wait(request, leader)
 
     def abort(self, request: Request) -> None:

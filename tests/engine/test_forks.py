@@ -132,6 +132,14 @@ def test_a_fork_that_comes_late_reads_a_leader_that_decodes_and_goes_alone_after
     assert tokens["late"] == tokens["too late"] == expected(10)
 
 
+def test_a_request_that_names_itself_or_nobody_goes_alone():
+    simulation = Simulation()
+    simulation.receive(fork("self", list(range(10)), of="self"), fork("orphan", list(range(10)), of="nobody"))
+    simulation.drain()
+    simulation.check_idle()
+    assert simulation.published.tokens["self"] == simulation.published.tokens["orphan"] == expected(10)
+
+
 def test_a_request_with_another_prompt_or_salt_shares_nothing_with_the_one_it_names():
     simulation = Simulation(prefix_caching=False)
     simulation.receive(fork("leader", list(range(10))), fork("other", [7] * 10, of="leader"))
