@@ -31,7 +31,7 @@ class EngineConfig(BaseModel):
         None, ge=1, description="blocks of the KV pool; by default what memory is left, or what all sequences can use"
     )
     memory_fraction: float = Field(
-        0.85, gt=0, le=0.98, description="share of the device's free memory that weights, work space and KV may take"
+        0.85, gt=0, le=0.98, description="share that KV may take of the memory that weights and work space leave free"
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at the same time")
     max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="token budget of one step")

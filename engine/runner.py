@@ -301,7 +301,7 @@ class ModelRunner:
             return torch.zeros(size, dtype=self.dtype, device=self.device)
         except RuntimeError as error:
             raise ModelError(
-                f"a KV cache of {num_blocks} blocks does not fit in memory; lower num_kv_blocks or max_model_len ({error})"
+                f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
             ) from None
 
     def _blocks_that_fit(self, config: EngineConfig) -> int:
