@@ -82,6 +82,7 @@ class Guide:
         self.words = -(-vocab_size // 32)
         self.error: str | None = None
         self.complete = False  # nothing more may follow
+        self.overtime_ns = 0  # CPU time of its masks beyond the usual
 
     @property
     def may_end(self) -> bool:

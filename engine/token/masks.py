@@ -10,7 +10,9 @@ import torch
 
 from engine.token.grammar import Guide
 
-MASK_CPU_SECONDS = 0.25  # that one mask may take; a grammar that needs more ends its request, not the others' patience
+# CPU time that the masks of one output may take beyond the usual; more ends its request, and not the others' patience.
+MASK_CPU_SECONDS = 0.25
+USUAL_CPU_SECONDS = 0.01  # of one mask; most take less than a tenth of it
 POLL_SECONDS = 0.02
 
 
@@ -37,7 +39,9 @@ class MaskFill:
             except Exception as error:  # whatever it is, it concerns this request alone
                 self.guides[row].error = f"the grammar could not be followed: {error!r}"[:300]
             with self._lock:
+                self.guides[row].overtime_ns += self._overtime_ns(thread)
                 del self._at[thread]
+                self._judge(row)
                 if row in self._given_up:
                     return
                 self._finish_one()
@@ -59,17 +63,28 @@ class MaskFill:
     def _give_up_slow_ones(self) -> bool:
         found = False
         with self._lock:
-            for thread, (row, began_ns) in self._at.items():
-                spent_ns = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) - began_ns
-                if row not in self._given_up and spent_ns > MASK_CPU_SECONDS * 1e9:
+            for thread, (row, _) in self._at.items():
+                if row not in self._given_up and self._judge(row, self._overtime_ns(thread)):
                     self._given_up.add(row)
-                    self.guides[row].error = (
-                        f"the grammar needs more than {MASK_CPU_SECONDS:g} s to tell which tokens may come next; "
-                        "make it simpler, or its repetitions smaller"
-                    )
                     self._finish_one()
                     found = True
         return found
+
+    def _overtime_ns(self, thread: int) -> int:
+        """What a thread's present row has taken beyond the usual."""
+        spent_ns = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) - self._at[thread][1]
+        return max(0, spent_ns - round(USUAL_CPU_SECONDS * 1e9))
+
+    def _judge(self, row: int, under_way_ns: int = 0) -> bool:
+        """Ends a grammar that took too much in all."""
+        guide = self.guides[row]
+        too_much = guide.overtime_ns + under_way_ns > MASK_CPU_SECONDS * 1e9
+        if too_much:
+            guide.error = (
+                f"the grammar needs more than {MASK_CPU_SECONDS:g} s to tell which tokens may come next; "
+                "make it simpler, or its repetitions smaller"
+            )
+        return too_much
 
     def _finish_one(self) -> None:
         self._left -= 1

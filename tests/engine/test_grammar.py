@@ -243,6 +243,22 @@ def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(engine, monkey
     assert published.ended["cheap"].reason == "stop" and len(published.tokens["free"]) == 5
 
 
+def test_masks_that_are_each_a_little_slow_end_their_request_too(engine, monkeypatch):
+    """Else one request could make every step of all others a quarter of a second."""
+    fill = Guide.fill
+
+    def slow_fill(guide, mask, stop_token_ids):
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.06:
+            pass
+        fill(guide, mask, stop_token_ids)
+
+    monkeypatch.setattr(Guide, "fill", slow_fill)
+    published = run(engine, ask("costly", 60, grammar=Grammar("regex", "[a-z]{50}")))
+    assert published.ended["costly"].reason == "error" and "simpler" in published.ended["costly"].error
+    assert 0 < len(published.tokens["costly"]) < 10
+
+
 def test_ignore_eos_contradicts_a_grammar(engine):
     published = run(engine, ask("both", grammar=choice(["yes"]), ignore_eos=True))
     assert "ignore_eos" in published.ended["both"].error
