@@ -1,5 +1,6 @@
 """A request whose numbers overflow ends with a sentence, and leaves all others alone."""
 
+import msgspec
 import pytest
 import torch
 
@@ -56,3 +57,11 @@ def test_request_that_overflows_ends_with_a_sentence(prompt, sampling, folder):
     assert (published.ended["broken"].reason, published.ended["broken"].error) == ("error", OVERFLOW)
     assert "broken" not in published.tokens
     assert (published.ended["whole"].reason, published.tokens["whole"]) == ("length", [9] * 5)
+
+
+def test_siblings_of_a_leader_that_overflows_end_too(folder):
+    engine, published = make_engine(folder, max_num_batched_tokens=16, prefix_caching=False)
+    family = [submit(name, [BROKEN] + [5] * 20, 5) for name in ("leader", "sibling")]
+    hand_over(engine, [family[0], msgspec.structs.replace(family[1], fork_of="leader")])
+    drain(engine, check=True)
+    assert [published.ended[name].error for name in ("leader", "sibling")] == [OVERFLOW] * 2
