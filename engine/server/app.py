@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
 from engine.server import openresponses, protocol, protocol_chat, token_api
-from engine.server.edge import Edge, show_api_error, show_fault, show_http_error
+from engine.server.edge import Edge, show_api_error, show_http_error
 from engine.server.errors import ApiError
 from engine.server.json_body import decode
 from engine.server.service import Service
@@ -42,7 +42,6 @@ def build_app(config: EngineConfig) -> FastAPI:
     app.add_middleware(Edge, max_body_bytes=config.max_body_bytes)
     app.add_exception_handler(ApiError, show_api_error)
     app.add_exception_handler(HTTPException, show_http_error)
-    app.add_exception_handler(Exception, show_fault)
     _add_generation_routes(app, service)
     _add_service_routes(app, service)
     return app

@@ -108,6 +108,10 @@ class Call:
         for sequence in self.sequences:
             sequence.abort()
 
+    def fault(self) -> None:
+        """We failed on it; the log says why."""
+        self._error = self._error or "the server failed on this request"
+
     def ledger_now(self, sequence: Sequence) -> list[int]:
         """The ledger as it would be if the piece of this sequence that was taken last were written now."""
         return sequence.booked(time.monotonic_ns())
@@ -116,11 +120,14 @@ class Call:
         """Waits for the core's part and closes the books."""
         for sequence in self.sequences:
             await sequence.work.over.wait()
-        ends = [sequence.work.ended for sequence in self.sequences if sequence.work.ended is not None]
+        works = [sequence.work for sequence in self.sequences if sequence.work.ended is not None]
+        ends = [work.ended for work in works]
         finished_ns, ledger = time.monotonic_ns(), self._ledger
-        if ledger is None:  # nothing was ever written
-            ledger = list(ends[0].ledger) if ends else new_ledger()
+        if ledger is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
+            last = max(works, key=lambda work: work.ended_ns, default=None)
+            ledger = list(last.ended.ledger) if last is not None else new_ledger()
             ledger[Account.TOKEN_ENCODE] = self.encoded_ns - self.origin.arrived_ns
+            ledger[Account.REQUEST_STREAM] += finished_ns - last.ended_ns if last is not None else 0
         return RequestRecord(
             request_id=self.origin.request_id,
             arrived_ns=self.origin.arrived_ns,
@@ -165,14 +172,5 @@ def admit(core: CoreClient, max_waiting: int, num_sequences: int) -> None:
             429,
             f"max_waiting, {max_waiting} requests, {wait}; try again after the given time",
             code="queue_full",
-            retry_after_seconds=_drain_seconds(core, waiting),
+            retry_after_seconds=core.queue_speed.seconds_to_clear(waiting),
         )
-
-
-def _drain_seconds(core: CoreClient, waiting: int) -> int:
-    """How long the queue takes to clear at the speed of the last admissions, between 1 and 60 seconds."""
-    admissions = core.admitted_at
-    if len(admissions) < 2:
-        return 1
-    elapsed = time.monotonic() - admissions[0]
-    return max(1, min(60, round(waiting * elapsed / len(admissions))))

@@ -19,6 +19,7 @@ import zmq.asyncio
 from engine import messages
 from engine.config import EngineConfig
 from engine.sampling import TokenLogprobs
+from engine.server.queue_speed import QueueSpeed
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
@@ -65,7 +66,7 @@ class CoreClient:
         self.failure: str | None = None
         self.works: dict[str, Work] = {}
         self.next_step = 0
-        self.admitted_at: deque[float] = deque(maxlen=64)  # when the last requests left the queue: its speed
+        self.queue_speed = QueueSpeed()
         self.process: asyncio.subprocess.Process | None = None
         self._on_ready = on_ready
         self._on_outputs = on_outputs
@@ -104,17 +105,18 @@ class CoreClient:
         self._tasks = [asyncio.create_task(self._supervise(), name="core supervisor")]
 
     async def stop(self) -> None:
-        """Ends the process, politely first."""
-        for task in self._tasks:
-            task.cancel()
+        """Ends the process, politely first, whatever it is at."""
+        if self.state != "failed":
+            self._set_state("draining")  # so that nobody starts another
         if self.process is not None and self.process.returncode is None:
-            if self._to_core is not None:
-                await self._to_core.send(messages.encode(messages.Stop()))
+            self._send(messages.encode(messages.Stop()))  # not awaited: a core that still loads has no ear yet
             try:
                 await asyncio.wait_for(self.process.wait(), timeout=3)
             except TimeoutError:
                 self.process.kill()
                 await self.process.wait()
+        for task in self._tasks:
+            task.cancel()
         self._context.destroy(linger=0)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -208,7 +210,6 @@ class CoreClient:
             if (work := self.works.get(request_id)) is not None:
                 work.admitted = True
                 work.cached_tokens = cached_tokens
-                self.admitted_at.append(time.monotonic())
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
                 work.tokens.append(Token(output.token_id, output.ledger, message.committed_ns, output.logprobs))
@@ -222,6 +223,7 @@ class CoreClient:
                 work.news.set()
                 work.over.set()
         self._core_waits = message.waiting > 0
+        self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
         self._on_outputs(message)
 
     def fail_open_works(self) -> None:
@@ -230,6 +232,8 @@ class CoreClient:
             work.news.set()
             work.over.set()
         self.works.clear()
+        self._core_waits = False
+        self.queue_speed.reset()
 
     def _set_state(self, state: str) -> None:
         if self.state != "draining":  # which is for good, whatever the core does meanwhile

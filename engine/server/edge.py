@@ -29,9 +29,8 @@ class Edge:
         state["arrived_ns"] = time.monotonic_ns()
         headers = dict(scope["headers"])
         wanted = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
-        state["request_id"] = request_id
-        read = 0
+        state["request_id"] = wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+        read, has_begun = 0, False
 
         async def bounded_receive() -> Message:
             nonlocal read
@@ -44,14 +43,22 @@ class Edge:
             return message
 
         async def named_send(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                has_begun = True
+                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]  # as it is recorded
             await send(message)
 
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             return await too_large(self._max_body_bytes).response()(scope, receive, named_send)
-        await self._app(scope, bounded_receive, named_send)
+        try:
+            await self._app(scope, bounded_receive, named_send)
+        except Exception:  # a fault of ours, in the shape of all other errors; the traceback goes to the log
+            if not has_begun:
+                fault = ApiError(500, "the server failed on this request; its log says why")
+                await fault.response()(scope, receive, named_send)
+            raise
 
 
 def too_large(limit: int) -> ApiError:
@@ -62,12 +69,8 @@ async def show_api_error(request: Request, error: ApiError) -> JSONResponse:
     return error.response()
 
 
-async def show_fault(request: Request, error: Exception) -> JSONResponse:
-    """A fault of ours, in the shape of all other errors; the traceback goes to the log."""
-    return ApiError(500, "the server failed on this request; its log says why").response()
-
-
 async def show_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """404 for an unknown path and 405 for a wrong method, in the shape of all other errors."""
-    shown = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    return shown.response()
+    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    response.headers.update(error.headers or {})  # such as Allow
+    return response

@@ -1,10 +1,12 @@
 """Fields that this server does not honour: they pass only with a value that asks for nothing special."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.server.errors import ApiError
+
+SHOWN_CHARACTERS = 80  # of a value in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,28 @@ def refuse_unless_neutral(name: str, value: Any, table: Mapping[str, Neutral] = 
 
 
 def shorten(value: Any) -> str:
-    """A value as an error shows it."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """A value as an error shows it; no more of it is looked at than that, because bodies are long."""
+    text = ""
+    for part in _parts(value):
+        text += part
+        if len(text) > SHOWN_CHARACTERS:
+            return f"{text[: SHOWN_CHARACTERS - 3]}..."
+    return text
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """Python's `repr` of what JSON can say, bit by bit."""
+    if isinstance(value, dict):
+        yield "{"
+        for index, (name, inner) in enumerate(value.items()):
+            yield f"{', ' if index else ''}{name[: SHOWN_CHARACTERS + 1]!r}: "
+            yield from _parts(inner)
+        yield "}"
+    elif isinstance(value, list):
+        yield "["
+        for index, inner in enumerate(value):
+            yield ", " if index else ""
+            yield from _parts(inner)
+        yield "]"
+    else:
+        yield repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)

@@ -62,7 +62,12 @@ class ResponsesWording:
         self._response |= {"status": "failed", "error": {"code": "server_error", "message": error.message}}
         self._response["usage"] = self._usage()
         if self._is_open:
-            self._output[-1]["status"] = "incomplete"
+            item, text = self._output[-1], "".join(self._texts)
+            item["status"] = "incomplete"
+            if item["type"] == "message":
+                item["content"][0]["text"] = text
+            else:
+                item["arguments"] = text
         self._event("response.failed", response=self._response)
         return self._take_events()
 

@@ -73,6 +73,14 @@ class PromptEncoder:
             raise empty(param)
         return encoded
 
+    def refuse_long_lists(self, prompt: Any) -> None:
+        """Refuses ids that are too many in any case, before anything looks at each of them. Raises ApiError 400."""
+        capacity = self._capacity()[0]
+        given = prompt if isinstance(prompt, list) else []
+        for ids in (given, *given[:MAX_PROMPTS]):
+            if isinstance(ids, list) and len(ids) > max(capacity, MAX_PROMPTS) and type(ids[0]) is int:
+                raise self.too_long(f"{len(ids):,}", "prompt")
+
     async def encode_chat(
         self,
         messages: list[Message],

@@ -1,6 +1,6 @@
 """What clients may send. Every field is honoured, or refused with its name; nothing is accepted and ignored."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +14,7 @@ MAX_LOGPROBS = 20  # alternatives at each position
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 MAX_STOP_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 262_144  # the largest vocabulary of any family
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -31,6 +32,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = Field(
         False, description="usage so far in every chunk, as vLLM offers it: tells the tokens of a chunk"
     )
+    include_obfuscation: Literal[False] = Field(False, description="only false: no padding is sent")
 
 
 class GenerationRequest(Strict):
@@ -59,7 +61,9 @@ class GenerationRequest(Strict):
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = Field(
         [], description="never written, neither at a word's beginning nor inside one"
     )
-    allowed_token_ids: list[TokenId] = Field([], description="the only ids that may be drawn; empty allows all")
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKENS)] = Field(
+        [], description="the only ids that may be drawn; empty allows all"
+    )
     min_tokens: int = Field(0, ge=0, lt=2**31, description="output tokens before anything may stop the output")
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(
         None, description="strings that end the output; cut off, unless include_stop_str_in_output"

@@ -38,9 +38,12 @@ class CallResponse(Response):
             for task in (work, gone):
                 task.cancel()
             (failure, _) = await asyncio.gather(work, gone, return_exceptions=True)
+            is_fault = isinstance(failure, Exception) and not isinstance(failure, OSError)
+            if is_fault:
+                self._call.fault()
             self._call.abort()  # changes nothing if all was delivered
             self._on_record(await self._call.record())
-        if isinstance(failure, Exception) and not isinstance(failure, OSError):
+        if is_fault:
             raise failure
 
     async def _stream(self, send: Send) -> None:

@@ -53,6 +53,7 @@ class Service:
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
+        self.encoder.refuse_long_lists(body.prompt)
         listed = prompts.listed(body.prompt)
         self.admit(len(listed), body.choices)
         grammar = await self.grammar(body)
@@ -159,6 +160,7 @@ class Service:
             params = msgspec.structs.replace(params, grammar=grammar)
         shown = plan.shown_token_ids if plan is not None else frozenset()
         reading = controls.reading(body, params, unread=max_tokens == 0)
+        self.admit(len(encoded), body.choices)  # again: others came while this prompt was read
         origin = self._origin(request, body.tenant)
         encoded_ns = time.monotonic_ns()
 
@@ -244,7 +246,7 @@ class Service:
     def _origin(self, request: Request, tenant: str) -> Origin:
         request_id = request.state.request_id
         if request_id in self._open:  # a client that names two calls alike still gets both answers
-            request_id = f"{request_id}-{time.monotonic_ns()}"
+            request_id = request.state.request_id = f"{request_id}-{time.monotonic_ns()}"
         return Origin(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,

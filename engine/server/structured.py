@@ -7,6 +7,7 @@ import msgspec
 
 from engine.sampling import Grammar
 from engine.server.errors import ApiError
+from engine.server.neutral import shorten
 from engine.server.protocol import GenerationRequest
 from engine.token.grammar import choice
 
@@ -53,7 +54,7 @@ def _of_response_format(wanted: dict[str, Any]) -> Grammar | None:
     kind = wanted.get("type")
     allowed = {"type", "json_schema"} if kind == "json_schema" else {"type"}
     if kind not in ("text", "json_object", "json_schema"):
-        message = f"`response_format.type`={_short(kind)} is not valid; it can be text, json_object or json_schema"
+        message = f"`response_format.type`={shorten(kind)} is not valid; it can be text, json_object or json_schema"
         raise _refusal(param, message)
     _refuse_unknown(wanted, allowed, param)
     if kind == "text":
@@ -66,10 +67,10 @@ def _of_response_format(wanted: dict[str, Any]) -> Grammar | None:
     _refuse_unknown(described, {"name", "description", "schema", "strict"}, "response_format.json_schema")
     name, strict = described.get("name"), described.get("strict")
     if not _is_text(name) or not _NAME.fullmatch(name):
-        message = f"`response_format.json_schema.name`={_short(name)} must be 1 to 64 letters, digits, _ or -"
+        message = f"`response_format.json_schema.name`={shorten(name)} must be 1 to 64 letters, digits, _ or -"
         raise _refusal(param, message)
     if strict is not None and not isinstance(strict, bool):  # false asks for less than what is done anyway
-        raise _refusal(param, f"`response_format.json_schema.strict`={_short(strict)} must be true or false")
+        raise _refusal(param, f"`response_format.json_schema.strict`={shorten(strict)} must be true or false")
     return _grammar("json", described["schema"], param)
 
 
@@ -87,7 +88,7 @@ def _of_structured_outputs(wanted: dict[str, Any]) -> Grammar:
 def _grammar(kind: str, value: Any, param: str) -> Grammar:
     if kind == "json_object":
         if value is not True:
-            raise _refusal(param, f"`{param}.json_object`={_short(value)} must be true or false")
+            raise _refusal(param, f"`{param}.json_object`={shorten(value)} must be true or false")
         return Grammar("json_schema", _OBJECT)
     if kind == "choice":
         if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICE_OPTIONS or not all(map(_is_text, value)):
@@ -149,11 +150,6 @@ def _refuse_unknown(wanted: dict[str, Any], allowed: set[str], param: str) -> No
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _refusal(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -140,6 +140,9 @@ def test_prompt_as_ids_equals_prompt_as_text(server, client):
         ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "not a field"),
         ({"max_tokens": 511}, "max_tokens", "at most"),
         ({"prompt": [7] * 512}, "prompt", "max_model_len is 512"),
+        ({"prompt": [[7], [99999] * 513]}, "prompt", "513 tokens"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options", "input should be"),
+        ({"allowed_token_ids": [5] * 262_145}, "allowed_token_ids", "262144"),
     ],
     ids=str,
 )  # fmt: skip
@@ -161,6 +164,7 @@ def test_bad_field_is_refused_with_its_name_value_bound_and_way_out(server, body
         {"priority": -(2**31)}, {"min_tokens": 1}, {"max_tokens": 0, "echo": True}, {"bad_words": ["x"] * 128},
         {"n": 1, "logprobs": None, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "echo": False},
         {"prompt": [7] * 511, "max_tokens": 1}, {"prompt": [7], "max_tokens": 511}, {"stream_options": None},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
     ],
     ids=str,
 )  # fmt: skip
@@ -203,6 +207,7 @@ def test_broken_bodies_and_unknown_paths_get_the_official_error_shape(server):
     ]:
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -1,0 +1,274 @@
+"""Calls that do not end well: one record with a closing ledger each, and nothing of them stays behind."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from fastapi import FastAPI
+
+from engine.config import EngineConfig, model_folder
+from engine.sampling import Grammar
+from engine.server.app import build_app
+from engine.server.call import Call
+from engine.server.completion_wording import CompletionWording
+from engine.server.core_client import Work
+from engine.server.errors import ApiError
+from engine.server.grammar_checks import GrammarChecks
+from engine.server.queue_speed import QueueSpeed
+from engine.server.sequence import Sequence
+from metrics.ledger import SERVER_ACCOUNTS, closes
+from metrics.rundir import RunDirectory
+
+MODEL = "tiny-model"
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **settings) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
+    """The application in this process, with a core of its own, and a client of it. Records are read after it ended."""
+    config = EngineConfig(model=MODEL, threads=1, run_dir=folder / "run", **settings)
+    app = build_app(config)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        await until(lambda: app.state.service.core.state == "ready")
+        yield app, client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def abandoned(app: FastAPI, body: dict, leave: Callable[[list[dict]], Awaitable[None]], name: str = "") -> None:
+    """A call whose client leaves when `leave(what was written to it)` returns."""
+    content = json.dumps({"model": MODEL, "prompt": "The", "ignore_eos": True} | body).encode()
+    messages, written = [{"type": "http.request", "body": content}], []
+
+    async def receive() -> dict:
+        if messages:
+            return messages.pop()
+        await leave(written)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        written.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "http_version": "1.1",
+        "headers": [(b"x-request-id", name.encode())] if name else [], "scheme": "http", "server": ("x", 80),
+        "client": ("x", 1), "root_path": "",
+    }  # fmt: skip
+    await app(scope, receive, send)
+
+
+def rows(folder: Path) -> list:
+    return list(RunDirectory(folder / "run").table("requests").itertuples())
+
+
+def test_a_call_that_is_left_after_one_of_its_choices_ended_has_all_its_time_in_the_ledger(tmp_path):
+    async def check() -> None:
+        async with running(tmp_path) as (app, client):
+            core = app.state.service.core
+            prompts = ["The function returns", "Return a list"]
+            asked = {"prompt": prompts, "temperature": 0, "ignore_eos": True, "model": MODEL}
+            answer = await client.post("/v1/completions", json=asked | {"max_tokens": 60})
+            first, second = (choice["text"] for choice in answer.json()["choices"])
+            stop = next(first[i : i + 4] for i in range(len(first)) if first[i : i + 4] not in second)
+
+            async def leave(written: list) -> None:
+                await until(lambda: len(core.works) == 1)
+                await asyncio.sleep(0.3)  # time that only the other choice knows of
+
+            await abandoned(app, asked | {"max_tokens": 4000, "stop": stop}, leave, "left")
+
+    asyncio.run(check())
+    row = next(row for row in rows(tmp_path) if row.request_id == "left")
+    latency = row.finished_ns - row.arrived_ns
+    left = latency - sum(getattr(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS)
+    assert row.finish_reason == "abort" and closes(left, latency), f"{left} ns of {latency} have no account"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_path, monkeypatch, stream):
+    def fail(*_) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CompletionWording, "closing" if stream else "body", fail)
+
+    async def check() -> None:
+        async with running(tmp_path) as (app, client):
+            body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 3, "stream": stream, "ignore_eos": True}
+            answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "ours"})
+            assert answer.headers["x-request-id"] == "ours"
+            last = answer.text.strip().splitlines()[-1].removeprefix("data: ")
+            assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
+            if not stream:
+                assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+            assert not app.state.service.core.works
+
+    asyncio.run(check())
+    (row,) = rows(tmp_path)
+    assert row.error == "the server failed on this request" and row.finish_reason is None
+
+
+def test_calls_that_come_at_once_do_not_all_find_the_last_free_place(tmp_path):
+    """Their prompts are read beside each other, and only then are they handed to a core that here stands still."""
+
+    async def check() -> None:
+        async with running(tmp_path, max_num_seqs=1, max_waiting=2) as (app, client):
+            core_pid = app.state.service.core.pid()
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+            os.kill(core_pid, signal.SIGSTOP)
+            try:
+                calls = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(12)]
+                await until(lambda: sum(call.done() for call in calls) == 9)
+            finally:
+                os.kill(core_pid, signal.SIGCONT)
+            codes = [answer.status_code for answer in await asyncio.gather(*calls)]
+        assert sorted(codes) == [200] * 3 + [429] * 9
+
+    asyncio.run(check())
+
+
+def test_a_core_that_died_with_a_queue_leaves_none_to_the_next(tmp_path):
+    async def check() -> None:
+        async with running(tmp_path, max_num_seqs=1, max_waiting=2) as (app, client):
+            core = app.state.service.core
+            asked = {"model": MODEL, "prompt": "x", "ignore_eos": True}
+            calls = [
+                asyncio.create_task(client.post("/v1/completions", json=asked | {"max_tokens": 4000})) for _ in range(3)
+            ]
+            await until(lambda: core.num_waiting == 2 and core.free_places == 0)
+            os.kill(core.pid(), signal.SIGKILL)
+            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [503] * 3
+            await until(lambda: core.state == "ready")
+            assert (await client.post("/v1/completions", json=asked | {"n": 3, "max_tokens": 1})).status_code == 200
+
+    asyncio.run(check())
+    assert sorted(isinstance(row.error, str) for row in rows(tmp_path)) == [False, True, True, True]
+
+
+def test_a_response_that_fails_in_the_middle_keeps_the_text_that_was_streamed(tmp_path):
+    async def check() -> None:
+        async with running(tmp_path) as (app, client):
+            core = app.state.service.core
+            body = {"model": MODEL, "input": "x", "stream": True, "ignore_eos": True, "min_tokens": 400}
+            call = asyncio.create_task(client.post("/v1/responses", json=body))
+            await until(lambda: any(len(work.token_ns) > 20 for work in core.works.values()))
+            os.kill(core.pid(), signal.SIGKILL)
+            lines = (await call).text.splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        streamed = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        (item,) = events[-1]["response"]["output"]
+        assert events[-1]["type"] == "response.failed" and item["status"] == "incomplete"
+        assert streamed and item["content"][0]["text"] == streamed
+
+    asyncio.run(check())
+
+
+def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
+    """In the queue, before and after the first token, whole and streamed, with one and with several sequences."""
+    count, together = 240, 40
+    kinds = (Call, Sequence, Work)
+
+    def living() -> int:
+        gc.collect()
+        return sum(type(thing) in kinds for thing in gc.get_objects())
+
+    async def check() -> None:
+        async with running(tmp_path, max_num_seqs=8, max_waiting=400) as (app, client):
+            service = app.state.service
+
+            async def at_once(written: list) -> None:
+                await asyncio.sleep(0)
+
+            async def queued(written: list) -> None:
+                await until(lambda: len(service.core.works) > 0)
+
+            async def begun(written: list) -> None:
+                await until(lambda: len(written) > 1)
+
+            async def leave_one(index: int) -> None:
+                leave = (at_once, queued, begun)[index % 3]
+                body = {"n": 1 + index % 4, "max_tokens": 40, "stream": index % 2 == 0 or leave is begun}
+                await abandoned(app, body, leave, f"gone-{index}")
+
+            await asyncio.gather(*map(leave_one, range(together)))
+            before = len(asyncio.all_tasks()), living()
+            for begin in range(together, count, together):
+                await asyncio.gather(*map(leave_one, range(begin, begin + together)))
+            assert (len(asyncio.all_tasks()), living()) == before
+            assert not service.core.works
+            assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
+
+    asyncio.run(check())
+    names = [row.request_id for row in rows(tmp_path) if row.request_id.startswith("gone-")]
+    assert sorted(names) == sorted(f"gone-{index}" for index in range(count))
+
+
+def test_calls_with_the_same_name_are_both_answered_and_recorded(tmp_path):
+    async def check() -> None:
+        async with running(tmp_path) as (_, client):
+            body = {"model": MODEL, "prompt": "x", "n": 2, "max_tokens": 30}
+            headers = {"x-request-id": "twin"}
+            calls = [client.post("/v1/completions", json=body, headers=headers) for _ in range(3)]
+            answers = await asyncio.gather(*calls)
+            assert [len(answer.json()["choices"]) for answer in answers] == [2] * 3
+            names = {answer.headers["x-request-id"] for answer in answers}
+            assert len(names) == 3 and "twin" in names
+            assert {answer.json()["id"].removeprefix("cmpl-") for answer in answers} == names
+            return names
+
+    names = asyncio.run(check())
+    assert {row.request_id for row in rows(tmp_path)} == names
+
+
+def test_the_time_to_try_again_comes_from_the_queue_that_stands_now():
+    now = [1000.0]
+    speed = QueueSpeed(lambda: now[0])
+    assert speed.seconds_to_clear(50) == 1  # nothing is known
+    for _ in range(10):  # without a queue, an hour apart
+        speed.observe(1, queue_stands=False)
+        now[0] += 3600
+    speed.observe(8, queue_stands=True)
+    for _ in range(10):
+        now[0] += 0.5
+        speed.observe(2, queue_stands=True)
+    assert speed.seconds_to_clear(40) == 10  # four a second
+    now[0] += 600
+    assert speed.seconds_to_clear(40) == 60
+    speed.observe(1, queue_stands=False)
+    assert speed.seconds_to_clear(40) == 1
+
+
+def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
+    async def check() -> None:
+        checks = GrammarChecks(model_folder(MODEL))
+        checks.start()
+        try:
+            good = Grammar("regex", "[a-c]+")
+            await checks.check(Grammar("regex", "x"), "guided_regex")
+            for worker in psutil.Process().children():
+                worker.kill()
+            with pytest.raises(ApiError) as lost:
+                while True:  # until it is the turn of a worker that was killed
+                    await checks.check(good, "guided_regex")
+                    good = Grammar("regex", good.source + "d")
+            assert lost.value.status == 503
+            async with asyncio.timeout(60):
+                while True:
+                    with contextlib.suppress(ApiError):
+                        await checks.check(good, "guided_regex")
+                        break
+        finally:
+            await checks.stop()
+
+    asyncio.run(check())
