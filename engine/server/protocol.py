@@ -1,11 +1,13 @@
 """What clients may send. Every field is honoured, or refused with its name; nothing is accepted and ignored."""
 
+import difflib
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.server.errors import ApiError
-from engine.server.neutral import NEUTRAL, refuse_unless_neutral, shorten
+from engine.server.neutral import NEUTRAL, SHOWN_CHARACTERS, refuse_unless_neutral, shorten
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call
@@ -59,7 +61,7 @@ class GenerationRequest(Strict):
         Field({}, description="token id, as a string → what is added to its logit")
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = Field(
-        [], description="never written, neither at a word's beginning nor inside one"
+        [], description="not written with the tokens that spell them, at a beginning or after a blank"
     )
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKENS)] = Field(
         [], description="the only ids that may be drawn; empty allows all"
@@ -83,7 +85,8 @@ class GenerationRequest(Strict):
         None, ge=0, le=MAX_LOGPROBS, description="log-probabilities of the prompt's tokens, as vLLM shows them"
     )
     response_format: dict[str, Any] | None = Field(
-        None, description="text, json_object or json_schema: the output is valid, always, unless `length` cut it"
+        None,
+        description="text, json_object or json_schema: the output is valid, always, unless `length` or `stop` cut it",
     )
     structured_outputs: dict[str, Any] | None = Field(
         None, description="one of json (a schema), json_object, regex, choice and grammar (Lark), as vLLM has it"
@@ -174,14 +177,14 @@ def parse(kind: type[Body], raw: Any) -> Body:
     try:
         body = kind.model_validate(wanted)
     except ValidationError as error:
-        raise refusal_of(error) from None
+        raise refusal_of(error, {*kind.model_fields, *neutral}) from None
     if hasattr(body, "refuse_contradictions"):
         body.refuse_contradictions()
     return body
 
 
-def refusal_of(invalid: ValidationError) -> ApiError:
-    """The first bad field, its value and what it may be."""
+def refusal_of(invalid: ValidationError, known: Collection[str] = ()) -> ApiError:
+    """The first bad field, its value and what it may be. `known` are the fields that one may have meant."""
     errors = invalid.errors(include_url=False)
     field = errors[0]["loc"][0]
     # Each member of a union says why it did not fit; what was meant is the one that objects to more than the type.
@@ -190,7 +193,10 @@ def refusal_of(invalid: ValidationError) -> ApiError:
     )
     path = ".".join(part for part in map(str, error["loc"]) if part not in _UNION_BRANCHES and "[" not in part)
     if error["type"] == "extra_forbidden":
-        message = f"`{path}` is not a field that this server knows; leave it out"
+        path = path[:SHOWN_CHARACTERS]
+        close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+        way_out = f"did you mean `{close[0]}`?" if close else "leave it out"
+        message = f"`{path}` is not a field that this server knows; {way_out}"
         return ApiError(400, message, param=path, code="unknown_parameter")
     if error["type"] == "missing":
         return ApiError(400, f"`{path}` is required", param=path, code="missing_required_parameter")
