@@ -231,7 +231,7 @@ def test_openai_client_cancels_a_stream_cleanly(server, client):
 
     before = count()
     stream = client.completions.create(
-        model=MODEL, prompt="The", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL, prompt="The", n=128, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()

@@ -93,17 +93,16 @@ def test_requests_that_find_a_free_place_are_not_counted_as_waiting(tmp_path):
 
 
 def test_sigterm_lets_open_streams_finish_and_ends_late_ones_with_an_error(tmp_path):
-    with serving(tmp_path, MODEL, "--drain-seconds", "1.5", "--run-dir", str(tmp_path / "run")) as server:
+    with serving(tmp_path, MODEL, "--drain-seconds", "4", "--run-dir", str(tmp_path / "run")) as server:
         asked = {"model": MODEL, "prompt": "The", "stream": True, "ignore_eos": True}
         with httpx.Client() as first, httpx.Client() as second, contextlib.ExitStack() as streams:
             url = f"{server.url}/v1/completions"
             short = streams.enter_context(first.stream("POST", url, json=asked | {"max_tokens": 60}))
-            long = streams.enter_context(second.stream("POST", url, json=asked | {"max_tokens": 4000}))
+            long = streams.enter_context(second.stream("POST", url, json=asked | {"max_tokens": 4000, "n": 32}))
             short_lines, long_lines = short.iter_lines(), long.iter_lines()
             next(short_lines), next(long_lines)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            assert httpx.get(f"{server.url}/ready").json()["status"] == "draining"
+            wait_for(lambda: httpx.get(f"{server.url}/ready").json()["status"] == "draining")
             assert post(server).status_code == 503
             assert [line for line in short_lines if line][-1] == "data: [DONE]"
             last = [line for line in long_lines if line][-1]
