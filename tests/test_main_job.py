@@ -145,8 +145,8 @@ def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
     run = RunDirectory.open(tmp_path / "run")
     requests = run.requests()
     assert (requests.status == "ok").any() and (requests.status == "error").any(), output
-    failed = requests[requests.status == "error"].error.str.cat(sep=" ")
-    assert "engine core died" in failed
+    for error in requests[requests.status == "error"].error:  # under way when it died, or sent before it was back
+        assert "engine core died" in error or "the engine is restarting" in error
     assert run.table("steps").step.is_unique
 
 
