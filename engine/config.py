@@ -20,6 +20,13 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
     )
+    attention_backend: Literal["auto", "torch"] = Field(
+        "auto",
+        description="what computes attention; auto takes the fastest that the device has, torch is the reference",
+    )
+    fused_operations: Literal["auto", "off"] = Field(
+        "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the core process; 0 leaves one core to the front"
     )

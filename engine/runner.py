@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.compute.attention import AttentionInputs
-from engine.compute.attention_torch import GATHERED_TOKENS, TorchAttention
+from engine.compute.attention import AttentionInputs, KVCache, attention_inputs
+from engine.compute.attention_torch import GATHERED_TOKENS
+from engine.compute.backends import make_attention, make_operations
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
@@ -102,7 +103,8 @@ class ModelRunner:
         wanted = config.dtype if config.dtype != "auto" else ("bfloat16" if self.device.type == "cuda" else "float32")
         self.dtype = getattr(torch, wanted)
         self.block_size = config.block_size
-        self.backend = TorchAttention()
+        self.attention = make_attention(config.attention_backend, self.device, self.dtype)
+        self.operations = make_operations(config.fused_operations, self.device, self.dtype)
         self.model: Decoder = load_model(folder, self.dtype, self.device, config.max_model_len)
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape()
@@ -175,10 +177,12 @@ class ModelRunner:
         if batch.begun_blocks:
             # The slots behind a sequence are masked, but still multiplied: what overflowed for the last owner of the
             # block would make this one's numbers NaN, too.
-            blocks = self.kv_cache.unflatten(2, (self.num_blocks, self.block_size))
+            blocks = self.kv_cache.values.unflatten(2, (-1, self.block_size))
             blocks.index_fill_(2, self._tensor(batch.begun_blocks), 0.0)
-        self.backend.begin(batch.attention)
-        hidden = self.model(batch.ids, batch.positions, self.backend, self.kv_cache)
+        self.attention.begin(batch.attention)
+        hidden = self.model(
+            batch.ids, batch.positions, batch.attention.slots, self.operations, self.attention, self.kv_cache
+        )
         if (scored := batch.prompts) is not None:
             handle.prompt_scores = [
                 score(self.model.logits(hidden[scored.rows[part]]), scored.token_ids[part], max(scored.tops[part]))
@@ -224,7 +228,7 @@ class ModelRunner:
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copies KV blocks of all layers, each from one to another; all are read before any is written."""
         sources, targets = self._tensor(copies).T
-        blocks = self.kv_cache.unflatten(2, (self.num_blocks, self.block_size))
+        blocks = self.kv_cache.values.unflatten(2, (-1, self.block_size))
         blocks[:, :, targets] = blocks[:, :, sources]
 
     def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
@@ -250,13 +254,8 @@ class ModelRunner:
         tables = [
             item.request.blocks[:width] + item.request.blocks[:1] * (width - len(item.request.blocks)) for item in rows
         ]
-        attention = AttentionInputs(
-            query_lens=[item.new_tokens for item in rows],
-            context_lens=contexts,
-            num_single=sum(1 for item in rows if item.new_tokens == 1),
-            slots=self._tensor(slots),
-            block_tables=self._tensor(tables),
-            block_size=size,
+        attention = attention_inputs(
+            [item.new_tokens for item in rows], contexts, self._tensor(slots), self._tensor(tables, torch.int32), size
         )
         batch = Batch(
             self._tensor(ids),
@@ -290,15 +289,15 @@ class ModelRunner:
                 spans.append((request.id, end - begin))
         return PromptRows(self._tensor(rows), self._tensor(token_ids), tops, spans) if rows else None
 
-    def _tensor(self, values: list) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
 
-    def _allocate(self, num_blocks: int) -> torch.Tensor:
+    def _allocate(self, num_blocks: int) -> KVCache:
         # Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN.
         layout, slots = self.model.kv_layout, num_blocks * self.block_size
         size = (len(self.model.layers), layout.planes, slots, layout.num_heads, layout.head_dim)
         try:
-            return torch.zeros(size, dtype=self.dtype, device=self.device)
+            return KVCache(torch.zeros(size, dtype=self.dtype, device=self.device))
         except RuntimeError as error:
             raise ModelError(
                 f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
@@ -330,9 +329,9 @@ class ModelRunner:
         for sequences, new in ((1, chunk), (decodes, 1)):
             torch.cuda.reset_peak_memory_stats(self.device)
             positions = list(range(length - new, length)) * sequences
-            attention = AttentionInputs(
-                [new] * sequences, [length] * sequences, sequences if new == 1 else 0, self._tensor(positions),
-                self._tensor([blocks] * sequences), size,
+            attention = attention_inputs(
+                [new] * sequences, [length] * sequences, self._tensor(positions),
+                self._tensor([blocks] * sequences, torch.int32), size,
             )  # fmt: skip
             drawing = min(config.max_num_seqs, len(positions))
             sampling = self.sampler.prepare([_Probe(str(row)) for row in range(drawing)])

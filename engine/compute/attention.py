@@ -1,6 +1,7 @@
 """What every attention backend is given, and what it must do."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -16,9 +17,28 @@ class AttentionInputs:
     query_lens: list[int]  # new tokens of each sequence
     context_lens: list[int]  # past and new tokens of each sequence
     num_single: int  # sequences with exactly one new token: the first rows
-    slots: torch.Tensor  # [num_tokens] int64: where each new token's key and value go
-    block_tables: torch.Tensor  # [num_sequences, max_blocks] int64, padded with a block of the same sequence
+    slots: torch.Tensor  # [num_tokens] int64: where each new token's key and value go; -1: nowhere
+    block_tables: torch.Tensor  # [num_sequences, max_blocks] int32, padded with a block of the same sequence
     block_size: int
+    query_start: torch.Tensor  # [num_sequences + 1] int32: query_lens added up, on the device
+    contexts: torch.Tensor  # [num_sequences] int32: context_lens, on the device; 0 is a padding row
+
+
+def attention_inputs(
+    query_lens: list[int], context_lens: list[int], slots: torch.Tensor, block_tables: torch.Tensor, block_size: int
+) -> AttentionInputs:
+    """AttentionInputs from what the host knows; the tensors say which device."""
+    starts, device = [0, *accumulate(query_lens)], block_tables.device
+    return AttentionInputs(
+        query_lens,
+        context_lens,
+        sum(1 for new in query_lens if new == 1),
+        slots,
+        block_tables.to(torch.int32),
+        block_size,
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(context_lens, dtype=torch.int32, device=device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,35 @@ class KVLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The KV cache of one layer.
+
+    The slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`.
+    """
+
+    values: torch.Tensor  # [planes, num_slots, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = (
+        None  # [planes, num_slots, num_kv_heads] float32, with 8-bit values: real = value * scale
+    )
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class KVCache:
+    """The KV cache of all layers, as the model's KVLayout says."""
+
+    values: torch.Tensor  # [num_layers, planes, num_slots, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = None  # [num_layers, planes, num_slots, num_kv_heads] float32
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+    def layers(self) -> list[LayerCache]:
+        scales = [None] * len(self.values) if self.scales is None else self.scales.unbind(0)
+        return [LayerCache(values, scale) for values, scale in zip(self.values.unbind(0), scales, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """How one layer attends. Multi-head, grouped and multi-query attention differ only in the number of KV heads."""
 
@@ -49,28 +98,12 @@ class AttentionSpec:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over a paged KV cache.
-
-    `kv_cache` is [num_layers, planes, num_blocks * block_size, num_kv_heads, head_dim] as the model's KVLayout says;
-    the slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`.
-    """
+    """Causal attention over a paged KV cache that holds the step's own keys and values already."""
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Called once a step, before the layers: whatever all layers share is made here."""
         ...
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor | None,
-        layer_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
-        """Writes the new keys and values, then attends.
-
-        query [num_tokens, num_heads, head_dim]; key [num_tokens, num_kv_heads, head_dim]; value [num_tokens,
-        num_kv_heads, value_dim], or None where the layout has one plane; layer_cache [planes, num_slots, num_kv_heads,
-        head_dim]. Returns [num_tokens, num_heads, value_dim].
-        """
+    def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, value_dim]."""
         ...

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.attention import AttentionInputs, AttentionSpec
+from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
@@ -38,22 +38,12 @@ class TorchAttention:
             begin += new
         self._masks: dict[tuple, tuple[list, list]] = {}  # made by the first layer of each kind, for the others too
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor | None,
-        layer_cache: torch.Tensor,
-        spec: AttentionSpec,
-    ) -> torch.Tensor:
-        layer_cache[0].index_copy_(0, self._inputs.slots, key)
-        if value is not None:
-            layer_cache[1].index_copy_(0, self._inputs.slots, value)
+    def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         # Whole blocks are gathered, not slots.
-        planes = layer_cache.unflatten(1, (-1, self._inputs.block_size)).unbind(0)
+        planes = layer_cache.values.unflatten(1, (-1, self._inputs.block_size)).unbind(0)
         kind = (spec.window, spec.alibi_slopes)
         if kind not in self._masks:
-            self._masks[kind] = self._make_masks(spec, key.shape[1], query.dtype)
+            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[2], query.dtype)
         group_masks, chunk_masks = self._masks[kind]
         parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
@@ -96,7 +86,7 @@ class TorchAttention:
     def _make_masks(self, spec: AttentionSpec, num_kv_heads: int, dtype: torch.dtype) -> tuple[list, list]:
         """For each group a mask that broadcasts to [sequences, kv_heads, group, context], and for each chunk one that
         broadcasts to [1, heads, new, context], or None where plain causal attention among the new tokens is meant."""
-        device = self._inputs.slots.device
+        device = self._inputs.block_tables.device
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
         groups, chunks = [], []
         for begin, end, blocks, lengths in self._groups:

@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 
-from engine.compute.attention import AttentionInputs, AttentionSpec
+from engine.compute.attention import AttentionSpec, LayerCache, attention_inputs
 from engine.compute.attention_torch import TorchAttention
+from engine.compute.operations import TorchOperations
 from engine.token.models.mpt import alibi_slopes
 
 BLOCK = 4
@@ -57,10 +58,9 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent)
              zip(tables, items, strict=True)]  # fmt: skip
     written = [slot for places, (past, _) in zip(slots, items, strict=True) for slot in places[past:]]
     width = max(map(len, tables))
-    inputs = AttentionInputs(
+    inputs = attention_inputs(
         [new for _, new in items],
         [past + new for past, new in items],
-        4,
         torch.tensor(written),
         torch.tensor([table + [0] * (width - len(table)) for table in tables]),
         BLOCK,
@@ -70,7 +70,8 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent)
     value = None if latent else torch.randn(len(written), kv_heads, dim, dtype=torch.float64)
     backend = TorchAttention()
     backend.begin(inputs)
-    output = backend.forward(query, key, value, cache, spec)
+    TorchOperations().write(key, value, inputs.slots, LayerCache(cache))
+    output = backend.attend(query, LayerCache(cache), spec)
     assert output.shape == (len(written), heads, value_dim)
     begin = 0
     for places, (past, new) in zip(slots, items, strict=True):

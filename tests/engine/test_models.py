@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.compute.attention import AttentionInputs
+from engine.compute.attention import KVCache, attention_inputs
 from engine.compute.attention_torch import TorchAttention
+from engine.compute.operations import TorchOperations
 from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
@@ -37,23 +38,22 @@ def read_config(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text())
 
 
-def cache_for(model, num_slots: int) -> torch.Tensor:
+def cache_for(model, num_slots: int) -> KVCache:
     layout = model.kv_layout
     size = (len(model.layers), layout.planes, num_slots, layout.num_heads, layout.head_dim)
-    return torch.randn(size, dtype=model.norm.dtype)
+    return KVCache(torch.randn(size, dtype=model.norm.dtype))
 
 
 def forward(model, past: int, new: int) -> torch.Tensor:
     """Logits of the last of `new` tokens after `past` ones whose keys and values are noise."""
     blocks = -(-(past + new) // BLOCK)
     positions = torch.arange(past, past + new)
-    inputs = AttentionInputs(
-        [new], [past + new], int(new == 1), positions, torch.arange(blocks)[None], BLOCK
-    )  # fmt: skip
+    inputs = attention_inputs([new], [past + new], positions, torch.arange(blocks)[None], BLOCK)
     backend = TorchAttention()
     with torch.inference_mode():
         backend.begin(inputs)
-        hidden = model(positions % 300 + 3, positions, backend, cache_for(model, blocks * BLOCK))
+        cache = cache_for(model, blocks * BLOCK)
+        hidden = model(positions % 300 + 3, positions, inputs.slots, TorchOperations(), backend, cache)
         return model.logits(hidden[-1:])
 
 
@@ -103,7 +103,7 @@ def test_latent_attention_caches_one_latent_and_one_rotated_key(checkpoints):
     config = read_config(checkpoints["deepseek-v3"])
     elements = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     assert model.shape().kv_bytes_per_token == 2 * elements * 4
-    assert tuple(cache_for(model, 7).shape) == (2, 1, 7, 1, elements)
+    assert tuple(cache_for(model, 7).values.shape) == (2, 1, 7, 1, elements)
 
 
 def test_router_stays_in_float32_and_the_rest_takes_the_dtype(checkpoints):

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention import AttentionBackend, KVLayout
+from engine.compute.attention import AttentionBackend, KVCache, KVLayout, LayerCache
+from engine.compute.linear import Linear
+from engine.compute.operations import Norm, Operations, Rope, Step
 from engine.compute.ops import rms_norm
 from engine.token.checkpoint import ModelError
 from engine.token.models.moe import MixtureOfExperts
@@ -40,7 +42,7 @@ class DecoderConfig:
     rope: dict[str, Any] | None = (
         None  # the checkpoint's config.json, of which the rope part is read; None: no rotation
     )
-    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    norm: Norm = rms_norm
     embedding_scale: float | None = None
     translate: Translate = as_named
 
@@ -54,9 +56,13 @@ class Layer(nn.Module):
         self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
         self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
 
-    def forward(self, x, rope, backend: AttentionBackend, layer_cache):
-        x = x + self.attention(self.norm(x, self.input_norm, self.eps), rope, backend, layer_cache)
-        return x + self.mlp(self.norm(x, self.post_norm, self.eps))
+    def forward(
+        self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is still to be added to the residual stream, and the stream: the next norm adds them."""
+        x = self.attention(normed, step, layer_cache)
+        normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
+        return self.mlp(normed, step.operations), residual
 
 
 class Decoder(nn.Module):
@@ -71,9 +77,15 @@ class Decoder(nn.Module):
             for window, mlp in zip(config.windows, config.mlps, strict=True)
         )
         self.norm = nn.Parameter(torch.empty(config.hidden_size))
-        self.head = self.embedding if config.tie_embeddings else nn.Parameter(torch.empty_like(self.embedding))
+        self.head = Linear(config.hidden_size, config.vocab_size)
+        self.tie()
         self.cos: torch.Tensor | None = None
         self.sin: torch.Tensor | None = None
+
+    def tie(self) -> None:
+        """Gives the head the embedding as its weight, if config.json says that they are one."""
+        if self.config.tie_embeddings:
+            self.head.weight = self.embedding
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -87,19 +99,29 @@ class Decoder(nn.Module):
             self.cos, self.sin = (t.to(device, self.norm.dtype)[:, None, :] for t in (cos, sin))
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, backend: AttentionBackend, kv_cache: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        operations: Operations,
+        attention: AttentionBackend,
+        kv_cache: KVCache,
     ) -> torch.Tensor:
-        x = F.embedding(ids, self.embedding)
+        residual = F.embedding(ids, self.embedding)
         if self.config.embedding_scale is not None:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
-        rope = None if self.cos is None else (self.cos[positions], self.sin[positions])
-        for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
-            x = layer(x, rope, backend, layer_cache)
-        return self.config.norm(x, self.norm, self.config.norm_eps)
+            residual = residual * torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
+        rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
+        step, norm, eps = Step(operations, attention, slots, rope), self.config.norm, self.config.norm_eps
+        normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
+        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm, layer_cache in zip(self.layers, following, kv_cache.layers(), strict=True):
+            x, residual = layer(normed, residual, step, layer_cache)
+            normed, residual = operations.add_norm(norm, x, residual, next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in float32."""
-        return F.linear(hidden, self.head).float()
+        return self.head(hidden).float()
 
     def shape(self) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
@@ -153,7 +175,7 @@ class Decoder(nn.Module):
         """Name → the part of our parameters that it fills, as views."""
         targets = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not self.config.tie_embeddings:
-            targets["lm_head.weight"] = self.head
+            targets["lm_head.weight"] = self.head.weight
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             targets |= layer.attention.slices(f"{prefix}.self_attn") | layer.mlp.slices(f"{prefix}.mlp")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention import AttentionBackend, AttentionSpec, KVLayout
-from engine.compute.ops import rms_norm, rotate
+from engine.compute.attention import AttentionSpec, KVLayout, LayerCache
+from engine.compute.linear import Linear
+from engine.compute.operations import HeadSpec, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +34,43 @@ class GroupedAttention(nn.Module):
         self.rotary_dim = config.head_dim
         self.pair_flops = 4 * config.num_heads * config.head_dim
         self.sizes = [n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        self.qkv = nn.Parameter(torch.empty(sum(self.sizes), config.hidden_size))
-        self.o = nn.Parameter(torch.empty(config.hidden_size, self.sizes[0]))
-        self.qkv_bias = nn.Parameter(torch.empty(sum(self.sizes))) if config.qkv_bias else None
-        self.o_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.output_bias else None
+        self.qkv = Linear(config.hidden_size, sum(self.sizes), bias=config.qkv_bias)
+        self.o = Linear(self.sizes[0], config.hidden_size, bias=config.output_bias)
         if config.qk_norm:
             self.q_norm = nn.Parameter(torch.empty(config.head_dim))
             self.k_norm = nn.Parameter(torch.empty(config.head_dim))
 
+        self._heads: HeadSpec | None = None
+
     @property
     def active_parameters(self) -> int:
-        return self.qkv.numel() + self.o.numel()
+        return self.qkv.num_weights + self.o.num_weights
 
-    def forward(self, x, rope, backend: AttentionBackend, layer_cache):
-        config = self.config
-        qkv = F.linear(x, self.qkv, self.qkv_bias)
-        if config.clip is not None:
-            qkv = qkv.clamp(-config.clip, config.clip)
-        query, key, value = qkv.split(self.sizes, dim=-1)
-        query = query.unflatten(-1, (config.num_heads, config.head_dim))
-        key = key.unflatten(-1, (config.num_kv_heads, config.head_dim))
-        value = value.unflatten(-1, (config.num_kv_heads, config.head_dim))
-        if config.qk_norm:
-            query = rms_norm(query, self.q_norm, config.norm_eps)
-            key = rms_norm(key, self.k_norm, config.norm_eps)
-        if rope is not None:
-            query, key = rotate(query, *rope), rotate(key, *rope)
-        attended = backend.forward(query, key, value, layer_cache, self.spec)
-        return F.linear(attended.flatten(1), self.o, self.o_bias)
+    @property
+    def heads(self) -> HeadSpec:
+        if self._heads is None:  # not before the weights have their memory
+            config = self.config
+            norms = (self.q_norm, self.k_norm) if config.qk_norm else ()
+            self._heads = HeadSpec(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps, *norms)
+        return self._heads
+
+    def forward(self, x: torch.Tensor, step: Step, layer_cache: LayerCache) -> torch.Tensor:
+        qkv = self.qkv(x)
+        if self.config.clip is not None:
+            qkv = qkv.clamp(-self.config.clip, self.config.clip)
+        query = step.operations.write_heads(qkv, self.heads, step.rope, step.slots, layer_cache)
+        return self.o(step.attention.attend(query, layer_cache, self.spec).flatten(1))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name → the part of our fused parameters that it fills."""
-        targets = {f"{prefix}.o_proj.weight": self.o}
-        for name, part in zip("qkv", self.qkv.split(self.sizes), strict=True):
+        targets = {f"{prefix}.o_proj.weight": self.o.weight}
+        for name, part in zip("qkv", self.qkv.weight.split(self.sizes), strict=True):
             targets[f"{prefix}.{name}_proj.weight"] = part
-        if self.qkv_bias is not None:
-            for name, part in zip("qkv", self.qkv_bias.split(self.sizes), strict=True):
+        if self.qkv.bias is not None:
+            for name, part in zip("qkv", self.qkv.bias.split(self.sizes), strict=True):
                 targets[f"{prefix}.{name}_proj.bias"] = part
-        if self.o_bias is not None:
-            targets[f"{prefix}.o_proj.bias"] = self.o_bias
+        if self.o.bias is not None:
+            targets[f"{prefix}.o_proj.bias"] = self.o.bias
         if self.config.qk_norm:
             targets |= {f"{prefix}.q_norm.weight": self.q_norm, f"{prefix}.k_norm.weight": self.k_norm}
         return targets

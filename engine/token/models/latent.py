@@ -11,10 +11,11 @@ all.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention import AttentionBackend, AttentionSpec, KVLayout
+from engine.compute.attention import AttentionSpec, KVLayout, LayerCache
+from engine.compute.linear import Linear
+from engine.compute.operations import Step
 from engine.compute.ops import pairs_to_halves, rms_norm, rotate
 
 LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
@@ -44,26 +45,24 @@ class LatentAttention(nn.Module):
         self.pair_flops = 2 * config.num_heads * (2 * config.latent_dim + config.rope_dim)
         query_size = config.num_heads * (config.nope_dim + config.rope_dim)
         self.sizes = [config.query_rank or query_size, config.latent_dim, config.rope_dim]
-        self.down = nn.Parameter(torch.empty(sum(self.sizes), config.hidden_size))
-        self.down_bias = nn.Parameter(torch.empty(sum(self.sizes))) if config.bias else None
+        self.down = Linear(config.hidden_size, sum(self.sizes), bias=config.bias)
         self.latent_norm = nn.Parameter(torch.empty(config.latent_dim))
         if config.query_rank is not None:
             self.query_norm = nn.Parameter(torch.empty(config.query_rank))
-            self.query_up = nn.Parameter(torch.empty(query_size, config.query_rank))
+            self.query_up = Linear(config.query_rank, query_size)
         self.up = nn.Parameter(torch.empty(config.num_heads, config.nope_dim + config.value_dim, config.latent_dim))
-        self.o = nn.Parameter(torch.empty(config.hidden_size, config.num_heads * config.value_dim))
-        self.o_bias = nn.Parameter(torch.empty(config.hidden_size)) if config.bias else None
+        self.o = Linear(config.num_heads * config.value_dim, config.hidden_size, bias=config.bias)
 
     @property
     def active_parameters(self) -> int:
-        query_up = self.query_up.numel() if self.config.query_rank is not None else 0
-        return self.down.numel() + query_up + self.up.numel() + self.o.numel()
+        query_up = self.query_up.num_weights if self.config.query_rank is not None else 0
+        return self.down.num_weights + query_up + self.up.numel() + self.o.num_weights
 
-    def forward(self, x, rope, backend: AttentionBackend, layer_cache):
+    def forward(self, x: torch.Tensor, step: Step, layer_cache: LayerCache) -> torch.Tensor:
         config = self.config
-        query, latent, key_rope = F.linear(x, self.down, self.down_bias).split(self.sizes, dim=-1)
+        query, latent, key_rope = self.down(x).split(self.sizes, dim=-1)
         if config.query_rank is not None:
-            query = F.linear(rms_norm(query, self.query_norm, LATENT_NORM_EPS), self.query_up)
+            query = self.query_up(rms_norm(query, self.query_norm, LATENT_NORM_EPS))
         query = query.unflatten(-1, (config.num_heads, -1))
         query_nope, query_rope = query.split((config.nope_dim, config.rope_dim), dim=-1)
         key_rope = key_rope[:, None]
@@ -72,28 +71,33 @@ class LatentAttention(nn.Module):
         latent = rms_norm(latent, self.latent_norm, LATENT_NORM_EPS)[:, None]
         key_up, value_up = self.up.split((config.nope_dim, config.value_dim), dim=1)  # [heads, dim, latent_dim]
         absorbed = torch.bmm(query_nope.transpose(0, 1), key_up).transpose(0, 1)
+        rope = step.rope.rows()
         query = torch.cat((absorbed, rotate(query_rope, *rope)), dim=-1)
         key = torch.cat((latent, rotate(key_rope, *rope)), dim=-1)
-        mixed = backend.forward(query, key, None, layer_cache, self.spec)  # [num_tokens, heads, latent_dim]
+        step.operations.write(key, None, step.slots, layer_cache)
+        mixed = step.attention.attend(query, layer_cache, self.spec)  # [num_tokens, heads, latent_dim]
         values = torch.bmm(mixed.transpose(0, 1), value_up.transpose(1, 2)).transpose(0, 1)
-        return F.linear(values.flatten(1), self.o, self.o_bias)
+        return self.o(values.flatten(1))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name → the part of our fused parameters that it fills."""
         query_rank, query = self.config.query_rank, self.sizes[0]
         first = "q_proj" if query_rank is None else "q_a_proj"
         targets = {
-            f"{prefix}.{first}.weight": self.down[:query],
-            f"{prefix}.kv_a_proj_with_mqa.weight": self.down[query:],
+            f"{prefix}.{first}.weight": self.down.weight[:query],
+            f"{prefix}.kv_a_proj_with_mqa.weight": self.down.weight[query:],
             f"{prefix}.kv_a_layernorm.weight": self.latent_norm,
             f"{prefix}.kv_b_proj.weight": self.up.flatten(0, 1),
-            f"{prefix}.o_proj.weight": self.o,
+            f"{prefix}.o_proj.weight": self.o.weight,
         }
         if query_rank is not None:
-            targets |= {f"{prefix}.q_a_layernorm.weight": self.query_norm, f"{prefix}.q_b_proj.weight": self.query_up}
-        if self.down_bias is not None:
+            targets |= {
+                f"{prefix}.q_a_layernorm.weight": self.query_norm,
+                f"{prefix}.q_b_proj.weight": self.query_up.weight,
+            }
+        if self.down.bias is not None:
             if query_rank is not None:
-                targets[f"{prefix}.q_a_proj.bias"] = self.down_bias[:query]
-            targets[f"{prefix}.kv_a_proj_with_mqa.bias"] = self.down_bias[query:]
-            targets[f"{prefix}.o_proj.bias"] = self.o_bias
+                targets[f"{prefix}.q_a_proj.bias"] = self.down.bias[:query]
+            targets[f"{prefix}.kv_a_proj_with_mqa.bias"] = self.down.bias[query:]
+            targets[f"{prefix}.o_proj.bias"] = self.o.bias
         return targets

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.operations import Operations
 from engine.compute.ops import silu_gate
 from engine.token.models.mlp import GatedMLP
 
@@ -51,7 +52,7 @@ class MixtureOfExperts(nn.Module):
         shared = self.shared.active_parameters if self.shared is not None else 0
         return self.router.numel() + shared + self.num_chosen * self.expert_parameters
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
         order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
         rows = order // self.num_chosen
@@ -59,11 +60,11 @@ class MixtureOfExperts(nn.Module):
         results = x.new_empty(len(order), x.shape[1])
         for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
             if begin < end:
-                hidden = silu_gate(F.linear(x[rows[begin:end]], self.gate_up[expert]))
+                hidden = operations.gate(silu_gate, F.linear(x[rows[begin:end]], self.gate_up[expert]))
                 results[order[begin:end]] = F.linear(hidden, self.down[expert])
         # Summed in the order of choice: adding up by index would depend on the order of threads on a GPU.
         mixed = (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        return mixed if self.shared is None else mixed + self.shared(x, operations)
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name → the part of our fused parameters that it fills."""

@@ -41,8 +41,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, max_model
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
     model = model.to_empty(device=device).requires_grad_(False)
-    if parts.tie_embeddings:
-        model.head = model.embedding  # to_empty gave each its own memory
+    model.tie()  # to_empty gave each its own memory
     with torch.no_grad():
         model.load(iterate_weights(folder))
     model.make_rope(limit, device)

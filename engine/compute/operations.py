@@ -1,0 +1,129 @@
+"""The small operations of a decoder layer, between its matrix products: a swap point, and its torch reference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.compute.attention import AttentionBackend, LayerCache
+from engine.compute.ops import rms_norm, rotate
+
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # ops.rms_norm or another of its kind
+Gate = Callable[[torch.Tensor], torch.Tensor]  # ops.silu_gate or another of its kind
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """How a row of fused queries, keys and values is made of heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    q_norm: torch.Tensor | None = None  # [head_dim], with k_norm: each head's root-mean-square norm
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Rope:
+    """The angles of one step: the tables of all positions, and the positions."""
+
+    cos: torch.Tensor  # [max_len, 1, head_dim]
+    sin: torch.Tensor
+    positions: torch.Tensor  # [num_tokens] int64
+    _rows: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of each token, [num_tokens, 1, head_dim], gathered once for all layers."""
+        if self._rows is None:
+            self._rows = self.cos[self.positions], self.sin[self.positions]
+        return self._rows
+
+
+class Operations(Protocol):
+    """What a layer computes besides matrix products and attention.
+
+    Results may stand in memory that a later call of the same operation writes again; `residual` may be overwritten.
+    """
+
+    def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """[num_tokens, size] → the same shape."""
+        ...
+
+    def add_norm(
+        self, kind: Norm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of residual + x, and residual + x."""
+        ...
+
+    def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, 2 * size] → [num_tokens, size]."""
+        ...
+
+    def write_heads(
+        self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> torch.Tensor:
+        """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] → queries [num_tokens, num_heads, head_dim].
+
+        Queries and keys are normalised and rotated as told; keys and values go to `slots` [num_tokens] of the cache, and
+        nowhere where the slot is -1.
+        """
+        ...
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> None:
+        """key and value [num_tokens, num_kv_heads, dim] → the cache; value is None where the layout has one plane."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the layers of one forward pass are given besides their hidden states."""
+
+    operations: Operations
+    attention: AttentionBackend
+    slots: torch.Tensor  # [num_tokens] int64
+    rope: Rope | None = None
+
+
+class TorchOperations:
+    """The reference: one torch operation after the other. Runs on any device."""
+
+    def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return kind(x, weight, eps)
+
+    def add_norm(
+        self, kind: Norm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual + x
+        return kind(total, weight, eps), total
+
+    def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
+        return kind(gate_up)
+
+    def write_heads(
+        self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> torch.Tensor:
+        sizes = [count * heads.head_dim for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)]
+        query, key, value = (part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(sizes, dim=-1))
+        if heads.q_norm is not None:
+            query = rms_norm(query, heads.q_norm, heads.norm_eps)
+            key = rms_norm(key, heads.k_norm, heads.norm_eps)
+        if rope is not None:
+            query, key = rotate(query, *rope.rows()), rotate(key, *rope.rows())
+        self.write(key, value, slots, layer_cache)
+        return query
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> None:
+        if slots.is_cpu and bool(
+            (slots < 0).any()
+        ):  # a GPU would have to wait for the answer: there, no row is padding
+            kept = slots >= 0
+            key, value, slots = key[kept], None if value is None else value[kept], slots[kept]
+        layer_cache.values[0].index_copy_(0, slots, key)
+        if value is not None:
+            layer_cache.values[1].index_copy_(0, slots, value)
