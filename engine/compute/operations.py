@@ -66,8 +66,8 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] → queries [num_tokens, num_heads, head_dim].
 
-        Queries and keys are normalised and rotated as told; keys and values go to `slots` [num_tokens] of the cache, and
-        nowhere where the slot is -1.
+        Queries and keys are normalised and rotated as told; keys and values go to `slots` [num_tokens] of the cache,
+        and nowhere where the slot is -1.
         """
         ...
 
