@@ -132,6 +132,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
     assert len(run.table("requests")) == len(requests), "a request of another client came along"
 
 
+@pytest.mark.slow
 def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
     process = sojourn("run", short_demo(tmp_path, 8, speedup=3, max_num_seqs=16), "--run-dir", tmp_path / "run")
     try:

@@ -114,6 +114,7 @@ def test_sigterm_lets_open_streams_finish_and_ends_late_ones_with_an_error(tmp_p
     assert (accounts >= 0).all(axis=None)
 
 
+@pytest.mark.slow
 def test_core_ends_when_its_front_is_killed_while_it_loads_and_while_it_works(tmp_path):
     for wait_for_ready in (False, True):
         command = [sys.executable, "-m", "sojourn", "serve", MODEL, "--port", "0"]
