@@ -20,6 +20,9 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
     )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
+    )
     attention_backend: Literal["auto", "torch"] = Field(
         "auto",
         description="what computes attention; auto takes the fastest that the device has, torch is the reference",

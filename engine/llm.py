@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,8 @@ from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
 from engine.token.template import ChatTemplate
-from engine.token.tokenizer import Tokenizer
+from engine.token.tokenizer import NoTokenizer, Tokenizer
+from metrics.records import StepRecord
 
 
 class LLMError(Exception):
@@ -46,10 +47,14 @@ class LLM:
     """A model in this process: one thread runs the engine's loop, any number of callers share its batches.
 
     `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
-    for a setting, ModelError for a checkpoint. Close it, or use it in a `with` block, to give its memory back.
+    for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
+    without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
+    steps, in the engine's thread. Close it, or use it in a `with` block, to give its memory back.
     """
 
-    def __init__(self, model: str | Path, **settings: Any):
+    def __init__(
+        self, model: str | Path, *, on_steps: Callable[[list[StepRecord]], None] | None = None, **settings: Any
+    ):
         of_servers = sorted(_SERVER_SETTINGS & settings.keys())
         if of_servers:
             raise LLMError(f"setting {of_servers[0]} is of a server, and there is none here; leave it out")
@@ -58,12 +63,14 @@ class LLM:
         except ValidationError as error:
             raise LLMError(complaint(error)) from None
         folder = model_folder(config.model)
-        self._tokenizer = Tokenizer(folder)
+        spelt = config.load_format != "dummy" or (folder / "tokenizer.json").is_file()
+        self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)
         self._template = ChatTemplate(folder)
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()
         self._sequences: dict[str, OutputSequence] = {}
         self._ids = itertools.count()
         self._failure: BaseException | None = None
+        self._on_steps = on_steps
         self._engine: Engine | None
         self._engine, self.ready = build(config, 0, self._publish)
         self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
@@ -266,6 +273,8 @@ class LLM:
                 begin_ns = engine.step()
 
     def _publish(self, outputs: messages.Outputs) -> None:
+        if self._on_steps is not None and outputs.records:
+            self._on_steps(outputs.records)
         ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)

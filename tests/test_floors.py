@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
-        "engine.token.template", "engine.token.tokenizer",
+        "engine.token.template", "engine.token.tokenizer", "metrics",
     },
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.tokenizer", "metrics"},
     "engine.server": {

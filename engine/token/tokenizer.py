@@ -63,6 +63,28 @@ class Tokenizer:
         return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model draws no others
 
 
+class NoTokenizer:
+    """Stands in where a checkpoint has none, as a bare config.json with random weights: ids go in, ids come out."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.vocab_size: int = read_config(folder).get("vocab_size", 0)  # without it the model is refused
+        self.stop_token_ids: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise ModelError(f"{self._folder} has no tokenizer.json, so a prompt is a list of token ids, not a text")
+
+    def stream(self) -> "NoText":
+        return NoText()
+
+
+class NoText:
+    """The text of ids that nobody can spell."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+
 class TextStream:
     """Ids of one output → text, piece by piece. Special tokens may be left out; bytes wait to be a character."""
 

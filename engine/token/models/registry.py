@@ -10,6 +10,7 @@ import torch
 from engine.token.checkpoint import ModelError, read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
 from engine.token.models.decoder import Decoder, DecoderConfig
+from engine.token.models.dummy import fill_with_random_weights
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import iterate_weights
 
@@ -28,8 +29,11 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
 }
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None) -> Decoder:
-    """Builds the model of a checkpoint folder and fills it. Raises ModelError with a sentence.
+def load_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None, *, dummy: bool = False
+) -> Decoder:
+    """Builds the model of a checkpoint folder and fills it: with its weights, or as `dummy` with random ones, for which
+    config.json is enough. Raises ModelError with a sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
@@ -42,8 +46,11 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device, max_model
         model = Decoder(parts)
     model = model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
-    with torch.no_grad():
-        model.load(iterate_weights(folder))
+    if dummy:
+        fill_with_random_weights(model)
+    else:
+        with torch.no_grad():
+            model.load(iterate_weights(folder))
     model.make_rope(limit, device)
     return model.eval()
 
