@@ -1,0 +1,165 @@
+"""Measures what a device can do at most: memory bandwidth, matrix products by precision and rows, launches.
+
+Every product reads weights that no cache holds, as a decode step does: the weights rotate over more memory than the
+caches have. The best of several batches of calls counts, because a ceiling is what the device can do undisturbed.
+"""
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+
+import torch
+
+from metrics.machine import versions
+from metrics.roofline import Ceilings, Gemm, device_name
+
+CPU_ROWS = (1, 8, 32, 64, 128, 512, 2048)
+CUDA_ROWS = (1, 8, 32, 64, 128, 512, 2048, 8192)
+CPU_INNER, CUDA_INNER = 2048, 8192
+ROTATED_BYTES = 256 << 20  # more than any cache
+STREAM_BYTES = 512 << 20  # of one array that is read or copied
+CELL_SECONDS = 0.35  # spent on one precision and number of rows, once warm
+
+Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weights
+
+
+def calibrate(device: torch.device, threads: int | None = None) -> Ceilings:
+    """Measures a CPU (with `threads`, by default all of its cores) or a CUDA device: some 20 seconds."""
+    cuda = device.type == "cuda"
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or len(device_cores()))
+    try:
+        with torch.inference_mode():
+            read, copy = _bandwidths(device)
+            inner = CUDA_INNER if cuda else CPU_INNER
+            gemm = [
+                Gemm(precision, rows, _product_rate(device, product, dtype, rows, inner))
+                for precision, dtype, product in _products(device, inner)
+                for rows in (CUDA_ROWS if cuda else CPU_ROWS)
+            ]
+            return Ceilings(
+                device=device_name(torch.cuda.get_device_name(device) if cuda else None),
+                threads=torch.get_num_threads(),
+                measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                versions=versions(),
+                read_bytes_per_s=max(read, *(_weight_rate(product) for product in gemm)),
+                copy_bytes_per_s=copy,
+                inner=inner,
+                gemm=gemm,
+                launch_ns=_launch_ns(device) if cuda else None,
+            )
+    finally:
+        torch.set_num_threads(before)
+
+
+def _weight_rate(product: Gemm) -> float:
+    """Bytes of weights a second that a product has read."""
+    size = {"float32": 4, "int8": 1}.get(product.precision, 2)
+    return size * product.flops_per_s / (2 * product.rows)
+
+
+def device_cores() -> range | set[int]:
+    """The cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def _bandwidths(device: torch.device) -> tuple[float, float]:
+    """Bytes a second: read, and copied (read plus written)."""
+    count = STREAM_BYTES // 4 * (8 if device.type == "cuda" else 1)
+    source = torch.ones(count, device=device)
+    target = torch.empty_like(source)
+    half = count // 2
+    reads = (lambda: source.sum(), lambda: torch.dot(source[:half], source[half:]))
+    seconds = min(_best_seconds(device, read) for read in reads)
+    copied = _best_seconds(device, lambda: target.copy_(source))
+    return 4 * count / seconds, 8 * count / copied
+
+
+def _product_rate(device: torch.device, product: Product, dtype: torch.dtype, rows: int, inner: int) -> float:
+    """FLOPs a second of [rows, inner] x [inner, inner]."""
+    x = torch.randn(rows, inner, device=device).to(dtype)
+    return 2 * rows * inner * inner / _best_seconds(device, lambda: product(x))
+
+
+def _products(device: torch.device, inner: int) -> Iterator[tuple[str, torch.dtype, Product]]:
+    """Precision, dtype of the activations, and the product: what the device is fastest with in each precision."""
+    weight = torch.randn(inner, inner, device=device).mul_(0.02)
+    if device.type == "cuda":
+        for name in ("float32", "float16", "bfloat16"):
+            dtype = getattr(torch, name)
+            copies = _copies(dtype.itemsize * inner**2, partial(weight.to, dtype, copy=True))
+            yield name, dtype, _rotating(copies, lambda x, weight: x @ weight.T)
+        return
+    prepack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+    dtypes = {"float32": torch.float32}
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        dtypes["bfloat16"] = torch.bfloat16
+    for name, dtype in dtypes.items():
+        copies = _copies(dtype.itemsize * inner**2, partial(prepack, weight.to(dtype), 8))
+        yield name, dtype, _rotating(copies, lambda x, weight: linear(x, weight, None, "none", [], ""))
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        quantised = torch.ops.quantized
+        copies = _copies(2 * inner**2, partial(quantised.linear_prepack_fp16, weight, None))
+        yield "float16", torch.float32, _rotating(copies, quantised.linear_dynamic_fp16)
+        copies = _copies(inner**2, partial(quantised.linear_prepack, _int8(weight), None))
+        yield "int8", torch.float32, _rotating(copies, lambda x, weight: quantised.linear_dynamic(x, weight, True))
+
+
+def _int8(weight: torch.Tensor) -> torch.Tensor:
+    """Quantised by output channel, symmetric."""
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, but the only way into FBGEMM
+        return torch.quantize_per_channel(weight, weight.abs().amax(1) / 127, zeros, 0, torch.qint8)
+
+
+def _copies(num_bytes: int, make: Callable[[], object]) -> list:
+    """As many packed weights as no cache holds together."""
+    return [make() for _ in range(max(3, math.ceil(ROTATED_BYTES / num_bytes)))]
+
+
+def _rotating(packed: list, multiply: Callable) -> Product:
+    turn = -1
+
+    def product(x: torch.Tensor) -> None:
+        nonlocal turn
+        turn = (turn + 1) % len(packed)
+        multiply(x, packed[turn])
+
+    return product
+
+
+def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds of one call: the best of batches that are long enough for the clock."""
+    seconds = _timed(device, work, 2)
+    batch = max(1, min(200, round(CELL_SECONDS / 8 / max(seconds, 1e-6))))
+    best, end = seconds, time.perf_counter() + CELL_SECONDS
+    while time.perf_counter() < end:
+        best = min(best, _timed(device, work, batch))
+    return best
+
+
+def _timed(device: torch.device, work: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) / calls
+
+
+def _launch_ns(device: torch.device) -> float:
+    """Host nanoseconds of launching one kernel that does next to nothing."""
+    x, calls, best = torch.zeros(1, device=device), 2000, math.inf
+    for _ in range(5):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            x.add_(1)
+        torch.cuda.synchronize(device)
+        best = min(best, (time.perf_counter_ns() - begin) / calls)
+    return best
