@@ -1,24 +1,38 @@
 """The loop: receive → schedule → execute → commit → publish. Pure of sockets; the clock and the runner are given."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
 from engine.messages import Abort, Ended, Output, Outputs, Submit
-from engine.request.accounting import Accountant, StepClock
-from engine.request.plan import Preparation, Runner, StepOutcome, StepPlan
+from engine.request.accounting import Accountant, Alive, alive
+from engine.request.plan import Launched, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from metrics.costmodel import ModelShape, StepTimeModel, request_flops, step_bytes
 from metrics.ledger import Account
-from metrics.records import StepRecord
+from metrics.records import STAGES, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched and not read yet."""
+
+    plan: StepPlan
+    handle: Launched
 
 
 class Engine:
-    """Runs steps while there is work. `publish` is handed what each step gave."""
+    """Runs steps while there is work. `publish` is handed what each step gave.
+
+    With `overlap` a step is planned and launched before the one before it is read: the host works while the device
+    does. Without, each step is read before the next one is planned.
+    """
 
     def __init__(
         self,
@@ -28,6 +42,7 @@ class Engine:
         publish: Callable[[Outputs], None],
         *,
         first_step: int = 0,
+        overlap: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
         self.scheduler = scheduler
@@ -36,20 +51,27 @@ class Engine:
         self.publish = publish
         self.clock = clock
         self.step_number = first_step
+        self.overlap = overlap
         self.step_time = StepTimeModel()
         self.accountant = Accountant(lambda new, past, sampled: request_flops(shape, new, past, sampled))
         self._orders = 0
-        self._arrived: list[Request] = []
+        self._flights: deque[Flight] = deque()
+        self._arrived: list[tuple[Request, int]] = []  # and when
+        self._admitted: list[Request] = []  # and not published yet
+        self._gave_way: list[Request] = []  # in a plan that nothing was launched for
         self._held: list[tuple[Request, Submit, Preparation]] = []  # not scheduled before the runner is ready for them
         self._ended: list[Ended] = []
         self._records: list[StepRecord] = []  # of steps that are over and not yet published
-        self._last_step: tuple[int, int] | None = None
+        self._last_turn: tuple[int, int] | None = None
         self._begin_ns = self._received_ns = 0
+        self._record_begin_ns: int | None = None  # when the first turn began that no record holds
+        self._stages = [0] * len(STAGES)  # of those turns
+        self._idle_since_ns = 0  # the device, unless a step is under way
         self._evicted = 0
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self._flights) or self.scheduler.has_work
 
     @property
     def is_preparing(self) -> bool:
@@ -69,37 +91,69 @@ class Engine:
                 else:
                     self._held.append((request, message, preparation))
             else:
-                self._abort(message.request_id, begin_ns, {request.order for request, _ in arrived})
+                self._abort(message.request_id, {request.order for request, _ in arrived})
         self._begin_ns, self._received_ns = begin_ns, self.clock()
         for request, ready_ns in arrived:
             if request.state is not State.FINISHED:
-                self.accountant.visible(request, ready_ns, self._received_ns, self._last_step)
-                self._arrived.append(request)
+                self.accountant.visible(request, ready_ns, self._received_ns, self._last_turn)
+                self._arrived.append((request, self._received_ns))
 
     def step(self) -> int:
-        """One step, after `receive`; returns when it ended."""
-        begin_ns, received_ns = self._begin_ns, self._received_ns
-        scheduler = self.scheduler
-        plan = scheduler.schedule()
+        """One turn, after `receive`: plans and launches a step, reads one, or both. Returns when it ended."""
+        begin_ns = self._begin_ns
+        if self._last_turn is not None:
+            self.accountant.paused(self._last_turn[1], begin_ns)
+        if not self._flights and (self._last_turn is None or self._last_turn[1] < begin_ns):
+            self._idle_since_ns = begin_ns  # the loop was asleep
+        if self._record_begin_ns is None:
+            self._record_begin_ns = begin_ns
+        readings = [begin_ns, self._received_ns]
+        launched = self._launch_next(readings)
+        if self._flights and not (launched and self.overlap and len(self._flights) == 1):
+            end_ns = self._collect_next(readings)
+        else:
+            end_ns = readings[-1]
+            self._pass_stages(readings)
+        self._last_turn = (begin_ns, end_ns)
+        return end_ns
+
+    def _launch_next(self, readings: list[int]) -> bool:
+        """Plans a step and launches it, unless that has to wait for the one under way or would compute nothing."""
+        if self._flights and self._flights[-1].plan.needs_commit:
+            readings += [readings[-1]] * 3
+            return False
+        plan = self.scheduler.schedule()
         planned_ns = self.clock()
-        self.accountant.planned(plan, scheduler.running, self._arrived, begin_ns, received_ns, planned_ns)
+        self.accountant.planned(plan, self._arrived, readings[0], planned_ns)
         self._arrived.clear()
-        running = list(scheduler.running)
+        self._admitted += plan.admitted
+        if not plan.scheduled:  # the last tokens of all who run are under way
+            self._gave_way += plan.preempted
+            readings += [planned_ns] * 3
+            return False
+        if self._gave_way:
+            plan.preempted, self._gave_way = self._gave_way + plan.preempted, []
         handle = self.runner.launch(plan)
-        outcome = self.runner.collect(handle)
-        emitted = scheduler.commit(plan, outcome, self.step_number)
-        clock = StepClock(
-            begin_ns, received_ns, planned_ns, outcome.prepared_ns, outcome.launched_ns, outcome.waited_ns,
-            outcome.sampled_ns, self.clock(),
-        )  # fmt: skip
-        flops = self.accountant.executed(plan, running, clock)
-        self._publish(clock.committed, plan.admitted, emitted, outcome)
-        return self._record(plan, outcome, clock, flops)
+        self._flights.append(Flight(plan, handle))
+        readings += [planned_ns, handle.prepared_ns, handle.launched_ns]
+        return True
+
+    def _collect_next(self, readings: list[int]) -> int:
+        """Reads the oldest step under way, commits it and publishes what it gave; returns when that was done."""
+        flight = self._flights.popleft()
+        plan, outcome = flight.plan, self.runner.collect(flight.handle)
+        present = alive(plan, self.scheduler.running)
+        emitted = self.scheduler.commit(plan, outcome, self.step_number)
+        committed_ns = self.clock()
+        flops = self.accountant.executed(plan.scheduled, present, outcome, committed_ns)
+        self._publish(committed_ns, emitted, outcome)
+        readings += [outcome.waited_ns, outcome.sampled_ns, committed_ns]
+        return self._record(plan, outcome, present, readings, flops)
 
     def idle(self) -> None:
         """Nothing is left to compute: reports what no later step would."""
         if self._records or self._ended:
-            self._publish(self.clock(), [], [], None)
+            self._publish(self.clock(), [], None)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -149,7 +203,7 @@ class Engine:
                 self._end_held(request, "abort")
                 return
 
-    def _abort(self, request_id: str, begin_ns: int, unseen: set[int]) -> None:
+    def _abort(self, request_id: str, unseen: set[int]) -> None:
         known = self.scheduler.requests.get(request_id)
         if known is None:  # the runner is not ready for it, or it ended before the abort arrived
             return self._abort_held(request_id)
@@ -157,13 +211,11 @@ class Engine:
         self.scheduler.abort(known)
         self.runner.forget(request_id)
         if known.order not in unseen:  # else it was submitted and aborted within one receive
-            self.accountant.aborted(known, waited, begin_ns, self.clock())
-        self._arrived = [request for request in self._arrived if request is not known]
+            self.accountant.aborted(known, waited, self.clock())
+        self._arrived = [item for item in self._arrived if item[0] is not known]
         self._ended.append(_ended(known))
 
-    def _publish(
-        self, now_ns: int, admitted: list[Request], emitted: list[Emitted], outcome: StepOutcome | None
-    ) -> None:
+    def _publish(self, now_ns: int, emitted: list[Emitted], outcome: StepOutcome | None) -> None:
         outputs = [_output(item, outcome) for item in emitted if item.token_id is not None]
         for item in emitted:
             if item.finish_reason:
@@ -173,7 +225,7 @@ class Engine:
         self.publish(
             Outputs(
                 committed_ns=now_ns,
-                admitted=[(request.id, request.cached_tokens) for request in admitted],
+                admitted=[(request.id, request.cached_tokens) for request in self._admitted],
                 outputs=outputs,
                 ended=self._ended,
                 records=self._records,
@@ -182,9 +234,14 @@ class Engine:
                 running=len(self.scheduler.running),
             )
         )
-        self._ended, self._records = [], []
+        self._ended, self._records, self._admitted = [], [], []
 
-    def _record(self, plan: StepPlan, outcome: StepOutcome, clock: StepClock, flops: int) -> int:
+    def _pass_stages(self, readings: list[int]) -> None:
+        """A turn's stages count for the next step that is recorded."""
+        for index, (earlier, later) in enumerate(pairwise(readings)):
+            self._stages[index] += later - earlier
+
+    def _record(self, plan: StepPlan, outcome: StepOutcome, present: Alive, readings: list[int], flops: int) -> int:
         """Closes the books of a step, whose record travels with the next message; returns when it ended."""
         new_tokens = [item.new_tokens for item in plan.scheduled]
         past_tokens = [item.past_tokens for item in plan.scheduled]
@@ -192,16 +249,13 @@ class Engine:
         counts = self.scheduler.pool.counts()
         evicted = self.scheduler.pool.evicted_blocks
         end_ns = self.clock()
-        readings = (
-            clock.begin, clock.received, clock.planned, clock.prepared, clock.launched, clock.waited, clock.sampled,
-            clock.committed, end_ns,
-        )  # fmt: skip
+        self._pass_stages([*readings, end_ns])
         self._records.append(
             StepRecord(
                 step=self.step_number,
-                begin_ns=clock.begin,
+                begin_ns=self._record_begin_ns,
                 end_ns=end_ns,
-                stages=[later - earlier for earlier, later in pairwise(readings)],
+                stages=self._stages,
                 device_ns=outcome.device_ns,
                 request_ids=[item.request.id for item in plan.scheduled],
                 new_tokens=new_tokens,
@@ -221,11 +275,14 @@ class Engine:
                 flops=flops,
                 bytes=step_bytes(self.shape, new_tokens, past_tokens),
                 predicted_ns=predicted_ns,
+                gap_ns=outcome.device_begin_ns - self._idle_since_ns,
+                launches=outcome.launches,
+                overrun_tokens=present.num_overrun,
             )
         )
         self._evicted = evicted
-        self._last_step = (clock.begin, end_ns)
-        self.accountant.published(end_ns - clock.committed)
+        self._stages, self._record_begin_ns = [0] * len(STAGES), None
+        self._idle_since_ns = outcome.device_end_ns
         self.step_number += 1
         return end_ns
 

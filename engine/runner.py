@@ -146,28 +146,29 @@ class ModelRunner:
     def collect(self, handle: Handle) -> StepOutcome:
         batch = handle.batch
         if handle.events is None:
+            begin_ns = time.monotonic_ns()
             logits = self._forward(handle)
             waited_ns = time.monotonic_ns()
             self._sample(handle, logits)
             ids = handle.ids.tolist()
             sampled_ns = time.monotonic_ns()
-            device_ns = sampled_ns - handle.launched_ns
+            sampling_ns = sampled_ns - waited_ns
         else:
             begin, forward, end = handle.events
             ids = handle.ids.tolist()  # waits for the device
             sampled_ns = time.monotonic_ns()
-            device_ns = round(begin.elapsed_time(end) * 1e6)
-            sampling_ns = round(forward.elapsed_time(end) * 1e6)
+            begin_ns = max(handle.prepared_ns, sampled_ns - round(begin.elapsed_time(end) * 1e6))
+            sampling_ns = min(round(forward.elapsed_time(end) * 1e6), sampled_ns - begin_ns)
             waited_ns = max(handle.launched_ns, sampled_ns - sampling_ns)
         sampled = dict(zip(batch.request_ids, ids, strict=True))
         ended = self._ended(batch, sampled) if batch.sampling.edits is not None or min(ids, default=0) < 0 else {}
         return StepOutcome(
             sampled,
-            handle.prepared_ns,
-            handle.launched_ns,
             waited_ns,
             sampled_ns,
-            device_ns,
+            begin_ns,
+            sampled_ns,
+            sampling_ns,
             logprobs=_told_draws(handle) if batch.told else {},
             prompt_logprobs=_told_prompts(handle) if batch.prompts else {},
             ended=ended,
@@ -264,7 +265,7 @@ class ModelRunner:
             self._tensor(positions),
             attention,
             self._tensor(sample_rows),
-            self.sampler.prepare(drawing),
+            self.sampler.prepare(drawing, [request.num_computed_tokens for request in drawing]),
             [request.id for request in drawing],
             begun_blocks=begun,
             prompts=self._prompt_rows(scored) if scored else None,

@@ -59,6 +59,11 @@ def choice_seed(seed: int, index: int) -> int:
     return (seed ^ (index * 0x9E3779B97F4A7C15)) % 2**63
 
 
+def reads_output(params: SamplingParams) -> bool:
+    """Whether the host must know every token before the next one can be drawn."""
+    return params.grammar is not None or params.lz_penalty > 0 or any(len(word) > 1 for word in params.bad_words)
+
+
 def contradiction(params: SamplingParams) -> str | None:
     """Why a request with a grammar can never be right, as a sentence; None where it can."""
     if params.grammar is not None and params.ignore_eos:

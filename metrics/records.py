@@ -19,7 +19,11 @@ CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`."""
+    """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`.
+
+    Where steps overlap, the stages are those of the turns in which this step was read: `schedule` to `launch` are of
+    the step after it. The device's time is its own; with the gaps before it, it sums over steps to the wall time.
+    """
 
     step: int
     begin_ns: int
@@ -44,6 +48,9 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     flops: int
     bytes: int
     predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
+    gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
+    launches: int = 0  # what the host handed to the device: kernels, or one graph that holds them
+    overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

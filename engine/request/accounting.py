@@ -1,16 +1,21 @@
-"""Books the time of every request that is alive in the core, from the clock readings of the steps.
+"""Books the time of every request that is alive in the core, from the clock readings of the host and of the device.
 
-A cycle reaches from one scheduling decision to the next. Who computes in it pays for its stages; who runs but got no
-share pays `request.interference`; who waits pays by the reason for which the head of the line was refused, because
-that reason is what everyone behind it waits for. Who is held aside (a fork without its leader's prompt, a long prompt
-behind others) pays `request.queue`. Waiting costs nothing per step: two clocks run, and each request reads them when it
-begins and when it ends waiting.
+Who runs pays by the device's clock: for the time between two steps, when the device waited for the host
+(`compute.host`); for a step by what it was made of; and then, once and not for every token, for the lag from the end
+of the device's work to the moment when its token left the loop. What the host does while the device computes costs
+nothing. Without overlap this is the sum of the stages: the host's are all outside the device's time.
+
+Who runs and got no share of a step pays `request.interference` for it, or `request.queue` if it got its place while
+that step was computed already. Who waits pays by the reason for which the head of the line was refused, because that
+reason is what everyone behind it waits for. Who is held aside (a fork without its leader's prompt, a long prompt behind
+others) pays `request.queue`. Waiting costs nothing per step: two clocks run, and each request reads them when it begins
+and when it ends waiting.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.request.plan import StepPlan
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
 from metrics.ledger import Account
 
@@ -18,32 +23,44 @@ MEMORY_REASONS = ("kv_blocks",)
 
 
 @dataclass(frozen=True, slots=True)
-class StepClock:
-    """The readings of one step, in nanoseconds. Neighbours enclose a stage of metrics.records.STAGES."""
+class Alive:
+    """Who is alive when a step is committed, before it ends somebody."""
 
-    begin: int
-    received: int
-    planned: int
-    prepared: int
-    launched: int
-    waited: int
-    sampled: int
-    committed: int = 0
+    running: list[Request]
+    gave_way: list[Request]  # who computed in it, waits by now, and emits the token that was under way
+    num_overrun: int  # tokens of the step whose requests have ended since it was planned
+
+
+def alive(plan: StepPlan, running: Sequence[Request]) -> Alive:
+    gave_way, overrun = [], 0
+    for item in plan.scheduled:
+        state = item.request.state
+        if state is State.FINISHED:
+            overrun += item.new_tokens
+        elif state is State.PREEMPTED:
+            gave_way.append(item.request)
+    return Alive(list(running), gave_way, overrun)
 
 
 class Accountant:
     """Owns the wait clocks. `flops(new_tokens, past_tokens, sampled)` weighs the shares of a step's device time.
 
-    Everything is booked from the two readings around it. Time between two steps that no stage holds stays unaccounted.
+    Everything is booked from the two readings around it. Time between two turns that no stage holds stays unaccounted.
     """
 
     def __init__(self, flops: Callable[[int, int, int], int]):
         self._flops = flops
-        self._publish_ns = 0  # of the last step: the host's, for those who run on
         self._queue_ns = 0  # time that the head of the queue waited for a place or the budget, so far
         self._blocked_ns = 0  # ... and for KV blocks
         self._decided_ns: int | None = None  # the last decision, if it left somebody waiting
         self._held_back_by: str | None = None
+        self._committed_ns = 0  # who ran then is booked up to here
+        self._pauses: list[tuple[int, int]] = []  # since then: what no stage holds
+
+    def paused(self, begin_ns: int, end_ns: int) -> None:
+        """Between two turns of the loop."""
+        if begin_ns < end_ns:
+            self._pauses.append((begin_ns, end_ns))
 
     def visible(self, request: Request, encoded_ns: int, received_ns: int, last_step: tuple[int, int] | None) -> None:
         """A request was handed over. While a step ran it could not have been seen: that part is waiting."""
@@ -53,67 +70,87 @@ class Accountant:
         request.ledger[Account.REQUEST_QUEUE] += step_ended_ns - step_began_ns
         request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
 
-    def planned(
-        self, plan: StepPlan, running: Sequence[Request], arrived: Sequence[Request], begin_ns: int, received_ns: int,
-        now_ns: int,
-    ) -> None:  # fmt: skip
-        """A decision was taken: the wait clocks advance, who was admitted reads them, who was refused starts to."""
+    def planned(self, plan: StepPlan, arrived: Sequence[tuple[Request, int]], begin_ns: int, now_ns: int) -> None:
+        """A decision was taken in the turn that began at `begin_ns`. `arrived` came since the last one, at the times
+        that are told. The wait clocks advance, who was admitted reads them, who was refused starts to."""
         self._advance(now_ns)
         mark = (self._queue_ns, self._blocked_ns)
-        for request in arrived:
-            request.ledger[Account.COMPUTE_HOST] += now_ns - received_ns
+        for request, received_ns in arrived:
+            request.ledger[Account.REQUEST_QUEUE] += max(0, begin_ns - received_ns)  # in a turn without a decision
+            request.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, received_ns)
             request.wait_mark = mark
         for request in plan.preempted:
+            self._end_running(request, now_ns)
             request.wait_mark = mark
         for request, aside in plan.moves:
             if request.state is not State.FINISHED:
                 self._end_wait(request)
                 request.wait_mark, request.waits_aside = mark, aside
-        admitted = {request.order for request in plan.admitted}
         for request in plan.admitted:
             self._end_wait(request)
-        for request in [*running, *plan.preempted]:
-            if request.order not in admitted:
-                request.ledger[Account.COMPUTE_HOST] += self._publish_ns + (now_ns - begin_ns)
+            request.booked_ns, request.lag_ns = now_ns, 0
         self._decided_ns = now_ns if plan.num_waiting else None
         self._held_back_by = plan.held_back_by
 
-    def executed(self, plan: StepPlan, running: Sequence[Request], clock: StepClock) -> int:
-        """A step is over: books its stages to those who took part, and their absence to those who run and did not.
+    def executed(self, items: Sequence[ScheduledTokens], alive: Alive, outcome: StepOutcome, committed_ns: int) -> int:
+        """A step is over: books the device's time to those who took part, and their absence to those who did not.
 
-        Returns the step's FLOPs, by whose shares the device time was divided.
+        `items` is the plan's; `alive` says who was, just before it was committed. Returns the step's FLOPs, by whose
+        shares the device time is divided.
         """
-        device_ns = clock.waited - clock.launched
-        host_ns = (clock.launched - clock.planned) + (clock.committed - clock.sampled)
-        weights = [self._flops(item.new_tokens, item.past_tokens, int(item.samples)) for item in plan.scheduled]
+        begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
+        device_ns = end_ns - begin_ns - sampling_ns
+        weights = [self._flops(item.new_tokens, item.past_tokens, item.samples) for item in items]
         total = sum(weights)
-        prompts = sum(w for w, item in zip(weights, plan.scheduled, strict=True) if item.kind != "decode")
-        took_part = set()
-        for weight, item in zip(weights, plan.scheduled, strict=True):
-            ledger = item.request.ledger
-            others = prompts - (weight if item.kind != "decode" else 0)
-            interference = device_ns * others // total
-            ledger[Account.REQUEST_INTERFERENCE] += interference
-            ledger[_OWN_WORK[item.kind]] += device_ns - interference
-            ledger[Account.TOKEN_SAMPLE] += clock.sampled - clock.waited
-            ledger[Account.COMPUTE_HOST] += host_ns
-            took_part.add(item.request.order)
-        for request in running:
-            if request.order not in took_part:
-                request.ledger[Account.REQUEST_INTERFERENCE] += clock.committed - clock.planned
+        prompts = sum(w for w, item in zip(weights, items, strict=True) if item.kind != "decode")
+        took_part = {item.request.order: index for index, item in enumerate(items)}
+        lag_ns = self._host_ns(end_ns, committed_ns)
+        for request in alive.running:
+            ledger, mark = request.ledger, request.booked_ns
+            index = took_part.get(request.order)
+            if index is not None:
+                item = items[index]
+                others = prompts if item.kind == "decode" else prompts - weights[index]
+                interference = device_ns * others // total if others else 0
+                ledger[Account.REQUEST_INTERFERENCE] += interference
+                ledger[_OWN_WORK[item.kind]] += device_ns - interference
+                ledger[Account.TOKEN_SAMPLE] += sampling_ns
+            elif mark < begin_ns:
+                ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
+            elif mark < end_ns:
+                ledger[Account.REQUEST_QUEUE] += end_ns - mark
+            else:  # the step was over, and not read, when it got its place
+                ledger[Account.COMPUTE_HOST] += self._host_ns(mark, committed_ns) - request.lag_ns
+                request.lag_ns = self._host_ns(mark, committed_ns)
+                continue
+            gap_ns = self._host_ns(mark, begin_ns) if mark < begin_ns else 0
+            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
+            request.booked_ns, request.lag_ns = end_ns, lag_ns
+        if alive.gave_way:
+            self._advance(committed_ns)
+        for request in alive.gave_way:
+            self._end_wait(request)
+            request.wait_mark = (self._queue_ns, self._blocked_ns)
+        self._committed_ns = committed_ns
+        self._pauses.clear()
         return total
 
-    def published(self, duration_ns: int) -> None:
-        """The step before this moment told the front what it gave."""
-        self._publish_ns = duration_ns
-
-    def aborted(self, request: Request, waited: bool, begin_ns: int, now_ns: int) -> None:
+    def aborted(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
         if waited:
             self._advance(now_ns)
             self._end_wait(request)
         else:
-            request.ledger[Account.COMPUTE_HOST] += self._publish_ns + (now_ns - begin_ns)
+            self._end_running(request, now_ns)
+
+    def _end_running(self, request: Request, now_ns: int) -> None:
+        """Since the last commit, or since it got its place, the host had it."""
+        request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self._committed_ns), now_ns)
+
+    def _host_ns(self, begin_ns: int, end_ns: int) -> int:
+        """The time between two readings, without pauses."""
+        idle_ns = sum(max(0, min(end, end_ns) - max(begin, begin_ns)) for begin, end in self._pauses)
+        return end_ns - begin_ns - idle_ns
 
     def _advance(self, now_ns: int) -> None:
         """Moves the wait clocks to now, at the charge of what held the head of the queue back."""

@@ -20,6 +20,7 @@ class Placement:
 
     def place(self, request: Request, reserve: int, plan: StepPlan) -> bool:
         """Blocks for all tokens of a waiting request, if `reserve` others stay available; else no change."""
+        assert not request.pending, "who is admitted knows all its tokens"
         held = request.order in self._waiting_forks
         if not held:
             self._reuse(request)
@@ -65,6 +66,7 @@ class Placement:
             plan.copies.append((blocks[tail], fresh[-1]))
             pool.release(blocks[tail : tail + 1])
             blocks[tail] = fresh.pop()
+            request.changed_from = min(request.changed_from, tail)
         blocks += fresh
         return True
 
@@ -75,7 +77,7 @@ class Placement:
         if blocks:
             self.pool.take(blocks)
             request.blocks = blocks
-            request.num_computed_tokens = shared
+            request.num_computed_tokens = request.num_committed_tokens = shared
             request.published_blocks = shared // self.pool.block_size
             request.share_hashes(leader, self.pool.block_size, request.published_blocks)
             request.prompt_logprobs = list(leader.prompt_logprobs)
@@ -83,29 +85,37 @@ class Placement:
             self._waiting_forks[request.order] = request
 
     def publish(self, request: Request) -> None:
-        """Makes the blocks that were filled since findable by their prefix; known ones replace their twins."""
+        """Makes the blocks that were filled since findable by their prefix; known ones replace their twins.
+
+        A step that is under way may still write behind them, and reads a twin that is given back: what comes to stand
+        there is written by a later step, and the device works in order.
+        """
         size = self.pool.block_size
-        full = request.num_computed_tokens // size
+        full = request.num_committed_tokens // size
         if full == request.published_blocks:
             return
         hashes = request.block_hashes(size, full)
         for index in range(request.published_blocks, full):
             parent = hashes[index - 1] if index else None
-            request.blocks[index] = self.pool.publish(request.blocks[index], hashes[index], parent)
+            block = self.pool.publish(request.blocks[index], hashes[index], parent)
+            if block != request.blocks[index]:
+                request.blocks[index] = block
+                request.changed_from = min(request.changed_from, index)
         request.published_blocks = full
 
     def give_back(self, request: Request) -> None:
         self._waiting_forks.pop(request.order, None)
         self.pool.release(request.blocks)
         request.blocks = []
-        request.num_computed_tokens = request.published_blocks = 0
+        request.num_computed_tokens = request.num_committed_tokens = 0
+        request.published_blocks = request.changed_from = 0
 
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
         request.blocks = self.pool.match(request.reusable_hashes(size))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
-        request.num_computed_tokens = len(request.blocks) * size
+        request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size
 
     def _reclaimable(self, request: Request, wanted: int) -> list[Request]:
         """Waiting forks but `request` itself, the newest last; none where the blocks of all of them would not do."""

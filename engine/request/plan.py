@@ -32,6 +32,7 @@ class StepPlan:
     held_back_by: str | None = None  # why the head of the queue was refused
     num_waiting: int = 0
     moves: list[tuple[Request, bool]] = field(default_factory=list)  # who went aside (True), and who came back
+    needs_commit: bool = False  # the next step cannot be planned before this one is committed
 
     def add(self, item: ScheduledTokens) -> None:
         self.scheduled.append(item)
@@ -47,22 +48,34 @@ class StepPlan:
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step gave, and the clock readings between its stages."""
+class Launched(Protocol):
+    """A step under way, and the clock readings of its way to the device."""
 
-    sampled: dict[str, int]  # request id → drawn token
     prepared_ns: int
     launched_ns: int
-    waited_ns: int
-    sampled_ns: int
-    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step gave, and the host's clock readings. The device's are told by the host's clock, too."""
+
+    sampled: dict[str, int]  # request id → drawn token
+    waited_ns: int  # the logits were there; not before the wait began
+    sampled_ns: int  # ... and the tokens
+    device_begin_ns: int
+    device_end_ns: int
+    sampling_ns: int  # the last part of the device's time
     padding_tokens: int = 0
     graph: str = "eager"
+    launches: int = 0
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner ends, after their drawn token if they have one: finish reason, and a sentence for error.
     ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    @property
+    def device_ns(self) -> int:
+        return self.device_end_ns - self.device_begin_ns
 
 
 class Preparation(Protocol):
@@ -74,14 +87,18 @@ class Preparation(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans: `launch` queues device work and returns at once, `collect` waits for its result."""
+    """Executes plans: `launch` queues device work and returns at once, `collect` waits for its result.
+
+    Steps are collected in the order of their launch. Two may be under way: whatever the second one reads that the first
+    one drew is on the device.
+    """
 
     def begin(self, request: Request) -> Preparation | None:
         """A request arrived. None: it may be scheduled at once. Else when that is done, and unless it failed."""
 
-    def launch(self, plan: StepPlan) -> object: ...
+    def launch(self, plan: StepPlan) -> Launched: ...
 
-    def collect(self, handle: object) -> StepOutcome: ...
+    def collect(self, handle: Launched) -> StepOutcome: ...
 
     def forget(self, request_id: str) -> None:
         """A request ended: nothing that was kept for it is needed any more. Unknown ids are none of our business."""

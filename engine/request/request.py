@@ -17,7 +17,12 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence. `num_computed_tokens` chases `num_tokens`; there is no prefill phase and no decode phase."""
+    """One sequence. `num_computed_tokens` chases `num_tokens`; there is no prefill phase and no decode phase.
+
+    Steps are planned before the one that came before them was read. So what was computed counts from the moment when it
+    is planned, and `pending` tokens are drawn, but not known yet; `num_committed_tokens` is what steps that were read
+    have computed.
+    """
 
     order: int  # of arrival: unique, and what every tie is broken by
     id: str
@@ -31,8 +36,11 @@ class Request:
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_committed_tokens: int = 0
+    pending: int = 0  # 0 or 1
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
+    changed_from: int = 0  # the first of `blocks` that changed since a runner that copies them last looked
     forked: bool = False  # its next position may be in a block that others read
     held_aside: str | None = None  # why it waits outside the policy's line
     finish_reason: str | None = None
@@ -48,25 +56,34 @@ class Request:
     ledger: list[int] = field(default_factory=new_ledger)
     wait_mark: tuple[int, int] = (0, 0)  # the wait clocks when it began to wait
     waits_aside: bool = False  # for something of its own, not for what holds up the head of the line
+    booked_ns: int = 0  # while it runs: until when its time on the device is booked
+    lag_ns: int = 0  # ... and what of the host's time after that is booked, too
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Known and pending."""
+        return len(self.token_ids) + self.pending
 
     @property
     def output_tokens(self) -> int:
+        """Known ones."""
         return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def has_drawn_all(self) -> bool:
+        """The token that is pending is the last that it may have."""
+        return self.pending > 0 and self.num_tokens - self.prompt_tokens >= self.sampling.max_tokens
 
     @property
     def is_prefilling(self) -> bool:
         """More than the token that was sampled last is still to compute."""
         done = self.num_computed_tokens
-        return len(self.token_ids) - done > 1 or done < self.prompt_tokens
+        return self.num_tokens - done > 1 or done < self.prompt_tokens
 
     @property
     def has_computed_prompt(self) -> bool:
-        return self.num_computed_tokens >= self.prompt_tokens
+        return self.num_committed_tokens >= self.prompt_tokens
 
     def shares_prompt_with(self, leader: "Request") -> bool:
         """Whether the leader's KV, and its scores of the prompt if they are wanted, are this request's too."""

@@ -8,6 +8,7 @@ from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies.policy import Part, Policy
 from engine.request.request import Request, State
 from engine.request.waiting import WaitingRoom
+from engine.sampling import reads_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class Scheduler:
 
     A request is admitted only if its whole prompt fits in the pool, so that no prefill stops half-way for memory. When
     a running request cannot grow, the last in rank gives up its blocks and computes them again later.
+
+    `schedule` may be called before the step that it planned last is committed, if that plan does not need its tokens.
+    Positions count as computed when they are planned, for the device works in order; tokens, prefixes and forks wait
+    for the commit. What was planned for a request that turns out to have ended is computed for nothing.
     """
 
     def __init__(
@@ -83,31 +88,53 @@ class Scheduler:
         plan.num_waiting = self.waiting.count
         plan.refusals = self.waiting.refusals(plan.held_back_by)
         plan.moves, self.waiting.moves = self.waiting.moves, []
+        self._advance(plan)
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
-        """Takes in what a step computed; who drew a token emits it."""
+        """Takes in what a step computed; who drew a token emits it. For those who have ended since, nothing happens."""
         emitted = []
-        self.policy.computed(plan)
+        sampled, ends, scores = outcome.sampled, outcome.ended, outcome.prompt_logprobs
         for item in plan.scheduled:
             request = item.request
-            request.num_computed_tokens += item.new_tokens
+            if request.state is State.FINISHED:
+                continue
             if item.kind == "recompute":
                 request.recomputed_tokens += item.new_tokens
             else:
                 request.computed_tokens += item.new_tokens
-            request.computed_high_water = max(request.computed_high_water, request.num_computed_tokens)
-            request.first_step = step if request.first_step is None else request.first_step
+            if request.first_step is None:
+                request.first_step = step
             request.last_step = step
-            self.placement.publish(request)
-            request.prompt_logprobs += outcome.prompt_logprobs.get(request.id, ())
-            if request.has_computed_prompt:
-                for fork in self.waiting.release(request):
-                    self._wait(fork, request)
-            token_id, ended = outcome.sampled.get(request.id), outcome.ended.get(request.id)
-            if token_id is not None or ended is not None:
-                emitted.append(self._append(request, token_id, ended))
+            if scores:
+                request.prompt_logprobs += scores.get(request.id, ())
+            if request.state is State.RUNNING:  # else it gave its blocks away since
+                request.num_committed_tokens = item.past_tokens + item.new_tokens
+                self.placement.publish(request)
+                if request.has_computed_prompt:
+                    for fork in self.waiting.release(request):
+                        self._wait(fork, request)
+            if item.samples:
+                request.pending = 0
+                token_id, ended = sampled.get(request.id), ends.get(request.id) if ends else None
+                if token_id is not None or ended is not None:
+                    emitted.append(self._append(request, token_id, ended))
         return emitted
+
+    def _advance(self, plan: StepPlan) -> None:
+        """What is planned will be computed, and before anything that is planned later."""
+        self.policy.computed(plan)
+        for item in plan.scheduled:
+            request, until = item.request, item.past_tokens + item.new_tokens
+            request.num_computed_tokens = until
+            if until > request.computed_high_water:
+                request.computed_high_water = until
+            sampling = request.sampling
+            if item.samples:
+                request.pending = 1
+                plan.needs_commit |= reads_output(sampling)
+            if sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
+                plan.needs_commit = True  # which positions are scored next depends on which are
 
     def _continue(self, requests: list[Request], plan: StepPlan) -> None:
         extend = self.placement.extend
@@ -177,6 +204,8 @@ class Scheduler:
 
     def _share(self, request: Request, plan: StepPlan) -> int:
         """Tokens that a request may compute in this step: never some of them again and some for the first time."""
+        if request.has_drawn_all:
+            return 0
         done, again = request.num_computed_tokens, request.computed_high_water
         until = again if done < again else request.num_tokens
         return min(until - done, self.chunk, plan.budget_left)

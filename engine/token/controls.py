@@ -56,15 +56,15 @@ class Controls:
             or params.grammar is not None
         )
 
-    def changes(self, request: Drawer) -> tuple[Sequence[int], Sequence[float]]:
-        """Tokens whose logits this step adds something to, besides what the tables hold; -inf forbids one."""
+    def changes(self, request: Drawer, position: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Tokens whose logits the draw at `position` adds something to, besides what the tables hold; -inf forbids."""
         tokens: list[int] = []
         values: list[float] = []
         if self.lz is not None:
             found, bits = self.lz.savings()
             tokens += found.tolist()
             values += (-request.sampling.lz_penalty * bits).tolist()
-        num_output = len(request.token_ids) - request.prompt_tokens
+        num_output = position - request.prompt_tokens
         forbidden = [
             word[-1]
             for word in self.bad_words.get(request.token_ids[-1], ())

@@ -87,16 +87,20 @@ class Sampler:
         if controls.bias_row is not None:
             self.biases.give_back(controls.bias_row)
 
-    def prepare(self, requests: Sequence[Drawer]) -> SamplingInputs:
-        """`requests` draw their next tokens, in the order of the logits' rows."""
-        controls = [self._known(request) for request in requests]
+    def prepare(self, requests: Sequence[Drawer], positions: Sequence[int] | None = None) -> SamplingInputs:
+        """`requests` draw their next tokens, in the order of the logits' rows.
+
+        `positions` say where those will stand: behind the known ones, or behind one that is drawn and not known yet.
+        """
+        positions = [len(request.token_ids) for request in requests] if positions is None else positions
+        controls = [self._known(request, at) for request, at in zip(requests, positions, strict=True)]
         direct = [row for row, c in enumerate(controls) if c.random and not c.sorts]
         cut = [row for row, c in enumerate(controls) if c.random and c.sorts]
         edited = [row for row, c in enumerate(controls) if c.edits]
         return SamplingInputs(
-            self._rows(direct, edited, requests, controls) if direct else None,
-            self._rows(cut, edited, requests, controls) if cut else None,
-            self._edits(edited, requests, controls) if edited else None,
+            self._rows(direct, edited, requests, positions, controls) if direct else None,
+            self._rows(cut, edited, requests, positions, controls) if cut else None,
+            self._edits(edited, requests, positions, controls) if edited else None,
         )
 
     def draw(self, logits: torch.Tensor, inputs: SamplingInputs, masks: torch.Tensor | None = None) -> torch.Tensor:
@@ -122,10 +126,14 @@ class Sampler:
         ids[edits.index] = ids[edits.index].masked_fill(dead, NOTHING)
         return ids
 
-    def _known(self, request: Drawer) -> Controls:
+    def knows(self, request_id: str) -> bool:
+        """Whether `prepare` makes no row for it in the device's tables."""
+        return request_id in self._controls
+
+    def _known(self, request: Drawer, position: int) -> Controls:
         controls = self._controls.get(request.id)
         if controls is not None and controls.edits:
-            added = len(request.token_ids) - controls.num_tokens
+            added = position - controls.num_tokens
             if added == 1:  # the token of its last draw, which the history counted itself
                 if controls.lz is not None:
                     controls.lz.follow(request.token_ids[-1:])
@@ -138,15 +146,17 @@ class Sampler:
             self._controls[request.id] = controls
         return controls
 
-    def _rows(self, chosen: list[int], edited: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Rows:
+    def _rows(
+        self, chosen: list[int], edited: list[int], requests: Sequence[Drawer], positions: Sequence[int],
+        controls: list[Controls],
+    ) -> Rows:  # fmt: skip
         params: list[SamplingParams] = [requests[row].sampling for row in chosen]
         floors = any(controls[row].floors for row in chosen)
         sorts = controls[chosen[0]].sorts
         size = self.vocab_size
         among_edited = {row: position for position, row in enumerate(edited)}
         both = [(position, among_edited[row]) for position, row in enumerate(chosen) if row in among_edited]
-        # The token that is drawn now will stand behind all that are known.
-        draws = [uniform(requests[row].sampling.seed, len(requests[row].token_ids)) for row in chosen]
+        draws = [uniform(requests[row].sampling.seed, positions[row]) for row in chosen]
         return Rows(
             self._tensor(chosen, torch.int64),
             tuple(self._tensor(positions, torch.int64) for positions in zip(*both, strict=True)) if both else None,
@@ -158,14 +168,16 @@ class Sampler:
             self._column([p.top_p for p in params]) if sorts else None,
         )
 
-    def _edits(self, chosen: list[int], requests: Sequence[Drawer], controls: list[Controls]) -> Edits:
+    def _edits(
+        self, chosen: list[int], requests: Sequence[Drawer], stands_at: Sequence[int], controls: list[Controls]
+    ) -> Edits:
         rows = [(position, requests[row], controls[row]) for position, row in enumerate(chosen)]
         penalised = [(i, c.penalty_row, r.sampling) for i, r, c in rows if c.penalty_row is not None]
         biased = [(i, c.bias_row) for i, _, c in rows if c.bias_row is not None]
         constrained = [i for i, r, _ in rows if r.sampling.grammar is not None]
         positions, tokens, values = [], [], []
         for position, request, known in rows:
-            added, amounts = known.changes(request)
+            added, amounts = known.changes(request, stands_at[chosen[position]])
             positions += [position] * len(added)
             tokens += added
             values += amounts

@@ -7,7 +7,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
 from engine.messages import Outputs
-from engine.request.plan import StepOutcome, StepPlan
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
@@ -46,8 +46,22 @@ def sequential(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 @dataclass
+class SimulatedStep:
+    """A step under way: what the device will have made of it, and when."""
+
+    prepared_ns: int
+    launched_ns: int
+    device_begin_ns: int
+    device_end_ns: int
+    sampled: dict[str, int]
+
+
+@dataclass
 class SimulatedRunner:
-    """Asserts that whatever a request reads from the cache is what was written for it."""
+    """Asserts that whatever a request reads from the cache is what was written for it.
+
+    The device works in the order of the launches, and knows what it drew before the host does.
+    """
 
     clock: VirtualClock
     pool: BlockPool
@@ -57,8 +71,11 @@ class SimulatedRunner:
     def __post_init__(self) -> None:
         self.block_size = self.pool.block_size
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
+        self.drawn: dict[int, int] = {}  # order of a request → what the device drew for it last
+        self.free_ns = 0  # when the device is done with what it was given
+        self.under_way: list[SimulatedStep] = []
 
-    def launch(self, plan: StepPlan) -> tuple[StepPlan, int, int]:
+    def launch(self, plan: StepPlan) -> SimulatedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
@@ -66,27 +83,40 @@ class SimulatedRunner:
             target * size + i: self.slots.get(source * size + i) for source, target in plan.copies for i in range(size)
         }
         self.slots |= copied  # all are read before any is written
-        return plan, self.clock(), self.clock()
+        sampled = {item.request.id: token for item in plan.scheduled if (token := self._compute(item)) is not None}
+        prepared_ns, launched_ns = self.clock(), self.clock()
+        begin_ns = max(launched_ns, self.free_ns)
+        duration_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
+        step = SimulatedStep(prepared_ns, launched_ns, begin_ns, begin_ns + duration_ns, sampled)
+        self.free_ns = step.device_end_ns
+        self.under_way.append(step)
+        return step
 
-    def collect(self, handle: tuple[StepPlan, int, int]) -> StepOutcome:
-        plan, prepared_ns, launched_ns = handle
-        sampled = {}
-        for item in plan.scheduled:
-            request = item.request
-            written = request.blocks[item.past_tokens // self.block_size :]
-            assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
-            for position in range(item.past_tokens + item.new_tokens):
-                slot = request.blocks[position // self.block_size] * self.block_size + position % self.block_size
-                history = tuple(request.token_ids[: position + 1])
-                if position < item.past_tokens:
-                    assert self.slots[slot] == history, f"{request.id} reads position {position} of another sequence"
-                else:
-                    self.slots[slot] = history
-            if item.samples:
-                sampled[request.id] = next_token(request.token_ids)
-        self.clock.now_ns += self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
-        waited_ns, sampled_ns = self.clock(), self.clock()
-        return StepOutcome(sampled, prepared_ns, launched_ns, waited_ns, sampled_ns, waited_ns - launched_ns)
+    def _compute(self, item: ScheduledTokens) -> int | None:
+        """Computes a request's share of a step; what it draws."""
+        request, size = item.request, self.block_size
+        unknown = item.past_tokens + item.new_tokens - len(request.token_ids)
+        assert unknown <= 0 or unknown == len(self.under_way) == 1, f"{request.id} computes what nobody drew"
+        token_ids = request.token_ids + [self.drawn.get(request.order)] * unknown
+        written = request.blocks[item.past_tokens // size :]
+        assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
+        for position in range(item.past_tokens + item.new_tokens):
+            slot = request.blocks[position // size] * size + position % size
+            history = tuple(token_ids[: position + 1])
+            if position < item.past_tokens:
+                assert self.slots[slot] == history, f"{request.id} reads position {position} of another sequence"
+            else:
+                self.slots[slot] = history
+        if not item.samples:
+            return None
+        self.drawn[request.order] = next_token(token_ids)
+        return self.drawn[request.order]
+
+    def collect(self, handle: SimulatedStep) -> StepOutcome:
+        assert self.under_way.pop(0) is handle, "steps are read in the order of their launch"
+        self.clock.now_ns = max(self.clock.now_ns, handle.device_end_ns)
+        waited_ns = sampled_ns = self.clock()
+        return StepOutcome(handle.sampled, waited_ns, sampled_ns, handle.device_begin_ns, handle.device_end_ns, 0)
 
     def begin(self, request: Request) -> None:
         """It may be scheduled at once."""
@@ -100,7 +130,7 @@ class Simulation:
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
-        knobs: dict | None = None, **limits,
+        knobs: dict | None = None, overlap: bool = False, **limits,
     ):  # fmt: skip
         self.clock = VirtualClock()
         self.published = Published()
@@ -109,7 +139,7 @@ class Simulation:
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
         self.scheduler = Scheduler(pool, make_policy(config, pool), **settings)
         self.runner = SimulatedRunner(self.clock, pool)
-        self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, clock=self.clock)
+        self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self._fresh = False  # the front was listened to since the last step
 

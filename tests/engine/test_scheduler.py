@@ -65,7 +65,7 @@ def test_a_request_handed_over_during_a_step_waits_for_that_step_and_is_admitted
     simulation = Simulation()
     simulation.receive(message("first", [1] * 8, 8))
     simulation.step()
-    begin, end = simulation.engine._last_step
+    begin, end = simulation.engine._last_turn
     handed_over = begin + (end - begin) // 2
     simulation.receive(message("second", [2] * 8, 1, encoded_ns=handed_over))
     simulation.drain()

@@ -62,4 +62,4 @@ class Policy(Protocol):
         """A request got its place: `num_computed_tokens` of it need no work."""
 
     def computed(self, plan: StepPlan) -> None:
-        """A step is over."""
+        """A step was planned, and will be computed."""
