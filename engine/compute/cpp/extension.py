@@ -122,7 +122,8 @@ def _key(compiler: str, sources: list[Path], flags: tuple[str, ...]) -> str:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{compiler} does not run ({error})") from None
-    parts = [version, platform.machine(), _cpu_features(), *flags, *(path.read_text("utf-8") for path in sources)]
+    texts = [path.read_text("utf-8") for path in (*sources, *sorted(Path(__file__).parent.glob("*.h")))]
+    parts = [version, platform.machine(), _cpu_features(), *flags, *texts]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

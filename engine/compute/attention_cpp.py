@@ -1,0 +1,85 @@
+"""Attention on a CPU that reads the blocks of the KV cache where they are: `cpp/attention.cpp` does the work."""
+
+import ctypes
+
+import torch
+
+from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
+from engine.compute.cpp.extension import Library
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Attention` of attention.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("query", "keys", "values", "output")),
+        *((name, POINTER) for name in ("query_start", "contexts", "block_tables", "slopes")),
+        *((name, INT) for name in ("slot_stride", "table_stride", "num_sequences", "num_heads", "num_kv_heads")),
+        *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window")),
+        ("scale", ctypes.c_float),
+        ("workspace", POINTER),
+    )
+
+
+class CppAttention:
+    """float32 only. A sequence's results depend neither on its company in the batch nor on the number of threads.
+
+    The result of `attend` stands until the next call.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._attend = library.function("sojourn_attend", POINTER)
+        self._prepared: dict[AttentionSpec, tuple[_Arguments, int]] = {}  # and their address
+        self._room = torch.empty(0)
+        self._output = torch.empty(0, 0, 0)  # a view of the room
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        self._inputs = inputs  # keeps what the arguments point to
+        for arguments, _ in self._prepared.values():
+            self._place(arguments)
+
+    def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
+        prepared = self._prepared.get(spec)
+        arguments, address = prepared if prepared is not None else self._prepare(spec)
+        if not query.is_contiguous():
+            query = query.contiguous()
+        num_tokens, num_heads, head_dim = query.shape
+        cache = layer_cache.values
+        output = self._output
+        if output.shape != (num_tokens, num_heads, spec.value_dim):
+            output = self._shape(num_tokens, num_heads, spec.value_dim)
+        arguments.query = query.data_ptr()
+        arguments.keys = keys = cache.data_ptr()
+        arguments.values = keys if cache.shape[0] == 1 else keys + 4 * cache.stride(0)
+        arguments.output = output.data_ptr()
+        arguments.slot_stride = cache.stride(1)
+        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, cache.shape[2], head_dim
+        self._attend(address)
+        return output
+
+    def _prepare(self, spec: AttentionSpec) -> tuple[_Arguments, int]:
+        slopes = spec.alibi_slopes and (ctypes.c_float * len(spec.alibi_slopes))(*spec.alibi_slopes)
+        arguments = _Arguments(value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale)
+        if slopes:
+            arguments.slopes = ctypes.addressof(slopes)
+            arguments.kept = slopes
+        self._place(arguments)
+        self._prepared[spec] = arguments, ctypes.addressof(arguments)
+        return self._prepared[spec]
+
+    def _place(self, arguments: _Arguments) -> None:
+        """What all layers of a step share."""
+        inputs = self._inputs
+        arguments.query_start, arguments.contexts = inputs.query_start.data_ptr(), inputs.contexts.data_ptr()
+        arguments.block_tables, arguments.table_stride = inputs.block_tables.data_ptr(), inputs.block_tables.stride(0)
+        arguments.num_sequences, arguments.block_size = len(inputs.query_lens), inputs.block_size
+
+    def _shape(self, *shape: int) -> torch.Tensor:
+        """Room for an output; it grows by doubling, so that steps of like size allocate nothing."""
+        size = shape[0] * shape[1] * shape[2]
+        if self._room.numel() < size:
+            self._room = torch.empty(max(size, 2 * self._room.numel()))
+        self._output = self._room[:size].view(shape)
+        return self._output

@@ -1,0 +1,428 @@
+// Paged attention with an online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022), straight from the blocks.
+//
+// A query head's row of one token is a "row". The rows of one KV head see the same keys and share a pass over them.
+// Few rows (decodes) lie one after another, scores [row][position]; many (prompt chunks) are the columns of
+// scores [position][row], so that the maximum and the sum over positions need no exchange within a vector, and both
+// products run with operands as they lie in memory.
+
+#include <algorithm>
+#include <cmath>
+#include <omp.h>
+#include <vector>
+
+#include "simd.h"
+
+using namespace simd;
+
+namespace {
+
+constexpr int TILE = 96;                  // positions of one step of the online softmax; a multiple of ROWS and W
+constexpr int COLUMNS = PANEL * W;        // rows of a work item
+constexpr int FEW = 4;                    // rows up to which they lie one after another
+constexpr int SPLIT = 1024;               // positions of one part of a long context
+constexpr int SPLIT_TOKENS = 16;          // sequences with more new tokens have enough work items without parts
+constexpr float LOWEST = -1e30f;          // a maximum over nothing: finite, so that its difference to -inf is no NaN
+constexpr int64_t WORTH_A_THREAD = 1 << 16;  // products below which waking a thread takes longer than the work
+
+struct Item {
+    int sequence, head_begin, head_end;
+    int row_begin, row_end;  // of a KV head: token * group + query head
+    int begin, end;          // positions
+    int part;                // of the workspace, or -1: the whole context
+};
+
+}  // namespace
+
+// As engine/compute/attention_cpp.py lays it out.
+struct Attention {
+    const float *query;  // [num_tokens][num_heads][head_dim]
+    const float *keys;   // [num_slots][slot_stride]
+    const float *values;
+    float *output;  // [num_tokens][num_heads][value_dim]
+    const int32_t *query_start, *contexts, *block_tables;
+    const float *slopes;  // [num_heads], or null
+    int64_t slot_stride, table_stride, num_sequences, num_heads, num_kv_heads;
+    int64_t head_dim, value_dim, block_size, window;  // window 0: none
+    float scale;
+    float *workspace;  // [parts][num_heads][value_dim + 2], ours
+
+    int group() const { return int(num_heads / num_kv_heads); }
+    int padded_value_dim() const { return int((value_dim + W - 1) / W * W); }
+    int tokens(int sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
+    int past(int sequence) const { return contexts[sequence] - tokens(sequence); }
+    int first_visible(int position) const { return window ? std::max(0, position - int(window) + 1) : 0; }
+    // Of the sequence alone, so that its results depend neither on its company nor on the number of threads.
+    int parts(int sequence) const {
+        int visible = contexts[sequence] - first_visible(past(sequence));
+        return tokens(sequence) > SPLIT_TOKENS ? 1 : std::max(1, (visible + SPLIT - 1) / SPLIT);
+    }
+};
+
+namespace {
+
+// out[r][0..vectors) (+)= sum over k of weights[r * row_stride + k * step] * values[k][0..vectors)
+template <int R, int V>
+inline void weigh(const float *weights, int row_stride, int step, const float *const *values, int offset, int count,
+                  float *out, int out_stride) {
+    vec total[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) total[r][v] = load(out + r * out_stride + v * W);
+    for (int k = 0; k < count; k++) {
+        const float *value = values[k] + offset;
+        vec row[V];
+        for (int v = 0; v < V; v++) row[v] = load(value + v * W);
+        for (int r = 0; r < R; r++) {
+            float weight = weights[r * row_stride + k * step];
+            for (int v = 0; v < V; v++) total[r][v] += weight * row[v];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(out + r * out_stride + v * W, total[r][v]);
+}
+
+template <int V>
+void weigh_rows(const float *weights, int rows, int row_stride, int step, const float *const *values, int offset,
+                int count, float *out, int out_stride) {
+    while (rows > 0) {
+        int now = rows >= ROWS ? ROWS : rows;
+        switch (now) {
+            case 6: weigh<6, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
+            case 5: weigh<5, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
+            case 4: weigh<4, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
+            case 3: weigh<3, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
+            case 2: weigh<2, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
+            default: weigh<1, V>(weights, row_stride, step, values, offset, count, out, out_stride);
+        }
+        rows -= now, weights += now * row_stride, out += now * out_stride;
+    }
+}
+
+// out [rows][padded_dim] += weights * values [count][dim]
+void weigh_values(const float *weights, int rows, int row_stride, int step, const float *const *values, int offset,
+                  int dim, int count, float *out, int out_stride) {
+    int d = 0;
+    for (; d + PANEL * W <= dim; d += PANEL * W)
+        weigh_rows<PANEL>(weights, rows, row_stride, step, values, offset + d, count, out + d, out_stride);
+    for (; d + W <= dim; d += W) weigh_rows<1>(weights, rows, row_stride, step, values, offset + d, count, out + d, out_stride);
+    for (int k = 0; d < dim && k < count; k++) {  // what is left of a dim that is no multiple of a vector
+        vec row = load_part(values[k] + offset + d, dim - d);
+        for (int r = 0; r < rows; r++) {
+            float *to = out + r * out_stride + d;
+            store(to, load(to) + weights[r * row_stride + k * step] * row);
+        }
+    }
+}
+
+// scores[k][0..V) of ROWS positions = sum over d of keys[k][d] * columns[d][0..V)
+template <int V>
+inline void score_columns(const float *const *keys, int offset, int dim, const float *columns, int width, float *out) {
+    vec total[ROWS][V];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < V; v++) total[r][v] = vec{};
+    const float *row[ROWS];
+    for (int r = 0; r < ROWS; r++) row[r] = keys[r] + offset;
+    for (int d = 0; d < dim; d++) {
+        vec column[V];
+        for (int v = 0; v < V; v++) column[v] = load(columns + d * width + v * W);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < V; v++) total[r][v] += row[r][d] * column[v];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < V; v++) store(out + r * width + v * W, total[r][v]);
+}
+
+inline vec pair_sums(vec a, vec b) {  // sums of neighbours, those of a first
+    ivec even, odd;
+    for (int i = 0; i < W; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+}
+
+// scores[r][p] of R rows and W / R positions: dot products, whose W partial sums are folded together.
+template <int R>
+inline void score_rows(const float *const *keys, int offset, int dim, const float *rows, int row_stride, float *out) {
+    constexpr int P = W / R;
+    vec total[W];
+    for (int i = 0; i < W; i++) total[i] = vec{};
+    int d = 0;
+    for (; d + W <= dim; d += W) {
+        vec row[R];
+        for (int r = 0; r < R; r++) row[r] = load(rows + r * row_stride + d);
+        for (int p = 0; p < P; p++) {
+            vec key = load(keys[p] + offset + d);
+            for (int r = 0; r < R; r++) total[r * P + p] += row[r] * key;
+        }
+    }
+    if (d < dim)
+        for (int p = 0; p < P; p++) {
+            vec key = load_part(keys[p] + offset + d, dim - d);
+            for (int r = 0; r < R; r++) total[r * P + p] += load(rows + r * row_stride + d) * key;
+        }
+    for (int width = W; width > 1; width /= 2)
+        for (int i = 0; i < width / 2; i++) total[i] = pair_sums(total[2 * i], total[2 * i + 1]);
+    for (int r = 0; r < R; r++)
+        std::memcpy(out + r * TILE, reinterpret_cast<float *>(total) + r * P, P * sizeof(float));
+}
+
+// The rows of one KV head in a work item, and what is known of them so far.
+struct Rows {
+    int count, width;       // width: padded to vectors
+    int positions[COLUMNS];
+    float slopes[COLUMNS];
+    float *queries;         // few: [row][padded dim], many: [dim][width]; times scale * log2 e
+    float most[COLUMNS], total[COLUMNS];
+    float *output;          // [row][padded value_dim], before it is divided by the total
+};
+
+void begin_rows(const Attention &a, const Item &item, int head, bool few, Rows &rows) {
+    int group = a.group(), dim = int(a.head_dim), padded = (dim + W - 1) / W * W;
+    int start = a.query_start[item.sequence], past = a.past(item.sequence);
+    rows.count = item.row_end - item.row_begin;
+    rows.width = (rows.count + W - 1) / W * W;
+    for (int r = 0; r < rows.width; r++) {
+        int row = std::min(item.row_begin + r, item.row_end - 1);
+        int query_head = head * group + row % group;
+        const float *query = a.query + ((start + row / group) * a.num_heads + query_head) * dim;
+        rows.positions[r] = past + row / group;
+        rows.slopes[r] = a.slopes ? a.slopes[query_head] * LOG2E : 0.0f;
+        rows.most[r] = LOWEST, rows.total[r] = 0.0f;
+        if (few && r < rows.count)
+            for (int d = 0; d < padded; d++)
+                rows.queries[r * padded + d] = d < dim ? query[d] * (a.scale * LOG2E) : 0.0f;
+        if (!few)
+            for (int d = 0; d < dim; d++) rows.queries[d * rows.width + r] = query[d] * (a.scale * LOG2E);
+    }
+    std::memset(rows.output, 0, rows.count * a.padded_value_dim() * sizeof(float));
+}
+
+void attend_few(const Attention &a, Rows &rows, const float *const *keys, const float *const *values, int offset,
+                int begin, int count, float *scores) {
+    int padded = int((a.head_dim + W - 1) / W * W), dim = int(a.head_dim), out_dim = a.padded_value_dim();
+    for (int r = 0; r < rows.count;) {
+        int left = rows.count - r, now = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        const float *queries = rows.queries + r * padded;
+        float *to = scores + r * TILE;
+        for (int k = 0; k < count; k += W / now) {
+            if (now == 4) score_rows<4>(keys + k, offset, dim, queries, padded, to + k);
+            else if (now == 2) score_rows<2>(keys + k, offset, dim, queries, padded, to + k);
+            else score_rows<1>(keys + k, offset, dim, queries, padded, to + k);
+        }
+        r += now;
+    }
+    int whole = (count + W - 1) / W * W;
+    for (int r = 0; r < rows.count; r++) {
+        float *score = scores + r * TILE;
+        int position = rows.positions[r];
+        if (a.slopes)
+            for (int k = 0; k < count; k++) score[k] += rows.slopes[r] * float(begin + k - position);
+        int first = std::max(0, a.first_visible(position) - begin), last = std::min(count, position + 1 - begin);
+        for (int k = 0; k < std::min(first, count); k++) score[k] = -INFINITY;
+        for (int k = std::max(0, last); k < whole; k++) score[k] = -INFINITY;
+        vec high = all(rows.most[r]);
+        for (int k = 0; k < whole; k += W) high = larger(high, load(score + k));
+        float most = largest(high), fade = exp2_of_negative(all(rows.most[r] - most))[0];
+        vec total = {};
+        for (int k = 0; k < whole; k += W) {
+            vec weight = exp2_of_negative(load(score + k) - most);
+            total += weight;
+            store(score + k, weight);
+        }
+        if (most != rows.most[r])
+            for (int d = 0; d < out_dim; d++) rows.output[r * out_dim + d] *= fade;
+        rows.total[r] = rows.total[r] * fade + sum(total);
+        rows.most[r] = most;
+    }
+    weigh_values(scores, rows.count, TILE, 1, values, offset, int(a.value_dim), count, rows.output, out_dim);
+}
+
+void attend_many(const Attention &a, Rows &rows, const float *const *keys, const float *const *values, int offset,
+                 int begin, int count, float *scores) {
+    int width = rows.width, dim = int(a.head_dim), out_dim = a.padded_value_dim();
+    for (int k = 0; k < count; k += ROWS)
+        switch (width / W) {
+            case 4: score_columns<4>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
+            case 3: score_columns<3>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
+            case 2: score_columns<2>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
+            default: score_columns<1>(keys + k, offset, dim, rows.queries, width, scores + k * width);
+        }
+    bool masked = begin + count - 1 > rows.positions[0] || a.first_visible(rows.positions[rows.count - 1]) > begin;
+    for (int c = 0; c < width; c += W) {
+        ivec position;
+        std::memcpy(&position, rows.positions + c, sizeof position);
+        if (a.slopes) {
+            vec slope = load(rows.slopes + c);
+            for (int k = 0; k < count; k++) {
+                float *at = scores + k * width + c;
+                store(at, load(at) + slope * __builtin_convertvector(begin + k - position, vec));
+            }
+        }
+        if (masked)
+            for (int k = 0; k < count; k++) {
+                float *at = scores + k * width + c;
+                vec score = begin + k > position ? all(-INFINITY) : load(at);
+                if (a.window) score = begin + k <= position - int32_t(a.window) ? all(-INFINITY) : score;
+                store(at, score);
+            }
+        vec before = load(rows.most + c), most = before, total = {};
+        for (int k = 0; k < count; k++) most = larger(most, load(scores + k * width + c));
+        for (int k = 0; k < count; k++) {
+            float *at = scores + k * width + c;
+            vec weight = exp2_of_negative(load(at) - most);
+            total += weight;
+            store(at, weight);
+        }
+        vec fade = exp2_of_negative(before - most);
+        store(rows.total + c, load(rows.total + c) * fade + total);
+        store(rows.most + c, most);
+        for (int r = c; r < std::min(c + W, rows.count); r++)
+            if (fade[r - c] != 1.0f)
+                for (int d = 0; d < out_dim; d += W)
+                    store(rows.output + r * out_dim + d, load(rows.output + r * out_dim + d) * fade[r - c]);
+    }
+    weigh_values(scores, rows.count, 1, width, values, offset, int(a.value_dim), count, rows.output, out_dim);
+}
+
+void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) {
+    int group = a.group(), dim = int(a.value_dim), padded = a.padded_value_dim();
+    for (int r = 0; r < rows.count; r++) {
+        int row = item.row_begin + r, query_head = head * group + row % group;
+        int token = row / group;
+        const float *from = rows.output + r * padded;
+        if (item.part < 0) {
+            float *to = a.output + ((a.query_start[item.sequence] + token) * a.num_heads + query_head) * dim;
+            float factor = 1.0f / rows.total[r];
+            for (int d = 0; d < dim; d++) to[d] = from[d] * factor;
+        } else {
+            float *to = a.workspace + ((item.part + token) * a.num_heads + query_head) * (dim + 2);
+            std::memcpy(to, from, dim * sizeof(float));
+            to[dim] = rows.most[r], to[dim + 1] = rows.total[r];
+        }
+    }
+}
+
+// Room of one thread, kept from call to call.
+struct Room {
+    std::vector<Rows> rows;
+    std::vector<float> queries, outputs, scores;
+
+    void fit(const Attention &a, bool few) {
+        int64_t dim = (a.head_dim + W - 1) / W * W, heads = few ? a.num_kv_heads : 1, count = few ? FEW : COLUMNS;
+        grow(rows, heads), grow(queries, heads * count * dim);
+        grow(outputs, heads * count * a.padded_value_dim()), grow(scores, TILE * COLUMNS);
+        for (int64_t head = 0; head < heads; head++) {
+            rows[head].queries = queries.data() + head * count * dim;
+            rows[head].output = outputs.data() + head * count * a.padded_value_dim();
+        }
+    }
+    template <typename T> static void grow(std::vector<T> &room, int64_t size) {
+        if (int64_t(room.size()) < size) room.resize(size);
+    }
+};
+
+void attend_item(const Attention &a, const Item &item) {
+    thread_local Room room;
+    bool few = a.tokens(item.sequence) * a.group() <= FEW;
+    room.fit(a, few);
+    for (int head = item.head_begin; head < item.head_end; head++)
+        begin_rows(a, item, head, few, room.rows[head - item.head_begin]);
+    const int32_t *table = a.block_tables + item.sequence * a.table_stride;
+    const float *keys[TILE], *values[TILE];
+    for (int begin = item.begin; begin < item.end; begin += TILE) {
+        int count = std::min(TILE, item.end - begin);
+        for (int k = 0; k < TILE; k++) {  // what is behind the last is computed and thrown away
+            int position = begin + std::min(k, count - 1);
+            int64_t slot = int64_t(table[position / a.block_size]) * a.block_size + position % a.block_size;
+            keys[k] = a.keys + slot * a.slot_stride, values[k] = a.values + slot * a.slot_stride;
+        }
+        for (int head = item.head_begin; head < item.head_end; head++) {
+            auto attend = few ? attend_few : attend_many;
+            Rows &rows = room.rows[head - item.head_begin];
+            attend(a, rows, keys, values, head * int(a.head_dim), begin, count, room.scores.data());
+        }
+    }
+    for (int head = item.head_begin; head < item.head_end; head++)
+        end_rows(a, item, head, room.rows[head - item.head_begin]);
+}
+
+// The longest first: chunks by their last rows, and the later sequences, which the engine sorts by context.
+void make_items(const Attention &a, int threads, std::vector<Item> &items) {
+    int group = a.group(), heads = int(a.num_kv_heads), singles = 0, part = 0;
+    for (int s = 0; s < a.num_sequences; s++) singles += a.tokens(s) * group <= FEW ? a.parts(s) : 0;
+    // All heads together read blocks from end to end; apart, they give every thread something to do.
+    int shares = std::min(heads, std::max(1, (4 * threads + singles - 1) / std::max(1, singles)));
+    items.clear();
+    for (int s = int(a.num_sequences) - 1; s >= 0; s--) {
+        int tokens = a.tokens(s), context = a.contexts[s], past = a.past(s), parts = a.parts(s);
+        if (!context) continue;
+        bool few = tokens * group <= FEW;
+        int first = a.first_visible(past);
+        for (int p = 0; p < parts; p++) {
+            int begin = parts == 1 ? first : first + p * SPLIT, end = parts == 1 ? context : std::min(begin + SPLIT, context);
+            int place = parts == 1 ? -1 : part + p * tokens;
+            for (int h = 0; few && h < shares; h++)
+                items.push_back({s, heads * h / shares, heads * (h + 1) / shares, 0, tokens * group, begin, end, place});
+            for (int row = (tokens * group - 1) / COLUMNS * COLUMNS; !few && row >= 0; row -= COLUMNS) {
+                int row_end = std::min(row + COLUMNS, tokens * group);
+                int from = std::max(begin, a.first_visible(past + row / group));
+                int to = std::min(end, past + (row_end - 1) / group + 1);
+                for (int h = 0; h < heads; h++) items.push_back({s, h, h + 1, row, row_end, from, to, place});
+            }
+        }
+        part += parts == 1 ? 0 : parts * tokens;
+    }
+}
+
+// Puts the parts of a sequence together; `part` is the place of the first.
+void join_parts(const Attention &a, int sequence, int part) {
+    int64_t dim = a.value_dim, tokens = a.tokens(sequence), parts = a.parts(sequence);
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < a.num_heads; head++) {
+            const float *first = a.workspace + ((part + token) * a.num_heads + head) * (dim + 2);
+            int64_t step = tokens * a.num_heads * (dim + 2);
+            float *to = a.output + ((a.query_start[sequence] + token) * a.num_heads + head) * dim;
+            float most = LOWEST, total = 0.0f;
+            for (int64_t p = 0; p < parts; p++) most = std::max(most, first[p * step + dim]);
+            std::fill(to, to + dim, 0.0f);
+            for (int64_t p = 0; p < parts; p++) {
+                const float *from = first + p * step;
+                float share = exp2_of_negative(all(from[dim] - most))[0];
+                total += share * from[dim + 1];
+                for (int64_t d = 0; d < dim; d++) to[d] += share * from[d];
+            }
+            for (int64_t d = 0; d < dim; d++) to[d] /= total;
+        }
+}
+
+}  // namespace
+
+extern "C" void sojourn_attend(Attention *attention) {
+    thread_local std::vector<Item> kept_items;
+    thread_local std::vector<float> workspace;
+    std::vector<Item> &items = kept_items;  // this thread's, for all of the team
+    int64_t products = 0, parts = 0;
+    Attention &a = *attention;
+    for (int s = 0; s < a.num_sequences; s++) {
+        products += int64_t(a.tokens(s)) * (a.contexts[s] - a.first_visible(a.past(s)));
+        parts += a.parts(s) == 1 ? 0 : a.parts(s) * a.tokens(s);
+        if (!a.contexts[s])  // a padding row
+            std::memset(a.output + a.query_start[s] * a.num_heads * a.value_dim, 0,
+                        a.tokens(s) * a.num_heads * a.value_dim * sizeof(float));
+    }
+    Room::grow(workspace, parts * a.num_heads * (a.value_dim + 2));
+    a.workspace = workspace.data();
+    products *= a.num_heads * (a.head_dim + a.value_dim);
+    int threads = products < WORTH_A_THREAD ? 1 : omp_get_max_threads();
+    make_items(a, threads, items);
+    int count = int(items.size());
+    if (threads == 1) {
+        for (int i = 0; i < count; i++) attend_item(a, items[i]);
+    } else {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+        for (int i = 0; i < count; i++) attend_item(a, items[i]);
+    }
+    int part = 0;
+    for (int s = int(a.num_sequences) - 1; s >= 0; s--)
+        if (a.contexts[s] && a.parts(s) > 1) {
+            join_parts(a, s, part);
+            part += a.parts(s) * a.tokens(s);
+        }
+}
