@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,6 +20,27 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHARED_LIMIT_BYTES = 227 * 1024  # of one block on compute capability 9.0
 if DEVICE.type == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def round_to_nearest() -> None:
+    """Makes the interpreter round float32 to fewer bits as a GPU and torch do. It cuts the digits off, and where it is
+    told to round, it loses the carry."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    cut_off, rounded = interpreter._convert_float, {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+
+    def convert(data, source, target, rounding_mode):
+        if source != tl.float32 or target not in rounded:
+            return cut_off(data, source, target, rounding_mode)
+        bits = torch.from_numpy(data.copy()).to(rounded[target])
+        return bits.view(torch.uint16 if target == tl.bfloat16 else torch.uint8).numpy()
+
+    interpreter._convert_float = convert
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    round_to_nearest()
 
 
 @dataclass(frozen=True, slots=True)
