@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 
 from engine.compute.attention import AttentionBackend, LayerCache
-from engine.compute.ops import rms_norm, rotate
+from engine.compute.mixture import mixture
+from engine.compute.ops import rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # ops.rms_norm or another of its kind
 Gate = Callable[[torch.Tensor], torch.Tensor]  # ops.silu_gate or another of its kind
@@ -77,6 +78,17 @@ class Operations(Protocol):
         """key and value [num_tokens, num_kv_heads, dim] → the cache; value is None where the layout has one plane."""
         ...
 
+    def mixture(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        """What each token's experts, gated by SiLU, make of it: the shapes are those of `mixture.mixture`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -127,3 +139,13 @@ class TorchOperations:
         layer_cache.values[0].index_copy_(0, slots, key)
         if value is not None:
             layer_cache.values[1].index_copy_(0, slots, value)
+
+    def mixture(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(silu_gate, both))

@@ -1,14 +1,12 @@
 """Mixture of experts: a router chooses a few feed-forward networks for each token (Shazeer et al., 2017)."""
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.operations import Operations
-from engine.compute.ops import silu_gate
 from engine.token.models.mlp import GatedMLP
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
@@ -17,11 +15,8 @@ Route = Callable[[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.
 
 
 class MixtureOfExperts(nn.Module):
-    """Tokens are sorted by expert, so that each expert is one matrix product over all its tokens. How many each has is
-    read by the host, which on CUDA waits for it once a layer; a grouped kernel would not.
-
-    The router works in float32 whatever the dtype of the rest: two experts that rounding makes equal are a coin toss.
-    """
+    """The router works in float32 whatever the dtype of the rest: two experts that rounding makes equal are a coin
+    toss."""
 
     def __init__(
         self,
@@ -54,16 +49,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
-        order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
-        rows = order // self.num_chosen
-        counts = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
-        results = x.new_empty(len(order), x.shape[1])
-        for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
-            if begin < end:
-                hidden = operations.gate(silu_gate, F.linear(x[rows[begin:end]], self.gate_up[expert]))
-                results[order[begin:end]] = F.linear(hidden, self.down[expert])
-        # Summed in the order of choice: adding up by index would depend on the order of threads on a GPU.
-        mixed = (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
+        mixed = operations.mixture(x, weights, experts, self.gate_up, self.down)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
