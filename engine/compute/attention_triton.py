@@ -1,0 +1,236 @@
+"""Attention by Triton kernels: the backend for GPUs. Its oracle is attention_torch.
+
+`begin` keeps what the host knows, and the first layer of each kind has the device plan the step; neither waits for the
+device. Memory is sized by `reserve`, and grids by the numbers of sequences and new tokens alone, so a step can be
+captured in a CUDA graph and replayed with other lengths.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
+from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel, combine_kernel
+from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_items_kernel, plan_sequences_kernel
+from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles
+
+LOG2_E = math.log2(math.e)
+CHUNK = 128  # sequences, or items, that a planning program looks at at once
+COMBINED_ROWS, COMBINED_SEGMENTS = 4, 4  # of partial results that a program reads at once
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What layers must have in common to share a plan of one kind of launch."""
+
+    short: bool  # sequences of at most SHORT_TOKENS new tokens, or those of more
+    tiles: Tiles
+    num_kv_heads: int
+    group: int
+    main: int  # dimensions of a value, padded
+    window: int  # 0: none
+    target: int  # programs that all work is cut into
+
+    @property
+    def most_work(self) -> int:
+        """Bound of a KV head's work, in segments. The planner takes the mean of a prompt's blocks for their longest."""
+        return (self.target if self.short else 2 * self.target) // self.num_kv_heads
+
+    @property
+    def max_splits(self) -> int:
+        return self.most_work // self.tiles.slack
+
+    @property
+    def max_partials(self) -> int:
+        return self.most_work * (self.tiles.slack + 1) // self.tiles.slack
+
+    def num_blocks(self, num_new: int) -> int:
+        return -(-num_new * self.group // self.tiles.block_m)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Device memory of one kind: see the kernels for what stands in it."""
+
+    plan: torch.Tensor
+    items: torch.Tensor
+    splits: torch.Tensor
+    partial_output: torch.Tensor
+    partial_lse: torch.Tensor
+
+
+class TritonAttention:
+    """Attention on one device.
+
+    `short` and `long` replace the tiles that would be chosen, and `num_multiprocessors` what the device says: for
+    measurements and tests.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_multiprocessors: int | None = None,
+        short: Tiles | None = None,
+        long: Tiles | None = None,
+    ) -> None:
+        if num_multiprocessors is None:
+            num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._device = device
+        self._num_multiprocessors = num_multiprocessors
+        self._short, self._long = short, long
+        self._max_sequences = self._max_tokens = 0
+        self._rooms: dict[Kind, Room] = {}
+        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
+
+    def reserve(self, max_sequences: int, max_tokens: int) -> None:
+        """Makes room for steps of so many sequences and new tokens. A graph captured before is void if this grows."""
+        if max_sequences > self._max_sequences or max_tokens > self._max_tokens:
+            self._max_sequences = max(self._max_sequences, max_sequences)
+            self._max_tokens = max(self._max_tokens, max_tokens)
+            self._rooms.clear()
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        self.reserve(len(inputs.query_lens), sum(inputs.query_lens))
+        self._inputs = inputs
+        self._short_lens = [new for new in inputs.query_lens if new <= SHORT_TOKENS]
+        self._long_lens = [new for new in inputs.query_lens if new > SHORT_TOKENS]
+        self._planned: set[Kind] = set()
+
+    def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim], the last dimension dense, in float32, float16 or bfloat16; the cache
+        in the same dtype, or in float8_e4m3fn with scales. Returns [num_tokens, num_heads, value_dim]."""
+        num_tokens, num_heads, head_dim = query.shape
+        planes, _, num_kv_heads, _ = layer_cache.values.shape
+        assert planes == 1 or spec.value_dim == head_dim, "keys and values of a layout with two planes have one size"
+        shape = Shape(num_heads // num_kv_heads, head_dim, spec.value_dim, query.itemsize, layer_cache.values.itemsize)
+        output = query.new_empty(num_tokens, num_heads, spec.value_dim)
+        if self._short_lens:
+            tiles = self._short or short_tiles(shape, max(self._short_lens))
+            self._launch(query, layer_cache, spec, output, self._kind(True, tiles, shape, num_kv_heads, spec))
+        if self._long_lens:
+            tiles = self._long or long_tiles(shape)
+            self._launch(query, layer_cache, spec, output, self._kind(False, tiles, shape, num_kv_heads, spec))
+        return output
+
+    def _kind(self, short: bool, tiles: Tiles, shape: Shape, num_kv_heads: int, spec: AttentionSpec) -> Kind:
+        target = max(tiles.waves * tiles.resident * self._num_multiprocessors, num_kv_heads)
+        return Kind(short, tiles, num_kv_heads, shape.group, padded(spec.value_dim), spec.window or 0, target)
+
+    def _launch(
+        self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec, output: torch.Tensor, kind: Kind
+    ) -> None:
+        room = self._rooms.get(kind) or self._make_room(kind)
+        num_items = self._num_items(kind)
+        if kind not in self._planned:
+            self._plan(kind, room, num_items)
+            self._planned.add(kind)
+        inputs, tiles, values, scales = self._inputs, kind.tiles, layer_cache.values, layer_cache.scales
+        latent = values.shape[0] == 1
+        head_dim = query.shape[2]
+        attend_kernel[(num_items * kind.num_kv_heads,)](
+            query,
+            values[0],
+            None if latent else values[1],
+            None if scales is None else scales[0],
+            None if scales is None else scales[-1],
+            self._device_slopes(spec),
+            output,
+            room.partial_output,
+            room.partial_lse,
+            inputs.block_tables,
+            inputs.query_start,
+            inputs.contexts,
+            room.items,
+            spec.scale * LOG2_E,
+            query.stride(0),
+            query.stride(1),
+            inputs.block_tables.stride(0),
+            NUM_KV_HEADS=kind.num_kv_heads,
+            GROUP=kind.group,
+            HEAD_DIM=head_dim,
+            VALUE_DIM=spec.value_dim,
+            MAIN=kind.main,
+            REST=padded(head_dim - spec.value_dim) if head_dim > spec.value_dim else 0,
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            BLOCK_SIZE=inputs.block_size,
+            WINDOW=kind.window,
+            SLOPED=spec.alibi_slopes is not None,
+            LATENT=latent,
+            EIGHT_BIT=scales is not None,
+            TWO_LOOPS=tiles.two_loops and kind.window == 0,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+        if kind.max_splits == 0:
+            return
+        most_rows = max(self._short_lens) * kind.group if kind.short else tiles.block_m
+        combine_kernel[(kind.max_splits * kind.num_kv_heads, -(-min(most_rows, tiles.block_m) // COMBINED_ROWS))](
+            room.partial_output,
+            room.partial_lse,
+            output,
+            inputs.query_start,
+            room.items,
+            room.splits,
+            NUM_KV_HEADS=kind.num_kv_heads,
+            GROUP=kind.group,
+            VALUE_DIM=spec.value_dim,
+            MAIN=kind.main,
+            BLOCK_M=tiles.block_m,
+            ROWS=COMBINED_ROWS,
+            SEGMENTS=COMBINED_SEGMENTS,
+        )
+
+    def _num_items(self, kind: Kind) -> int:
+        return sum(map(kind.num_blocks, self._short_lens if kind.short else self._long_lens)) + kind.most_work
+
+    def _plan(self, kind: Kind, room: Room, num_items: int) -> None:
+        inputs, tiles = self._inputs, kind.tiles
+        num_sequences = len(inputs.query_lens)
+        plan_sequences_kernel[(1,)](
+            inputs.query_start,
+            inputs.contexts,
+            room.plan,
+            room.splits,
+            num_sequences,
+            1 if kind.short else SHORT_TOKENS + 1,
+            SHORT_TOKENS if kind.short else 2**31 - 1,
+            kind.target,
+            tiles.least_tiles,
+            kind.max_splits,
+            NUM_KV_HEADS=kind.num_kv_heads,
+            GROUP=kind.group,
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            WINDOW=kind.window,
+            SLACK=tiles.slack,
+            CHUNK=CHUNK,
+        )
+        plan_items_kernel[(-(-num_items // CHUNK),)](
+            room.plan, room.items, room.splits, num_sequences, num_sequences.bit_length(), num_items, CHUNK=CHUNK
+        )
+
+    def _make_room(self, kind: Kind) -> Room:
+        max_blocks = kind.num_blocks(self._max_tokens) + self._max_sequences
+        partials = kind.max_partials * kind.num_kv_heads
+
+        def empty(*size: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device=self._device)
+
+        room = Room(
+            empty(self._max_sequences + 1, PLAN_FIELDS.value, dtype=torch.int32),
+            empty(max_blocks + kind.most_work, ITEM_FIELDS.value, dtype=torch.int32),
+            empty(max(kind.max_splits, 1), dtype=torch.int32),
+            empty(partials, kind.tiles.block_m, kind.main, dtype=torch.float32),
+            empty(partials, kind.tiles.block_m, dtype=torch.float32),
+        )
+        self._rooms[kind] = room
+        return room
+
+    def _device_slopes(self, spec: AttentionSpec) -> torch.Tensor | None:
+        slopes = spec.alibi_slopes
+        if slopes is not None and slopes not in self._slopes:
+            self._slopes[slopes] = torch.tensor([slope * LOG2_E for slope in slopes], device=self._device)
+        return None if slopes is None else self._slopes[slopes]

@@ -1,0 +1,310 @@
+"""Paged attention for GPUs: one pair of kernels for prompts, decodes, mixed batches and verification.
+
+The query heads that share a KV head are packed with the new tokens of a sequence into the rows of one tile, so that
+every key and value is read once for all of them (grouped queries: Ainslie et al., 2023). The softmax is online
+(Milakov and Gimelshein, 2018; Dao et al., 2022), in base 2. A long context is cut into segments whose results are put
+together by their log-sum-exps (Flash-Decoding, 2023); who computes what was decided on the device: see attention_plan.
+
+A row's result depends on the other sequences of its step only through the number of segments that its own is cut into:
+the sums are the same, in another order.
+"""
+
+import triton
+import triton.language as tl
+
+ITEM_FIELDS = tl.constexpr(5)  # of a work item: sequence, block of rows, segment, segments of the block, partial result
+UNSEEN = tl.constexpr(-1e30)  # a row's maximum before its first key: finite, so that no difference is NaN
+VALUE_FACTOR = tl.constexpr(256.0)  # keeps probability * scale of an 8-bit value in float16's normal range
+
+
+@triton.jit
+def _attend_tiles(
+    acc,
+    total,
+    peak,
+    query,
+    query_rest,
+    positions,
+    row_slopes,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    head,
+    begin,
+    end,
+    key_end,
+    scale_log2,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SLOPED: tl.constexpr,
+    LATENT: tl.constexpr,
+    EIGHT_BIT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The tiles of keys from position `begin` to `end`. Without MASKED, every row sees every key of them."""
+    main = tl.arange(0, MAIN)
+    rest = VALUE_DIM + tl.arange(0, REST if REST > 0 else 1)
+    for start in range(begin, end, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        if MASKED:
+            live = places < key_end
+            blocks = tl.load(table + places // BLOCK_SIZE, mask=live, other=0)
+        elif BLOCK_SIZE % BLOCK_N == 0:
+            blocks = tl.load(table + start // BLOCK_SIZE)
+        else:
+            blocks = tl.load(table + places // BLOCK_SIZE)
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE
+        offsets = slots * NUM_KV_HEADS + head
+        key_rows = keys + offsets[:, None] * HEAD_DIM
+        if MASKED and MAIN == VALUE_DIM:
+            wanted = live[:, None]
+        elif MASKED:
+            wanted = live[:, None] & (main < VALUE_DIM)[None, :]
+        elif MAIN == VALUE_DIM:
+            wanted = None
+        else:
+            wanted = (main < VALUE_DIM)[None, :]
+        key = _load(key_rows + main[None, :], wanted)
+        if EIGHT_BIT:
+            key = key.to(tl.float16)
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if REST > 0:
+            wanted_rest = (rest < HEAD_DIM)[None, :]
+            if MASKED:
+                wanted_rest = wanted_rest & live[:, None]
+            key_rest = _load(key_rows + rest[None, :], wanted_rest)
+            if EIGHT_BIT:
+                key_rest = key_rest.to(tl.float16)
+            logits = tl.dot(query_rest, tl.trans(key_rest), logits, input_precision="ieee")
+        if EIGHT_BIT:
+            logits = logits * (_load(key_scales + offsets, live if MASKED else None) * scale_log2)[None, :]
+        else:
+            logits = logits * scale_log2
+        if SLOPED:
+            logits += row_slopes[:, None] * (places[None, :] - positions[:, None]).to(tl.float32)
+        if MASKED:
+            seen = places[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                seen = seen & (places[None, :] > positions[:, None] - WINDOW)
+            logits = tl.where(seen, logits, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(logits, 1))
+        shares = tl.exp2(logits - new_peak[:, None])
+        fading = tl.exp2(peak - new_peak)
+        total = total * fading + tl.sum(shares, 1)
+        peak = new_peak
+        acc = acc * fading[:, None]
+        if LATENT:
+            value = key
+        else:
+            value = _load(values + offsets[:, None] * HEAD_DIM + main[None, :], wanted)
+            if EIGHT_BIT:
+                value = value.to(tl.float16)
+        if EIGHT_BIT:
+            shares = shares * (_load(value_scales + offsets, live if MASKED else None) * VALUE_FACTOR)[None, :]
+        acc = tl.dot(shares.to(value.dtype), value, acc, input_precision="ieee")
+    return acc, total, peak
+
+
+@triton.jit
+def _load(pointers, wanted):
+    if wanted is None:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=wanted, other=0.0)
+
+
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start", "contexts"]
+)
+def attend_kernel(
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    slopes,
+    output,
+    partial_output,
+    partial_lse,
+    block_tables,
+    query_start,
+    contexts,
+    items,
+    scale_log2,
+    query_token_stride,
+    query_head_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SLOPED: tl.constexpr,
+    LATENT: tl.constexpr,
+    EIGHT_BIT: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
+):
+    """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
+
+    query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_slots, NUM_KV_HEADS, HEAD_DIM]; scales [num_slots,
+    NUM_KV_HEADS] float32, read if EIGHT_BIT; slopes [num_heads] float32, times log2(e), read if SLOPED; output
+    [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
+    NUM_KV_HEADS, BLOCK_M] float32; block_tables [num_sequences, table_stride], query_start [num_sequences + 1],
+    contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
+    padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
+    scale_log2 is the scale of the logits times log2(e).
+    """
+    program = tl.program_id(0)
+    head = program % NUM_KV_HEADS
+    item = items + (program // NUM_KV_HEADS) * ITEM_FIELDS
+    sequence = tl.load(item)
+    if sequence < 0:
+        return
+    block = tl.load(item + 1)
+    segment = tl.load(item + 2)
+    num_segments = tl.load(item + 3)
+    first = tl.load(query_start + sequence)
+    num_new = tl.load(query_start + sequence + 1) - first
+    past = tl.load(contexts + sequence) - num_new  # below 0 in a padding row, which sees nothing
+
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = rows // GROUP
+    heads = head * GROUP + rows % GROUP
+    kept = tokens < num_new
+    positions = past + tokens
+    first_position = past + block * BLOCK_M // GROUP
+    key_end = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, num_new - 1) + 1
+    tile_begin = 0
+    if WINDOW > 0:
+        tile_begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N
+    tile_end = tl.cdiv(key_end, BLOCK_N)
+    share = tl.cdiv(tile_end - tile_begin, num_segments)
+    tile_begin += segment * share
+    tile_end = tl.minimum(tile_end, tile_begin + share)
+
+    main = tl.arange(0, MAIN)
+    query_rows = (
+        query + (first + tokens).to(tl.int64)[:, None] * query_token_stride + heads[:, None] * query_head_stride
+    )
+    packed = tl.load(query_rows + main[None, :], mask=kept[:, None] & (main < VALUE_DIM)[None, :], other=0.0)
+    if EIGHT_BIT:
+        packed = packed.to(tl.float16)
+    packed_rest = packed
+    if REST > 0:
+        rest = VALUE_DIM + tl.arange(0, REST)
+        packed_rest = tl.load(query_rows + rest[None, :], mask=kept[:, None] & (rest < HEAD_DIM)[None, :], other=0.0)
+        if EIGHT_BIT:
+            packed_rest = packed_rest.to(tl.float16)
+    row_slopes = positions.to(tl.float32)
+    if SLOPED:
+        row_slopes = tl.load(slopes + heads, mask=kept, other=0.0)
+
+    acc = tl.zeros([BLOCK_M, MAIN], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], UNSEEN, tl.float32)
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    begin = tile_begin * BLOCK_N
+    end = tile_end * BLOCK_N
+    if TWO_LOOPS:
+        # Up to here the first row, and so every row, sees all keys.
+        clear = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N * BLOCK_N, begin), end)
+        acc, total, peak = _attend_tiles(
+            acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
+            head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
+            WINDOW, SLOPED, LATENT, EIGHT_BIT, False,
+        )  # fmt: skip
+        begin = clear
+    acc, total, peak = _attend_tiles(
+        acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
+        head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
+        WINDOW, SLOPED, LATENT, EIGHT_BIT, True,
+    )  # fmt: skip
+
+    normaliser = tl.where(total == 0.0, 1.0, total)
+    if EIGHT_BIT:
+        acc = acc * (1.0 / VALUE_FACTOR)
+    acc = acc / normaliser[:, None]
+    if num_segments == 1:
+        num_heads = NUM_KV_HEADS * GROUP
+        targets = ((first + tokens).to(tl.int64) * num_heads + heads) * VALUE_DIM
+        stored = kept[:, None] & (main < VALUE_DIM)[None, :]
+        tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
+    else:
+        partial = (tl.load(item + 4) + segment) * NUM_KV_HEADS + head
+        places = partial.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        tl.store(partial_output + places[:, None] * MAIN + main[None, :], acc, mask=kept[:, None])
+        lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(normaliser))
+        tl.store(partial_lse + places, lse, mask=kept)
+
+
+@triton.jit
+def combine_kernel(
+    partial_output,
+    partial_lse,
+    output,
+    query_start,
+    items,
+    splits,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    MAIN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+):
+    """Puts the segments of a block of rows together; grid (num_splits * NUM_KV_HEADS, BLOCK_M / ROWS at most).
+
+    `splits` [num_splits] int32 are the items that are the first segment of a block that was cut, -1 where there are
+    fewer. SEGMENTS are read at once. For the rest see attend_kernel.
+    """
+    program = tl.program_id(0)
+    head = program % NUM_KV_HEADS
+    index = tl.load(splits + program // NUM_KV_HEADS)
+    if index < 0:
+        return
+    item = items + index * ITEM_FIELDS
+    sequence = tl.load(item)
+    block = tl.load(item + 1)
+    num_segments = tl.load(item + 3)
+    partial = tl.load(item + 4)
+    first = tl.load(query_start + sequence)
+    num_new = tl.load(query_start + sequence + 1) - first
+    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    rows = block * BLOCK_M + local
+    tokens = rows // GROUP
+    kept = tokens < num_new
+    main = tl.arange(0, MAIN)
+    acc = tl.zeros([ROWS, MAIN], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], UNSEEN, tl.float32)
+    for start in range(0, num_segments, SEGMENTS):
+        segments = start + tl.arange(0, SEGMENTS)
+        wanted = (segments < num_segments)[:, None] & kept[None, :]
+        places = ((partial + segments) * NUM_KV_HEADS + head).to(tl.int64)[:, None] * BLOCK_M + local[None, :]
+        lse = tl.load(partial_lse + places, mask=wanted, other=float("-inf"))
+        cells = places[:, :, None] * MAIN + main[None, None, :]
+        parts = tl.load(partial_output + cells, mask=wanted[:, :, None], other=0.0)
+        new_peak = tl.maximum(peak, tl.max(lse, 0))
+        shares = tl.exp2(lse - new_peak[None, :])
+        fading = tl.exp2(peak - new_peak)
+        total = total * fading + tl.sum(shares, 0)
+        acc = acc * fading[:, None] + tl.sum(parts * shares[:, :, None], 0)
+        peak = new_peak
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    targets = ((first + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
+    stored = kept[:, None] & (main < VALUE_DIM)[None, :]
+    tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
