@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compute.weight_formats.format import PackedWeight, WeightFormat
+
 
 class Linear(nn.Module):
     """x [num_tokens, in_features] → x @ weight.T + bias, [num_tokens, out_features]."""
@@ -11,13 +13,20 @@ class Linear(nn.Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = False):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.packed: PackedWeight | None = None
+        self.num_parameters = self.num_weights + (out_features if bias else 0)
 
     @property
     def num_weights(self) -> int:
         """Of the matrix: each is multiplied once a token."""
         return self.in_features * self.out_features
 
+    def pack(self, weight_format: WeightFormat) -> None:
+        """Puts the filled weight into the order that its kernel reads; only that is kept. Raises UnsupportedWeights."""
+        self.packed = weight_format.pack(self.weight.detach(), None if self.bias is None else self.bias.detach())
+        self.weight = self.bias = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias) if self.packed is None else self.packed(x)

@@ -13,6 +13,7 @@ from engine.compute.attention import AttentionBackend, KVCache, KVLayout, LayerC
 from engine.compute.linear import Linear
 from engine.compute.operations import Norm, Operations, Rope, Step
 from engine.compute.ops import rms_norm
+from engine.compute.weight_formats.format import WeightFormat
 from engine.token.checkpoint import ModelError
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
@@ -79,6 +80,7 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.hidden_size))
         self.head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
+        self.held_as: str | None = None  # the weight format of the packed matrices
         self.cos: torch.Tensor | None = None
         self.sin: torch.Tensor | None = None
 
@@ -86,6 +88,36 @@ class Decoder(nn.Module):
         """Gives the head the embedding as its weight, if config.json says that they are one."""
         if self.config.tie_embeddings:
             self.head.weight = self.embedding
+
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Gives the embedding and the matrices of all linear layers this dtype, before they are filled."""
+        self.embedding = nn.Parameter(self.embedding.to(dtype))
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.weight = nn.Parameter(module.weight.to(dtype))
+        self.tie()
+
+    def pack(self, weight_format: WeightFormat) -> None:
+        """Packs every linear layer, the head included. The embedding stays, for its rows are looked up, and so do
+        experts and the factors of latent attention, which are multiplied by tokens of their own."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(weight_format)
+        self.held_as = weight_format.name
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the checkpoint, however they are held; a tied head counts once."""
+        held = sum(p.numel() for p in self.parameters())
+        packed = [m for m in self.modules() if isinstance(m, Linear) and m.packed is not None]
+        tied = self.head in packed and self.config.tie_embeddings
+        return held + sum(m.num_parameters for m in packed) - (self.head.num_weights if tied else 0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of memory that the weights take."""
+        packed = sum(m.packed.nbytes for m in self.modules() if isinstance(m, Linear) and m.packed is not None)
+        return packed + sum(p.nbytes for p in self.parameters())
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -107,7 +139,7 @@ class Decoder(nn.Module):
         attention: AttentionBackend,
         kv_cache: KVCache,
     ) -> torch.Tensor:
-        residual = F.embedding(ids, self.embedding)
+        residual = F.embedding(ids, self.embedding).to(self.norm.dtype)
         if self.config.embedding_scale is not None:
             residual = residual * torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
         rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
@@ -126,9 +158,9 @@ class Decoder(nn.Module):
     def shape(self) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
         size = self.norm.element_size()
-        read = sum(p.numel() * p.element_size() for p in self.parameters())
-        if not self.config.tie_embeddings:
-            read -= self.embedding.numel() * size  # rows are gathered from it, it is not read as a whole
+        read = self.weight_bytes
+        if self.head.weight is not self.embedding:
+            read -= self.embedding.nbytes  # rows are gathered from it, it is not read as a whole
         experts = None
         if mixtures := [layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureOfExperts)]:
             one = mixtures[0]

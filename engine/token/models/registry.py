@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from engine.compute.weight_formats.format import UnsupportedWeights
+from engine.compute.weight_formats.registry import weight_format
 from engine.token.checkpoint import ModelError, read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
 from engine.token.models.decoder import Decoder, DecoderConfig
 from engine.token.models.dummy import fill_with_random_weights
 from engine.token.models.settings import NEUTRAL
-from engine.token.models.weights import iterate_weights
+from engine.token.models.weights import iterate_weights, stored_dtype
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "LlamaForCausalLM": llama.decoder_config,
@@ -30,10 +32,17 @@ FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype, device: torch.device, max_model_len: int | None, *, dummy: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    *,
+    dummy: bool = False,
+    weights: str | None = None,
 ) -> Decoder:
     """Builds the model of a checkpoint folder and fills it: with its weights, or as `dummy` with random ones, for which
-    config.json is enough. Raises ModelError with a sentence.
+    config.json is enough. `weights` packs them for a CPU, as EngineConfig.weights says; None leaves them to torch.
+    Raises ModelError with a sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
@@ -44,6 +53,8 @@ def load_model(
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
+    if weights is not None:
+        model.hold_as(named_dtype(config) if dummy else stored_dtype(folder))
     model = model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
     if dummy:
@@ -51,8 +62,19 @@ def load_model(
     else:
         with torch.no_grad():
             model.load(iterate_weights(folder))
+    if weights is not None:
+        try:
+            model.pack(weight_format(weights, model.embedding.dtype))
+        except UnsupportedWeights as error:
+            raise ModelError(str(error)) from None
     model.make_rope(limit, device)
     return model.eval()
+
+
+def named_dtype(config: dict[str, Any]) -> torch.dtype:
+    """The dtype that config.json says the weights have, by its old name or its new one; float32 where it does not."""
+    name = config.get("dtype") or config.get("torch_dtype")
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(name), torch.float32)
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:

@@ -1,0 +1,1 @@
+"""How a CPU holds the matrices of linear layers, and multiplies by them."""

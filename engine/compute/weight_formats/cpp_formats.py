@@ -1,0 +1,113 @@
+"""Formats of our own kernels (cpp/gemm_float.cpp, cpp/gemm_int8.cpp): a row's result never depends on other rows."""
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from engine.compute.cpp.extension import Library
+from engine.compute.weight_formats.format import UnsupportedWeights, WeightFormat
+
+PANEL = 64  # output channels that lie together
+LARGEST_INNER = (2**31 - 1) // (127 * 255)  # of int8: more products may not fit into an int32
+
+_SIZES = (ctypes.c_int64,) * 3
+_POINTER = ctypes.c_void_p
+
+
+def cpp_formats(library: Library) -> dict[str, WeightFormat]:
+    """Name → format, of those that this machine's instructions allow: AVX512, and its VNNI for int8."""
+    formats = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        if (kernel := _kernel(library, f"linear_{name}", 2)) is not None:
+            formats[name] = WeightFormat(name, partial(FloatWeight, kernel, dtype))
+    if (kernel := _kernel(library, "linear_int8", 4)) is not None:
+        formats["int8"] = WeightFormat("int8", partial(Int8Weight, kernel))
+    return formats
+
+
+class FloatWeight:
+    """Float32 arithmetic with weights of 32 or 16 bits; the latter become float32 in a register, which is exact."""
+
+    def __init__(self, kernel: Callable, dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None):
+        self.out_features, self.in_features = weight.shape
+        self._panels, self._bias, self._kernel = _float_panels(weight, dtype), bias, kernel
+        self._pointers = self._panels.data_ptr(), None if bias is None else bias.data_ptr()
+        self.nbytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x, y = _operands(x, self.in_features, self.out_features)
+        self._kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self._pointers)
+        return y
+
+
+class Int8Weight:
+    """int8 by output channel, multiplied by activations that are rounded to int8 by token (dynamic quantisation)."""
+
+    def __init__(self, kernel: Callable, weight: torch.Tensor, bias: torch.Tensor | None):
+        self.out_features, self.in_features = weight.shape
+        if self.in_features > LARGEST_INNER:
+            raise UnsupportedWeights(
+                f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {self.in_features}; "
+                "use float16"
+            )
+        self._kernel, self._bias = kernel, bias
+        self._panels, self._scales, self._offsets = _int8_panels(weight)
+        parts = self._panels, self._scales, self._offsets
+        self._pointers = *(part.data_ptr() for part in parts), None if bias is None else bias.data_ptr()
+        self.nbytes = sum(part.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x, y = _operands(x, self.in_features, self.out_features)
+        self._kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self._pointers)
+        return y
+
+
+def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [out, in] → int8 of the same shape and float32 scales [out]; weight ≈ int8 * scale, symmetric."""
+    weight = weight.float()
+    scales = weight.abs().amax(1) / 127
+    safe = torch.where(scales > 0, scales, 1.0)
+    return (weight / safe[:, None]).round_().to(torch.int8), scales
+
+
+def _float_panels(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[out, in] → [out / 64, in, 64], the last panel filled up with zeros."""
+    narrow = weight.to(dtype)
+    if dtype == torch.float16 and weight.dtype != dtype and not narrow.isfinite().all():
+        raise UnsupportedWeights(
+            "weights=float16 cannot hold this checkpoint: it has a weight beyond 65504, float16's largest number; use "
+            "auto"
+        )
+    return _padded(narrow, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+def _int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[out, in] → [out / 64, in / 4, 64, 4]; the scale of each channel; 128 times the sum of its weights."""
+    quantised, scales = quantize_channels(weight)
+    quantised = _padded(quantised, 4)
+    offsets = quantised.sum(1, dtype=torch.int32) * 128
+    panels = quantised.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    return panels, F.pad(scales, (0, len(quantised) - len(scales))), offsets
+
+
+def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
+    """Filled up with zeros to whole panels, and to a multiple of `inner` inputs."""
+    return F.pad(weight, (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL))
+
+
+def _operands(x: torch.Tensor, in_features: int, out_features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    # The kernels read memory, and would read whatever stands there.
+    assert x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == in_features, "float32 [num_tokens, in_features]"
+    return x.contiguous(), torch.empty(len(x), out_features)
+
+
+def _kernel(library: Library, name: str, num_pointers: int) -> Callable[..., None] | None:
+    """A function of x, y, three sizes and pointers to the weight's parts; None where the machine has not got it."""
+    try:
+        return library.function(name, _POINTER, _POINTER, *_SIZES, *(_POINTER,) * num_pointers)
+    except AttributeError:
+        return None

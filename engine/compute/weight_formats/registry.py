@@ -1,0 +1,37 @@
+"""Which format a CPU's weights get: the registry."""
+
+import logging
+
+import torch
+
+from engine.compute.cpp.extension import library, unavailable
+from engine.compute.weight_formats.cpp_formats import cpp_formats
+from engine.compute.weight_formats.format import UnsupportedWeights, WeightFormat
+from engine.compute.weight_formats.torch_formats import torch_formats
+
+log = logging.getLogger(__name__)
+
+
+def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
+    """The format of EngineConfig.weights on this machine, for a checkpoint that stores its matrices as `stored`.
+
+    `auto` keeps what is stored and multiplies in float32: exact, and since a step of few rows is bound by reading the
+    weights, 16-bit checkpoints run about twice as fast as in float32 and never slower (tests/bench/linear.py,
+    docs/performance.md). Without our kernels it is float32. float16 rounds what is not stored so; int8 rounds weights
+    by channel and activations by token. Raises UnsupportedWeights.
+    """
+    formats = torch_formats()
+    if (kernels := library()) is not None:
+        formats |= cpp_formats(kernels)
+    if name == "auto":
+        name = str(stored).removeprefix("torch.")
+        return formats.get(name, formats["float32"]) if name in ("bfloat16", "float16") else formats["float32"]
+    if name not in formats:
+        reason = unavailable() or "this CPU lacks AVX512"
+        raise UnsupportedWeights(
+            f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32"
+        )
+    chosen = formats[name]
+    if chosen.caveat:
+        log.warning("%s", chosen.caveat)
+    return chosen
