@@ -17,6 +17,7 @@ using namespace simd;
 namespace {
 
 constexpr int TILE = 96;                  // positions of one step of the online softmax; a multiple of ROWS and W
+constexpr int FEW_TILE = 32;              // the same where rows are few, and how far ahead memory is fetched
 constexpr int COLUMNS = PANEL * W;        // rows of a work item
 constexpr int FEW = 4;                    // rows up to which they lie one after another
 constexpr int SPLIT = 1024;               // positions of one part of a long context
@@ -163,6 +164,33 @@ inline void score_rows(const float *const *keys, int offset, int dim, const floa
         std::memcpy(out + r * TILE, reinterpret_cast<float *>(total) + r * P, P * sizeof(float));
 }
 
+inline void fetch_line(const float *p) { __builtin_prefetch(p, 0, 2); }
+
+// Where the keys and values of a tile's positions are.
+struct Places {
+    int count;
+    const float *keys[TILE], *values[TILE];
+
+    void find(const Attention &a, const Item &item, int begin, int tile) {
+        const int32_t *table = a.block_tables + item.sequence * a.table_stride;
+        int size = int(a.block_size), block = begin / size, within = begin % size;
+        int64_t slot = int64_t(table[block]) * size + within;
+        count = std::min(tile, item.end - begin);
+        for (int k = 0; k < tile; k++) {
+            keys[k] = a.keys + slot * a.slot_stride, values[k] = a.values + slot * a.slot_stride;
+            if (k >= count - 1) continue;  // what is behind the last is computed and thrown away
+            slot++;
+            if (++within == size) within = 0, slot = int64_t(table[++block]) * size;
+        }
+    }
+    void fetch(int offset, int size) const {
+        for (int k = 0; k < count; k++)
+            for (int d = 0; d < size; d += 16) fetch_line(keys[k] + offset + d);
+        for (int k = 0; k < count; k++)
+            for (int d = 0; d < size; d += 16) fetch_line(values[k] + offset + d);
+    }
+};
+
 // The rows of one KV head in a work item, and what is known of them so far.
 struct Rows {
     int count, width;       // width: padded to vectors
@@ -194,14 +222,19 @@ void begin_rows(const Attention &a, const Item &item, int head, bool few, Rows &
     std::memset(rows.output, 0, rows.count * a.padded_value_dim() * sizeof(float));
 }
 
-void attend_few(const Attention &a, Rows &rows, const float *const *keys, const float *const *values, int offset,
-                int begin, int count, float *scores) {
+void attend_few(const Attention &a, Rows &rows, const Places &here, const Places &ahead, int offset, int begin,
+                float *scores) {
+    const float *const *keys = here.keys;
+    int count = here.count;
     int padded = int((a.head_dim + W - 1) / W * W), dim = int(a.head_dim), out_dim = a.padded_value_dim();
     for (int r = 0; r < rows.count;) {
         int left = rows.count - r, now = left >= 4 ? 4 : left >= 2 ? 2 : 1;
         const float *queries = rows.queries + r * padded;
         float *to = scores + r * TILE;
         for (int k = 0; k < count; k += W / now) {
+            for (int p = k; r == 0 && p < k + W / now; p++)
+                for (int d = 0; d < dim; d += 16)
+                    fetch_line(ahead.keys[p] + offset + d), fetch_line(ahead.values[p] + offset + d);
             if (now == 4) score_rows<4>(keys + k, offset, dim, queries, padded, to + k);
             else if (now == 2) score_rows<2>(keys + k, offset, dim, queries, padded, to + k);
             else score_rows<1>(keys + k, offset, dim, queries, padded, to + k);
@@ -231,11 +264,12 @@ void attend_few(const Attention &a, Rows &rows, const float *const *keys, const 
         rows.total[r] = rows.total[r] * fade + sum(total);
         rows.most[r] = most;
     }
-    weigh_values(scores, rows.count, TILE, 1, values, offset, int(a.value_dim), count, rows.output, out_dim);
+    weigh_values(scores, rows.count, TILE, 1, here.values, offset, int(a.value_dim), count, rows.output, out_dim);
 }
 
-void attend_many(const Attention &a, Rows &rows, const float *const *keys, const float *const *values, int offset,
-                 int begin, int count, float *scores) {
+void attend_many(const Attention &a, Rows &rows, const Places &here, int offset, int begin, float *scores) {
+    const float *const *keys = here.keys;
+    int count = here.count;
     int width = rows.width, dim = int(a.head_dim), out_dim = a.padded_value_dim();
     for (int k = 0; k < count; k += ROWS)
         switch (width / W) {
@@ -278,7 +312,7 @@ void attend_many(const Attention &a, Rows &rows, const float *const *keys, const
                 for (int d = 0; d < out_dim; d += W)
                     store(rows.output + r * out_dim + d, load(rows.output + r * out_dim + d) * fade[r - c]);
     }
-    weigh_values(scores, rows.count, 1, width, values, offset, int(a.value_dim), count, rows.output, out_dim);
+    weigh_values(scores, rows.count, 1, width, here.values, offset, int(a.value_dim), count, rows.output, out_dim);
 }
 
 void end_rows(const Attention &a, const Item &item, int head, const Rows &rows) {
@@ -324,19 +358,17 @@ void attend_item(const Attention &a, const Item &item) {
     room.fit(a, few);
     for (int head = item.head_begin; head < item.head_end; head++)
         begin_rows(a, item, head, few, room.rows[head - item.head_begin]);
-    const int32_t *table = a.block_tables + item.sequence * a.table_stride;
-    const float *keys[TILE], *values[TILE];
-    for (int begin = item.begin; begin < item.end; begin += TILE) {
-        int count = std::min(TILE, item.end - begin);
-        for (int k = 0; k < TILE; k++) {  // what is behind the last is computed and thrown away
-            int position = begin + std::min(k, count - 1);
-            int64_t slot = int64_t(table[position / a.block_size]) * a.block_size + position % a.block_size;
-            keys[k] = a.keys + slot * a.slot_stride, values[k] = a.values + slot * a.slot_stride;
-        }
+    const int tile = few ? FEW_TILE : TILE;
+    const int first = item.head_begin * int(a.head_dim), size = (item.head_end - item.head_begin) * int(a.head_dim);
+    Places here, ahead;
+    here.find(a, item, item.begin, tile);
+    if (few) here.fetch(first, size);
+    for (int begin = item.begin; begin < item.end; begin += tile, std::swap(here, ahead)) {
+        ahead.find(a, item, std::min(begin + tile, item.end - 1), tile);
         for (int head = item.head_begin; head < item.head_end; head++) {
-            auto attend = few ? attend_few : attend_many;
             Rows &rows = room.rows[head - item.head_begin];
-            attend(a, rows, keys, values, head * int(a.head_dim), begin, count, room.scores.data());
+            if (few) attend_few(a, rows, here, ahead, head * int(a.head_dim), begin, room.scores.data());
+            else attend_many(a, rows, here, head * int(a.head_dim), begin, room.scores.data());
         }
     }
     for (int head = item.head_begin; head < item.head_end; head++)
