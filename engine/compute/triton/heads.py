@@ -1,0 +1,189 @@
+"""From fused queries, keys and values to queries and a written cache, in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.compute.attention import LayerCache
+from engine.compute.operations import HeadSpec, Rope
+
+FP8_MAX = tl.constexpr(448.0)  # of float8_e4m3fn
+TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
+
+
+@triton.jit
+def _normed(first, second, weight_pointer, half_columns, head_dim, eps):
+    """Both halves of some heads, each head under its root-mean-square norm; rounded before the weight."""
+    half = head_dim // 2
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    squares = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
+    factor = tl.rsqrt(squares / head_dim + eps)[:, None]
+    columns = half_columns < half
+    weight_first = tl.load(weight_pointer + half_columns, mask=columns, other=0.0).to(tl.float32)
+    weight_second = tl.load(weight_pointer + half + half_columns, mask=columns, other=0.0).to(tl.float32)
+    return (
+        ((wide_first * factor).to(first.dtype).to(tl.float32) * weight_first[None, :]).to(first.dtype),
+        ((wide_second * factor).to(first.dtype).to(tl.float32) * weight_second[None, :]).to(first.dtype),
+    )
+
+
+@triton.jit
+def _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim):
+    """Rotary embedding in the half-split layout, in float32 and rounded once."""
+    half = head_dim // 2
+    columns = half_columns < half
+    base = position * head_dim + half_columns
+    cos_first = tl.load(cos_pointer + base, mask=columns, other=0.0).to(tl.float32)[None, :]
+    cos_second = tl.load(cos_pointer + base + half, mask=columns, other=0.0).to(tl.float32)[None, :]
+    sin_first = tl.load(sin_pointer + base, mask=columns, other=0.0).to(tl.float32)[None, :]
+    sin_second = tl.load(sin_pointer + base + half, mask=columns, other=0.0).to(tl.float32)[None, :]
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    return (
+        (wide_first * cos_first - wide_second * sin_first).to(first.dtype),
+        (wide_second * cos_second + wide_first * sin_second).to(first.dtype),
+    )
+
+
+@triton.jit
+def _quantised(first, second, scale_pointer, offsets, inside):
+    """Halves of heads in 8 bits, after writing what factor gives them back: that of a head's largest number."""
+    wide_first, wide_second = tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32))
+    largest = tl.maximum(tl.max(wide_first, axis=1), tl.max(wide_second, axis=1))
+    scale = tl.where(largest > 0, largest / FP8_MAX, 1.0)
+    tl.store(scale_pointer + offsets, scale, mask=inside)
+    return (
+        (first.to(tl.float32) / scale[:, None]).to(tl.float8e4nv),
+        (second.to(tl.float32) / scale[:, None]).to(tl.float8e4nv),
+    )
+
+
+@triton.jit
+def _write_plane(first, second, values_pointer, scales_pointer, slot, heads, inside, half_columns,
+                 num_kv_heads, head_dim, FP8: tl.constexpr):  # fmt: skip
+    half = head_dim // 2
+    if FP8:
+        first, second = _quantised(first, second, scales_pointer, slot * num_kv_heads + heads, inside)
+    place = (slot * num_kv_heads + heads)[:, None] * head_dim + half_columns[None, :]
+    mask = inside[:, None] & (half_columns < half)[None, :]
+    tl.store(values_pointer + place, first.to(values_pointer.dtype.element_ty), mask=mask)
+    tl.store(values_pointer + place + half, second.to(values_pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def heads_kernel(
+    qkv_pointer, q_norm_pointer, k_norm_pointer, cos_pointer, sin_pointer, positions_pointer, slots_pointer,
+    query_pointer, values_pointer, scales_pointer,
+    qkv_stride, value_plane, scale_plane, eps, num_heads, num_kv_heads, head_dim,
+    NORM: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Programs (token, group of heads): first the groups of query heads, then those of KV heads."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    half = head_dim // 2
+    half_columns = tl.arange(0, HALF)
+    query_groups = tl.cdiv(num_heads, HEADS)
+    row = qkv_pointer + token * qkv_stride
+    position = tl.full((), 0, tl.int64)
+    if ROPE:
+        position = tl.load(positions_pointer + token)
+    if group < query_groups:
+        heads = group * HEADS + tl.arange(0, HEADS)
+        inside = heads < num_heads
+        mask = inside[:, None] & (half_columns < half)[None, :]
+        place = heads[:, None] * head_dim + half_columns[None, :]
+        first = tl.load(row + place, mask=mask, other=0.0)
+        second = tl.load(row + place + half, mask=mask, other=0.0)
+        if NORM:
+            first, second = _normed(first, second, q_norm_pointer, half_columns, head_dim, eps)
+        if ROPE:
+            first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
+        out = query_pointer + token * num_heads * head_dim + place
+        tl.store(out, first, mask=mask)
+        tl.store(out + half, second, mask=mask)
+    else:
+        slot = tl.load(slots_pointer + token)
+        if slot >= 0:
+            heads = (group - query_groups) * HEADS + tl.arange(0, HEADS)
+            inside = heads < num_kv_heads
+            mask = inside[:, None] & (half_columns < half)[None, :]
+            place = (num_heads + heads)[:, None] * head_dim + half_columns[None, :]
+            first = tl.load(row + place, mask=mask, other=0.0)
+            second = tl.load(row + place + half, mask=mask, other=0.0)
+            value = row + num_kv_heads * head_dim + place
+            value_first = tl.load(value, mask=mask, other=0.0)
+            value_second = tl.load(value + half, mask=mask, other=0.0)
+            if NORM:
+                first, second = _normed(first, second, k_norm_pointer, half_columns, head_dim, eps)
+            if ROPE:
+                first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
+            _write_plane(first, second, values_pointer, scales_pointer, slot, heads, inside, half_columns,
+                         num_kv_heads, head_dim, FP8)  # fmt: skip
+            _write_plane(value_first, value_second, values_pointer + value_plane, scales_pointer + scale_plane, slot,
+                         heads, inside, half_columns, num_kv_heads, head_dim, FP8)  # fmt: skip
+
+
+@triton.jit
+def write_kernel(
+    plane_pointer, slots_pointer, values_pointer, scales_pointer, token_stride, head_stride, num_kv_heads, head_dim,
+    FP8: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_pointer + token)
+    if slot >= 0:
+        heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        columns = tl.arange(0, BLOCK)
+        inside = heads < num_kv_heads
+        mask = inside[:, None] & (columns < head_dim)[None, :]
+        place = token * token_stride + heads[:, None] * head_stride + columns[None, :]
+        vectors = tl.load(plane_pointer + place, mask=mask, other=0.0)
+        rows = slot * num_kv_heads + heads
+        if FP8:
+            wide = vectors.to(tl.float32)
+            largest = tl.max(tl.abs(wide), axis=1)
+            scale = tl.where(largest > 0, largest / FP8_MAX, 1.0)
+            tl.store(scales_pointer + rows, scale, mask=inside)
+            vectors = (wide / scale[:, None]).to(tl.float8e4nv)
+        out = values_pointer + rows[:, None] * head_dim + columns[None, :]
+        tl.store(out, vectors.to(values_pointer.dtype.element_ty), mask=mask)
+
+
+def write_heads(
+    qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
+) -> torch.Tensor:
+    """Operations.write_heads. With 8-bit values a head's factor is its largest number over 448."""
+    tokens, dim = len(qkv), heads.head_dim
+    query = torch.empty((tokens, heads.num_heads, dim), dtype=qkv.dtype, device=qkv.device)
+    if tokens == 0:
+        return query
+    values, scales = layer_cache.values, layer_cache.scales
+    assert dim % 2 == 0 and qkv.stride(1) == 1 and values[0].is_contiguous(), "halves of neighbours"
+    half = triton.next_power_of_2(dim // 2)
+    size = max(1, TILE // half)
+    groups = triton.cdiv(heads.num_heads, size) + triton.cdiv(heads.num_kv_heads, size)
+    heads_kernel[(tokens, groups)](
+        qkv, heads.q_norm, heads.k_norm, rope.cos if rope else None, rope.sin if rope else None,
+        rope.positions if rope else None, slots, query, values, values if scales is None else scales,
+        qkv.stride(0), values.stride(0), 0 if scales is None else scales.stride(0), heads.norm_eps,
+        heads.num_heads, heads.num_kv_heads, dim,
+        NORM=heads.q_norm is not None, ROPE=rope is not None, FP8=scales is not None, HEADS=size, HALF=half,
+        num_warps=1,
+    )  # fmt: skip
+    return query
+
+
+def write(key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache) -> None:
+    """Operations.write."""
+    for plane, vectors in enumerate((key,) if value is None else (key, value)):
+        tokens, num_kv_heads, dim = vectors.shape
+        if tokens == 0:
+            return
+        values, scales = layer_cache.values[plane], layer_cache.scales
+        assert vectors.stride(2) == 1 and values.is_contiguous(), "vectors of neighbours"
+        assert dim == values.shape[2], "a plane holds vectors of one size"
+        block = triton.next_power_of_2(dim)
+        size = min(triton.next_power_of_2(num_kv_heads), max(1, 1024 // block))
+        write_kernel[(tokens, triton.cdiv(num_kv_heads, size))](
+            vectors, slots, values, scales[plane] if scales is not None else None,
+            vectors.stride(0), vectors.stride(1), num_kv_heads, dim,
+            FP8=scales is not None, HEADS=size, BLOCK=block,
+        )  # fmt: skip
