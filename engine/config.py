@@ -23,6 +23,10 @@ class EngineConfig(BaseModel):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
     )
+    weights: Literal["auto", "float32", "float16", "int8"] = Field(
+        "auto",
+        description="how a CPU holds matrices, and multiplies in float32; auto is as the checkpoint stores them: exact",
+    )
     attention_backend: Literal["auto", "torch"] = Field(
         "auto",
         description="what computes attention; auto takes the fastest that the device has, torch is the reference",

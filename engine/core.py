@@ -52,16 +52,18 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
     torch.set_num_threads(threads)
     runner = ModelRunner(config, model_folder(config.model))
     scheduler = make_scheduler(config, runner.num_blocks)
+    dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
         model_name=config.served_model_name or model_folder(config.model).name,
         device=torch.cuda.get_device_name() if runner.device.type == "cuda" else "cpu",
-        dtype=str(runner.dtype).removeprefix("torch."),
+        dtype=dtype,
         threads=threads,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_blocks,
         block_size=config.block_size,
-        weight_bytes=sum(p.numel() * p.element_size() for p in runner.model.parameters()),
-        num_parameters=sum(p.numel() for p in runner.model.parameters()),
+        weights=runner.model.held_as or dtype,
+        weight_bytes=runner.model.weight_bytes,
+        num_parameters=runner.model.num_parameters,
         shape=runner.shape,
     )
     return Engine(scheduler, runner, runner.shape, publish, first_step=first_step), ready

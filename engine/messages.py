@@ -43,6 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     num_kv_blocks: int
     block_size: int
+    weights: str  # how matrices are held: a dtype or int8
     weight_bytes: int
     num_parameters: int
     shape: ModelShape

@@ -106,8 +106,9 @@ class ModelRunner:
         self.attention = make_attention(config.attention_backend, self.device, self.dtype)
         self.operations = make_operations(config.fused_operations, self.device, self.dtype)
         self.model: Decoder = load_model(
-            folder, self.dtype, self.device, config.max_model_len, dummy=config.load_format == "dummy"
-        )
+            folder, self.dtype, self.device, config.max_model_len,
+            dummy=config.load_format == "dummy", weights=config.weights,
+        )  # fmt: skip
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape()
         self.sampler = Sampler(self.shape.vocab_size, self.device)

@@ -65,7 +65,8 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
         await core.wait_for_change()
         if core.state == "ready":
             facts = core.ready
-            served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype} on {facts.device})"
+            held = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
+            served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{held} on {facts.device})"
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1", flush=True)
     server.should_exit = True

@@ -35,3 +35,9 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
     if chosen.caveat:
         log.warning("%s", chosen.caveat)
     return chosen
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16. Where it does not, torch converts: 4 to 5 times slower than float32 from
+    some 64 rows on, and slower from 8 (Cascade Lake, tests/bench/linear.py)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

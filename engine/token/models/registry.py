@@ -1,5 +1,6 @@
 """Which family reads which architecture. A new dense family is one short file and one line here."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 import torch
 
 from engine.compute.weight_formats.format import UnsupportedWeights
-from engine.compute.weight_formats.registry import weight_format
+from engine.compute.weight_formats.registry import has_bfloat16, weight_format
 from engine.token.checkpoint import ModelError, read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
 from engine.token.models.decoder import Decoder, DecoderConfig
 from engine.token.models.dummy import fill_with_random_weights
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import iterate_weights, stored_dtype
+
+log = logging.getLogger(__name__)
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "LlamaForCausalLM": llama.decoder_config,
@@ -41,12 +44,13 @@ def load_model(
     weights: str | None = None,
 ) -> Decoder:
     """Builds the model of a checkpoint folder and fills it: with its weights, or as `dummy` with random ones, for which
-    config.json is enough. `weights` packs them for a CPU, as EngineConfig.weights says; None leaves them to torch.
-    Raises ModelError with a sentence.
+    config.json is enough. `weights` packs them for float32 arithmetic on a CPU, as EngineConfig.weights says; None
+    leaves them to torch. Raises ModelError with a sentence.
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
     config = read_config(folder)
+    weights = _packing(weights, dtype, device)
     parts = decoder_config(config)
     limit = max_model_len or parts.max_model_len
     if limit > parts.longest_model_len:
@@ -69,6 +73,21 @@ def load_model(
             raise ModelError(str(error)) from None
     model.make_rope(limit, device)
     return model.eval()
+
+
+def _packing(weights: str | None, dtype: torch.dtype, device: torch.device) -> str | None:
+    """`weights` where they are packed: for float32 arithmetic on a CPU. Raises ModelError where they cannot be."""
+    if device.type == "cpu" and dtype == torch.float32:
+        return weights
+    if weights not in (None, "auto"):
+        raise ModelError(
+            f"weights={weights} is for float32 arithmetic on a CPU, and this model computes in "
+            f"{str(dtype).removeprefix('torch.')} on {device.type}; leave it out, or set device=cpu and dtype=float32"
+        )
+    if device.type == "cpu" and dtype == torch.bfloat16 and not has_bfloat16():
+        log.warning("dtype=bfloat16 is slow on this CPU, which has no instructions for it; float32 is several times "
+                    "faster, and with weights=auto reads a bfloat16 checkpoint as it is")  # fmt: skip
+    return None
 
 
 def named_dtype(config: dict[str, Any]) -> torch.dtype:
