@@ -1,17 +1,41 @@
 """Which attention backend and which fused operations a device gets: the registry of both swap points."""
 
+from importlib.util import find_spec
+
 import torch
 
 from engine.compute.attention import AttentionBackend
+from engine.compute.attention_cpp import CppAttention
 from engine.compute.attention_torch import TorchAttention
+from engine.compute.cpp import extension
 from engine.compute.operations import Operations, TorchOperations
+from engine.compute.operations_cpp import CppOperations
+
+
+class BackendError(Exception):
+    """Why what was asked for cannot be had here, as a sentence."""
 
 
 def make_attention(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The backend of EngineConfig.attention_backend; `auto` takes the fastest that this device and dtype have."""
+    """The backend of EngineConfig.attention_backend; `auto` takes the fastest that this device and dtype have.
+
+    Raises BackendError.
+    """
+    library = _cpu_kernels(device, dtype) if name in ("auto", "cpp") else None
+    if library is not None:
+        return CppAttention(library)
+    if name == "cpp":
+        fitting = device.type == "cpu" and dtype == torch.float32
+        reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {dtype} on {device}"
+        raise BackendError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
     return TorchAttention()
 
 
 def make_operations(name: str, device: torch.device, dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
-    return TorchOperations()
+    library = _cpu_kernels(device, dtype) if name == "auto" else None
+    return CppOperations(library) if library is not None else TorchOperations()
+
+
+def _cpu_kernels(device: torch.device, dtype: torch.dtype) -> extension.Library | None:
+    return extension.library() if device.type == "cpu" and dtype == torch.float32 else None

@@ -1,0 +1,54 @@
+"""The small operations of a decoder layer as Triton kernels, for GPUs."""
+
+import torch
+
+from engine.compute import ops
+from engine.compute.attention import LayerCache
+from engine.compute.operations import Gate, HeadSpec, Norm, Rope
+from engine.compute.triton import experts as experts_kernels
+from engine.compute.triton import gate as gate_kernels
+from engine.compute.triton import heads as heads_kernels
+from engine.compute.triton import norms as norm_kernels
+
+_NORMS = {ops.rms_norm: False, ops.gemma_rms_norm: True}  # whether it is Gemma's
+_GATES = {ops.silu_gate: False, ops.gelu_gate: True}  # whether it is the tanh approximation of gelu
+
+
+class TritonOperations:
+    """Norms and gates without a kernel of their own are computed by their reference. Nothing waits for the device."""
+
+    def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if kind not in _NORMS:
+            return kind(x, weight, eps)
+        return norm_kernels.norm(x, weight, eps, gemma=_NORMS[kind])
+
+    def add_norm(
+        self, kind: Norm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if kind not in _NORMS:
+            total = residual + x
+            return kind(total, weight, eps), total
+        return norm_kernels.add_norm(x, residual, weight, eps, gemma=_NORMS[kind])
+
+    def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
+        return gate_kernels.gate(gate_up, gelu=_GATES[kind]) if kind in _GATES else kind(gate_up)
+
+    def write_heads(
+        self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> torch.Tensor:
+        return heads_kernels.write_heads(qkv, heads, rope, slots, layer_cache)
+
+    def write(
+        self, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache
+    ) -> None:
+        heads_kernels.write(key, value, slots, layer_cache)
+
+    def mixture(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        return experts_kernels.mixture(x, weights, experts, gate_up, down)
