@@ -33,6 +33,10 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype) -> Atten
 
 def make_operations(name: str, device: torch.device, dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
+    if name == "auto" and device.type == "cuda" and find_spec("triton") is not None:
+        from engine.compute.operations_triton import TritonOperations  # Triton takes its time to import
+
+        return TritonOperations()
     library = _cpu_kernels(device, dtype) if name == "auto" else None
     return CppOperations(library) if library is not None else TorchOperations()
 
