@@ -27,7 +27,7 @@ class EngineConfig(BaseModel):
         "auto",
         description="how a CPU holds matrices, and multiplies in float32; auto is as the checkpoint stores them: exact",
     )
-    attention_backend: Literal["auto", "torch"] = Field(
+    attention_backend: Literal["auto", "cpp", "torch"] = Field(
         "auto",
         description="what computes attention; auto takes the fastest that the device has, torch is the reference",
     )

@@ -9,7 +9,7 @@ import torch
 
 from engine.compute.attention import AttentionInputs, KVCache, attention_inputs
 from engine.compute.attention_torch import GATHERED_TOKENS
-from engine.compute.backends import make_attention, make_operations
+from engine.compute.backends import BackendError, make_attention, make_operations
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
@@ -103,7 +103,10 @@ class ModelRunner:
         wanted = config.dtype if config.dtype != "auto" else ("bfloat16" if self.device.type == "cuda" else "float32")
         self.dtype = getattr(torch, wanted)
         self.block_size = config.block_size
-        self.attention = make_attention(config.attention_backend, self.device, self.dtype)
+        try:
+            self.attention = make_attention(config.attention_backend, self.device, self.dtype)
+        except BackendError as error:
+            raise ModelError(str(error)) from None
         self.operations = make_operations(config.fused_operations, self.device, self.dtype)
         self.model: Decoder = load_model(
             folder, self.dtype, self.device, config.max_model_len,

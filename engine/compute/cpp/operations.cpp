@@ -1,0 +1,165 @@
+// The small operations of a decoder layer, each in one pass over its rows. float32.
+
+#include <cmath>
+#include <omp.h>
+
+#include "simd.h"
+
+using namespace simd;
+
+namespace {
+
+constexpr int64_t WORTH_A_THREAD = 1 << 16;  // elements below which waking a thread takes longer than the work
+
+// Calls work(row) for all rows, on several threads where it pays. Rows know nothing of each other.
+template <typename Work> inline void for_rows(int64_t rows, int64_t elements, const Work &work) {
+    if (rows == 1 || elements < WORTH_A_THREAD) {
+        for (int64_t row = 0; row < rows; row++) work(row);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) work(row);
+}
+
+// to[i] = from[i] * factor * (weight[i] + shift)
+inline void scale(const float *from, const float *weight, float factor, float shift, int64_t size, float *to) {
+    int64_t i = 0;
+    for (; i + W <= size; i += W) store(to + i, load(from + i) * factor * (load(weight + i) + shift));
+    for (; i < size; i++) to[i] = from[i] * factor * (weight[i] + shift);
+}
+
+inline float inverse_rms(float squares, int64_t size, float eps) {
+    return 1.0f / std::sqrt(squares / float(size) + eps);
+}
+
+inline float sum_of_squares(const float *x, int64_t size) {
+    vec total[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * W <= size; i += 4 * W)
+        for (int v = 0; v < 4; v++) {
+            vec part = load(x + i + v * W);
+            total[v] += part * part;
+        }
+    for (; i + W <= size; i += W) total[0] += load(x + i) * load(x + i);
+    if (i < size) {
+        vec part = load_part(x + i, int(size - i));
+        total[1] += part * part;
+    }
+    return sum((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+// One head: its norm if there is one, its rotation if there are angles, to where it belongs; `from` may be `to`.
+inline void place_head(const float *from, const float *norm, float eps, const float *cos, const float *sin, int64_t dim,
+                       float *to) {
+    if (norm) {
+        scale(from, norm, inverse_rms(sum_of_squares(from, dim), dim, eps), 0.0f, dim, to);
+        from = to;
+    }
+    if (!cos) {
+        if (from != to) std::memcpy(to, from, dim * sizeof(float));
+        return;
+    }
+    int64_t half = dim / 2, i = 0;
+    for (; i + W <= half; i += W) {
+        vec first = load(from + i), second = load(from + half + i);
+        store(to + i, first * load(cos + i) - second * load(sin + i));
+        store(to + half + i, second * load(cos + half + i) + first * load(sin + half + i));
+    }
+    for (; i < half; i++) {
+        float first = from[i], second = from[half + i];
+        to[i] = first * cos[i] - second * sin[i];
+        to[half + i] = second * cos[half + i] + first * sin[half + i];
+    }
+}
+
+inline vec silu(vec x) { return x / (1.0f + simd::exp(-x)); }
+
+// The tanh approximation: 0.5 * (1 + tanh z) = 1 / (1 + e^-2z)
+inline vec gelu(vec x) {
+    vec twice = 1.5957691216f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + simd::exp(-twice));
+}
+
+template <typename Activation>
+inline void gate(const float *gate_up, float *output, int64_t rows, int64_t size, const Activation &activation) {
+    for_rows(rows, rows * size * 4, [=](int64_t row) {
+        const float *first = gate_up + row * 2 * size, *second = first + size;
+        float *to = output + row * size;
+        int64_t i = 0;
+        for (; i + W <= size; i += W) store(to + i, activation(load(first + i)) * load(second + i));
+        if (i < size) {
+            int left = int(size - i);
+            store_part(to + i, activation(load_part(first + i, left)) * load_part(second + i, left), left);
+        }
+    });
+}
+
+}  // namespace
+
+// As engine/compute/operations_cpp.py lays it out.
+struct Heads {
+    const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
+    float *query;      // [num_tokens][num_heads][head_dim]
+    float *keys, *values;  // [num_slots][num_kv_heads][head_dim]
+    const int64_t *slots, *positions;
+    const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    float eps;
+};
+
+extern "C" void sojourn_rms_norm(const float *x, const float *weight, float *output, int64_t rows, int64_t size,
+                                 float eps, float shift) {
+    for_rows(rows, rows * size, [=](int64_t row) {
+        const float *from = x + row * size;
+        scale(from, weight, inverse_rms(sum_of_squares(from, size), size, eps), shift, size, output + row * size);
+    });
+}
+
+// residual += x; output = norm(residual)
+extern "C" void sojourn_add_rms_norm(const float *x, float *residual, const float *weight, float *output, int64_t rows,
+                                     int64_t size, float eps, float shift) {
+    for_rows(rows, rows * size * 2, [=](int64_t row) {
+        const float *from = x + row * size;
+        float *total = residual + row * size;
+        int64_t i = 0;
+        for (; i + W <= size; i += W) store(total + i, load(total + i) + load(from + i));
+        for (; i < size; i++) total[i] += from[i];
+        scale(total, weight, inverse_rms(sum_of_squares(total, size), size, eps), shift, size, output + row * size);
+    });
+}
+
+extern "C" void sojourn_silu_gate(const float *gate_up, float *output, int64_t rows, int64_t size) {
+    gate(gate_up, output, rows, size, [](vec x) { return silu(x); });
+}
+
+extern "C" void sojourn_gelu_gate(const float *gate_up, float *output, int64_t rows, int64_t size) {
+    gate(gate_up, output, rows, size, [](vec x) { return gelu(x); });
+}
+
+extern "C" void sojourn_write_heads(const Heads *arguments) {
+    const Heads &h = *arguments;
+    int64_t dim = h.head_dim, width = (h.num_heads + 2 * h.num_kv_heads) * dim;
+    for_rows(h.num_tokens, h.num_tokens * width, [=](int64_t token) {
+        const float *from = h.qkv + token * width;
+        const float *cos = h.cos ? h.cos + h.positions[token] * dim : nullptr;
+        const float *sin = h.cos ? h.sin + h.positions[token] * dim : nullptr;
+        float *query = h.query + token * h.num_heads * dim;
+        for (int64_t head = 0; head < h.num_heads; head++)
+            place_head(from + head * dim, h.q_norm, h.eps, cos, sin, dim, query + head * dim);
+        if (h.slots[token] < 0) return;
+        from += h.num_heads * dim;
+        float *key = h.keys + h.slots[token] * h.num_kv_heads * dim;
+        float *value = h.values + h.slots[token] * h.num_kv_heads * dim;
+        for (int64_t head = 0; head < h.num_kv_heads; head++)
+            place_head(from + head * dim, h.k_norm, h.eps, cos, sin, dim, key + head * dim);
+        std::memcpy(value, from + h.num_kv_heads * dim, h.num_kv_heads * dim * sizeof(float));
+    });
+}
+
+// rows [num_tokens][size] → to [num_slots][size] at `slots`
+extern "C" void sojourn_write_rows(const float *rows, const int64_t *slots, float *to, int64_t num_tokens,
+                                   int64_t size) {
+    for_rows(num_tokens, num_tokens * size, [=](int64_t token) {
+        if (slots[token] >= 0) std::memcpy(to + slots[token] * size, rows + token * size, size * sizeof(float));
+    });
+}
