@@ -37,7 +37,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_committed_tokens: int = 0
-    pending: int = 0  # 0 or 1
+    pending: int = 0
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
     changed_from: int = 0  # the first of `blocks` that changed since a runner that copies them last looked

@@ -115,7 +115,7 @@ class Scheduler:
                     for fork in self.waiting.release(request):
                         self._wait(fork, request)
             if item.samples:
-                request.pending = 0
+                request.pending -= 1
                 token_id, ended = sampled.get(request.id), ends.get(request.id) if ends else None
                 if token_id is not None or ended is not None:
                     emitted.append(self._append(request, token_id, ended))
@@ -131,7 +131,7 @@ class Scheduler:
                 request.computed_high_water = until
             sampling = request.sampling
             if item.samples:
-                request.pending = 1
+                request.pending += 1
                 plan.needs_commit |= reads_output(sampling)
             if sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
                 plan.needs_commit = True  # which positions are scored next depends on which are

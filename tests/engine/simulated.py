@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
-from engine.messages import Outputs
+from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
@@ -141,11 +141,13 @@ class Simulation:
         self.runner = SimulatedRunner(self.clock, pool)
         self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
+        self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step
 
     def receive(self, *messages) -> None:
         if not self.engine.has_work:
             self._begin_ns = self.clock()
+        self.submitted_ns |= {m.request_id: m.encoded_ns for m in messages if isinstance(m, Submit)}
         self.engine.receive(messages, self._begin_ns)
         self._fresh = True
 

@@ -37,6 +37,7 @@ limits = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(1, 48),
         "max_prefill_chunk_tokens": st.one_of(st.none(), st.integers(1, 16)),
         "long": st.one_of(st.none(), st.tuples(st.integers(1, 2), st.integers(1, 30))),
+        "overlap": st.booleans(),
     }
 )
 
