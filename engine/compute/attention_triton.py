@@ -160,6 +160,7 @@ class TritonAttention:
             SLOPED=spec.alibi_slopes is not None,
             LATENT=latent,
             EIGHT_BIT=scales is not None,
+            WIDE=values[0].numel() >= 2**31,
             TWO_LOOPS=tiles.two_loops and kind.window == 0,
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,

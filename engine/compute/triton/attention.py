@@ -47,22 +47,29 @@ def _attend_tiles(
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
+    WIDE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The tiles of keys from position `begin` to `end`. Without MASKED, every row sees every key of them."""
     main = tl.arange(0, MAIN)
     rest = VALUE_DIM + tl.arange(0, REST if REST > 0 else 1)
+    lanes = tl.arange(0, BLOCK_N)
+    # Read a tile ahead: keys and values wait for no other load, so as many as there are stages are on their way.
+    blocks = _blocks(table, begin, lanes, key_end, BLOCK_N, BLOCK_SIZE)
     for start in range(begin, end, BLOCK_N):
-        places = start + tl.arange(0, BLOCK_N)
+        places = start + lanes
         if MASKED:
             live = places < key_end
-            blocks = tl.load(table + places // BLOCK_SIZE, mask=live, other=0)
+        if WIDE:
+            blocks = blocks.to(tl.int64)
+        if BLOCK_N % BLOCK_SIZE == 0:
+            slots = blocks * BLOCK_SIZE + lanes % BLOCK_SIZE
         elif BLOCK_SIZE % BLOCK_N == 0:
-            blocks = tl.load(table + start // BLOCK_SIZE)
+            slots = blocks * BLOCK_SIZE + start % BLOCK_SIZE + lanes
         else:
-            blocks = tl.load(table + places // BLOCK_SIZE)
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE
+            slots = blocks * BLOCK_SIZE + places % BLOCK_SIZE
         offsets = slots * NUM_KV_HEADS + head
+        blocks = _blocks(table, start + BLOCK_N, lanes, key_end, BLOCK_N, BLOCK_SIZE)
         key_rows = keys + offsets[:, None] * HEAD_DIM
         if MASKED and MAIN == VALUE_DIM:
             wanted = live[:, None]
@@ -114,6 +121,17 @@ def _attend_tiles(
 
 
 @triton.jit
+def _blocks(table, start, lanes, key_end, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """The block of each key of the tile from position `start`: one number if the tile lies within a block."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        return tl.load(table + start // BLOCK_SIZE, mask=start < key_end, other=0)
+    elif BLOCK_N % BLOCK_SIZE == 0:
+        return tl.load(table + start // BLOCK_SIZE + lanes // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
+    else:
+        return tl.load(table + (start + lanes) // BLOCK_SIZE, mask=start + lanes < key_end, other=0)
+
+
+@triton.jit
 def _load(pointers, wanted):
     if wanted is None:
         return tl.load(pointers)
@@ -155,6 +173,7 @@ def attend_kernel(
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
     EIGHT_BIT: tl.constexpr,
+    WIDE: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
 ):
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
@@ -165,7 +184,7 @@ def attend_kernel(
     NUM_KV_HEADS, BLOCK_M] float32; block_tables [num_sequences, table_stride], query_start [num_sequences + 1],
     contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
     padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
-    scale_log2 is the scale of the logits times log2(e).
+    scale_log2 is the scale of the logits times log2(e). WIDE is needed from 2**31 elements of keys on.
     """
     program = tl.program_id(0)
     head = program % NUM_KV_HEADS
@@ -224,13 +243,13 @@ def attend_kernel(
         acc, total, peak = _attend_tiles(
             acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
             head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-            WINDOW, SLOPED, LATENT, EIGHT_BIT, False,
+            WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
         )  # fmt: skip
         begin = clear
     acc, total, peak = _attend_tiles(
         acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
         head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-        WINDOW, SLOPED, LATENT, EIGHT_BIT, True,
+        WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
     )  # fmt: skip
 
     normaliser = tl.where(total == 0.0, 1.0, total)

@@ -55,7 +55,7 @@ def long_tiles(shape: Shape) -> Tiles:
         return Tiles(32, 32, 4, 2, 2, 1, 8, 2, False)
     if wide > 128:
         return Tiles(128, 32, 8, 3, 1, 1, 8, 2, True)
-    return Tiles(128, 64, 8, 3, 1, 1, 8, 2, True)
+    return Tiles(128, 128, 8, 2, 1, 1, 4, 2, True)
 
 
 def padded(size: int) -> int:
