@@ -17,13 +17,13 @@ using namespace simd;
 namespace {
 
 constexpr int TILE = 96;                  // positions of one step of the online softmax; a multiple of ROWS and W
-constexpr int FEW_TILE = 32;              // the same where rows are few, and how far ahead memory is fetched
+constexpr int FEW_TILE = 64;              // the same where rows are few, and how far ahead memory is fetched
 constexpr int COLUMNS = PANEL * W;        // rows of a work item
 constexpr int FEW = 4;                    // rows up to which they lie one after another
 constexpr int SPLIT = 1024;               // positions of one part of a long context
 constexpr int SPLIT_TOKENS = 16;          // sequences with more new tokens have enough work items without parts
 constexpr float LOWEST = -1e30f;          // a maximum over nothing: finite, so that its difference to -inf is no NaN
-constexpr int64_t WORTH_A_THREAD = 1 << 16;  // products below which waking a thread takes longer than the work
+constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products below which waking a thread takes longer than the work
 
 struct Item {
     int sequence, head_begin, head_end;

@@ -9,7 +9,7 @@ using namespace simd;
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 16;  // elements below which waking a thread takes longer than the work
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // elements below which waking a thread takes longer than the work
 
 // Calls work(row) for all rows, on several threads where it pays. Rows know nothing of each other.
 template <typename Work> inline void for_rows(int64_t rows, int64_t elements, const Work &work) {
