@@ -217,6 +217,34 @@ def demo() -> None:
     run("demo")
 
 
+@app.command()
+def calibrate_device(
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes CUDA where there is one")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores")] = None,
+    output: Annotated[Path | None, typer.Option("--out", help="file to write; by default where bench looks")] = None,
+) -> None:
+    """Measure what a device can do at most (bandwidth, matrix products by precision and rows), and keep it."""
+    _need("engine", "torch")
+    from engine.compute.calibration import calibrate
+    from metrics.roofline import ceilings_table, store_ceilings
+
+    ceilings = calibrate(device, threads)
+    out.print(ceilings_table(ceilings))
+    out.print(f"kept in {store_ceilings(ceilings, output)}", highlight=False)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure the engine: throughput, latency and kernels, beside peers and the measured limits."""
+    _need("engine", "torch", "zmq", "tokenizers", "safetensors")
+    if not (Path(__file__).parent / "tests" / "bench" / "command.py").is_file():
+        raise Failure("sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e .")
+    sys.path.insert(0, str(Path(__file__).parent))
+    from tests.bench.command import app as bench_app
+
+    bench_app(args=context.args, prog_name=f"{_program()} bench", standalone_mode=False)
+
+
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:
     """The engine's settings, checked. Raises Failure with the first fault."""
     try:
@@ -327,6 +355,8 @@ EXPECTED = {
     ("loadgen.experiment", "ExperimentError"): 1,
     ("loadgen.scenario_faults", "ScenarioError"): 2,
     ("ui.launch", "LaunchError"): 1,
+    ("tests.bench.results", "BenchError"): 2,
+    ("metrics.roofline", "CeilingError"): 1,
 }
 
 

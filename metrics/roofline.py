@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 
 import msgspec
+from rich import box
+from rich.table import Table
 
 from metrics.machine import hardware
 
@@ -110,3 +112,17 @@ def load_ceilings(device: str | None = None, path: Path | None = None) -> Ceilin
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise CeilingError(f"{path} cannot be read as ceilings: {error}; run sojourn calibrate-device again") from None
+
+
+def ceilings_table(ceilings: Ceilings) -> Table:
+    """For a terminal: one line a precision, with its rates by rows and its ridge point."""
+    rows = list(dict.fromkeys(gemm.rows for gemm in ceilings.gemm))
+    bandwidth = f"read {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, copy {ceilings.copy_bytes_per_s / 1e9:,.1f} GB/s"
+    launch = f", launch {ceilings.launch_ns / 1e3:.1f} µs" if ceilings.launch_ns else ""
+    table = Table(title=f"{ceilings.device}: {bandwidth}{launch}", box=box.SIMPLE, title_justify="left")
+    for head in ("GFLOP/s at rows", *map(str, rows), "ridge FLOP/byte"):
+        table.add_column(head, justify="right")
+    for precision in ceilings.precisions:
+        rates = {gemm.rows: gemm.flops_per_s / 1e9 for gemm in ceilings.gemm if gemm.precision == precision}
+        table.add_row(precision, *(f"{rates[count]:,.0f}" for count in rows), f"{ceilings.ridge(precision):,.1f}")
+    return table

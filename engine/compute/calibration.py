@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from metrics.machine import versions
-from metrics.roofline import Ceilings, Gemm, device_name
+from metrics.roofline import CeilingError, Ceilings, Gemm, device_name
 
 CPU_ROWS = (1, 8, 32, 64, 128, 512, 2048)
 CUDA_ROWS = (1, 8, 32, 64, 128, 512, 2048, 8192)
@@ -27,9 +27,15 @@ CELL_SECONDS = 0.35  # spent on one precision and number of rows, once warm
 Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weights
 
 
-def calibrate(device: torch.device, threads: int | None = None) -> Ceilings:
-    """Measures a CPU (with `threads`, by default all of its cores) or a CUDA device: some 20 seconds."""
-    cuda = device.type == "cuda"
+def calibrate(kind: str, threads: int | None = None) -> Ceilings:
+    """Measures a `cpu` (with `threads`, by default all of its cores) or `cuda` (`auto`: where there is one): some 20 s.
+
+    Raises CeilingError where torch finds no CUDA device.
+    """
+    cuda = torch.cuda.is_available() and kind != "cpu"
+    if kind == "cuda" and not cuda:
+        raise CeilingError("device cuda was asked for, but torch finds none; use --device cpu")
+    device = torch.device("cuda" if cuda else "cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(threads or len(device_cores()))
     try:

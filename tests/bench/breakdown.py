@@ -1,0 +1,110 @@
+"""Where the wall time of a benchmark went, told by the step records, and how near to the roofline it was.
+
+Two accounts of the same time, each of which must sum to it. *Host*: the exclusive stages of every step, and the pauses
+between steps. *Device*: the device's time, split by how many of its tokens were wanted, and the gaps in which it had
+nothing to do. What lies before the first step and after the last one belongs to both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from metrics.records import STAGES, StepRecord
+from metrics.roofline import Ceilings
+from tests.bench.results import BenchError
+
+CLOSURE = 0.01  # of the wall time that may stay unexplained
+COLUMNS = (
+    "begin_ns", "end_ns", "device_ns", "gap_ns", "launches", "padding_tokens", "overrun_tokens", "tokens", "flops",
+    "bytes", "replayed", *(f"stage_{stage}_ns" for stage in STAGES),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Figures of the steps of one measurement: an array [num_steps] for each of COLUMNS."""
+
+    columns: dict[str, np.ndarray]
+
+    @property
+    def count(self) -> int:
+        return len(self.columns["begin_ns"])
+
+    def total(self, column: str) -> int:
+        return int(self.columns[column].sum())
+
+
+def steps_of_records(records: Sequence[StepRecord]) -> Steps:
+    """Of a core in this process."""
+    values = {
+        name: [getattr(record, name) for record in records]
+        for name in COLUMNS
+        if name not in ("tokens", "replayed") and not name.startswith("stage_")
+    }
+    values["tokens"] = [sum(record.new_tokens) for record in records]
+    values["replayed"] = [record.graph != "eager" for record in records]
+    for index, stage in enumerate(STAGES):
+        values[f"stage_{stage}_ns"] = [record.stages[index] for record in records]
+    return Steps({name: np.array(values[name], dtype=np.float64) for name in COLUMNS})
+
+
+def steps_of_table(table: pd.DataFrame, begin_ns: int, end_ns: int) -> Steps:
+    """Of a server's steps.parquet: those that ran between two readings of the monotonic clock."""
+    inside = table[(table["end_ns"] > begin_ns) & (table["begin_ns"] < end_ns)].sort_values("step")
+    inside = inside.assign(
+        tokens=[int(sum(new)) for new in inside["new_tokens"]], replayed=(inside["graph"] != "eager").to_numpy()
+    )
+    return Steps({name: inside[name].to_numpy(dtype=np.float64) for name in COLUMNS})
+
+
+def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
+    """Milliseconds of a measurement from `begin_ns` to `end_ns` by account. The host's and the device's accounts, each
+    with `pauses` and `outside`, sum to `wall` but for what `complaint` then tells.
+    """
+    if not steps.count:
+        raise BenchError("no step was recorded while the benchmark ran")
+    columns = steps.columns
+    first, last = columns["begin_ns"][0], columns["end_ns"][-1]
+    outside = max(0.0, first - begin_ns) + max(0.0, end_ns - last)
+    pauses = float((columns["begin_ns"][1:] - columns["end_ns"][:-1]).clip(min=0).sum())
+    told = {f"host {stage}": float(columns[f"stage_{stage}_ns"].sum()) for stage in STAGES}
+    told |= {"pauses": pauses, "outside": outside}
+    tokens, padding, overrun = columns["tokens"], columns["padding_tokens"], columns["overrun_tokens"]
+    share = columns["device_ns"] / np.maximum(tokens + padding, 1)
+    told["device padding"] = float((share * padding).sum())
+    told["device overrun"] = float((share * overrun).sum())
+    told["device work"] = float(columns["device_ns"].sum()) - told["device padding"] - told["device overrun"]
+    told["device gaps"] = float(columns["gap_ns"].sum())
+    told["wall"] = end_ns - begin_ns
+    return {name: float(value) / 1e6 for name, value in told.items()} | {
+        "steps": steps.count,
+        "replayed": steps.total("replayed"),
+        "launches": steps.total("launches"),
+    }
+
+
+def complaint(told: dict[str, float]) -> str | None:
+    """What the accounts of `explain` leave open, as a sentence; None where each sums to the wall within CLOSURE."""
+    for account in ("host", "device"):
+        sums = sum(ms for name, ms in told.items() if name.startswith(f"{account} ") or name in ("pauses", "outside"))
+        if abs(sums - told["wall"]) > CLOSURE * told["wall"]:
+            return (
+                f"the {account} accounts of {told['steps']:,} steps sum to {sums:,.1f} ms, but {told['wall']:,.1f} ms "
+                "passed: the step records do not explain the figure"
+            )
+    return None
+
+
+def host_gap_percent(steps: Steps) -> float:
+    """The part of the steps' time in which the device had nothing to do."""
+    device, gaps = steps.total("device_ns"), steps.total("gap_ns")
+    return 100 * gaps / max(1, device + gaps)
+
+
+def roofline_percent(steps: Steps, wall_ns: int, ceilings: Ceilings, precision: str) -> float:
+    """The time that the steps' exact FLOPs and bytes need at the measured ceilings, over the time that passed."""
+    columns = steps.columns
+    flops, moved = columns["flops"] / ceilings.peak_flops(precision), columns["bytes"] / ceilings.bandwidth
+    return 100 * 1e9 * float(np.maximum(flops, moved).sum()) / wall_ns

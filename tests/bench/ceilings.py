@@ -1,0 +1,31 @@
+"""The measured ceilings that a benchmark stands beside, and which of them bounds an engine."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from tests.bench.contenders import ROOT, environment
+from tests.bench.results import BenchError
+
+
+def measured_ceilings(device: str, tell: Callable[[str], None]) -> Ceilings:
+    """Of `device` as an engine names it; measured now where none are stored. Nothing else may run meanwhile."""
+    name = device_name(None if device == "cpu" else device)
+    try:
+        return load_ceilings(name)
+    except CeilingError:
+        tell(f"measuring the ceilings of {name} (once)")
+    kind = "cpu" if device == "cpu" else "cuda"
+    command = [sys.executable, "-m", "sojourn", "calibrate-device", "--device", kind]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise BenchError(f"the ceilings of {name} cannot be measured: {done.stderr.strip()}")
+    return load_ceilings(name)
+
+
+def precision_of(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The precision of the matrix products: of packed weights where they are chosen, else of the compute dtype."""
+    weights = settings.get("weights", "auto")
+    return weights if weights in ("float16", "int8") else facts["dtype"]

@@ -1,0 +1,163 @@
+"""Online latency and throughput: servers as their users meet them, with a fixed number of requests at a time."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metrics.roofline import Ceilings
+from metrics.rundir import RunDirectory
+from tests.bench.breakdown import complaint, explain, host_gap_percent, roofline_percent, steps_of_table
+from tests.bench.ceilings import measured_ceilings, precision_of
+from tests.bench.contenders import ROOT, environment
+from tests.bench.results import BenchError, Report, new_report
+from tests.bench.servers import HOST, Server, llama_server, our_server, vllm_server
+from tests.bench.shapes import model_to_bench
+from tests.bench.variants import BASE, check_settings
+from tests.bench.workloads import Workload, cpu_sized, streams
+
+LEAST_REQUESTS = 6  # of one concurrency
+MAX_MODEL_LEN = 1024
+RECORDED_SECONDS = 1.0  # until the records of the last step are on the disk
+LLAMA_SLOTS = 32
+CLIENT_SECONDS = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineOptions:
+    """What `sojourn bench online` was asked for."""
+
+    model: str
+    concurrency: list[int] = field(default_factory=lambda: [1, 8, 32])
+    input_len: int = 128
+    output_len: int = 64
+    requests_per_stream: int = 3
+    max_requests: int | None = None  # of one concurrency
+    burst: bool = False  # also the CPU-sized workload, all at once
+    settings: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    vllm: str | None = None  # the Python that has it
+    llama_server: str | None = None  # the binary
+    gguf: list[str] = field(default_factory=list)  # its models: one contender each
+    repeats: int = 3
+    one_at_a_time: bool = False
+
+
+def bench_online(options: OnlineOptions, folder: Path, tell: Callable[[str], None]) -> Report:
+    """Measures every server at every point `repeats` times, in turns. Raises BenchError."""
+    model, load_format = model_to_bench(options.model, folder)
+    if not (Path(model) / "tokenizer.json").is_file() and model != "tiny-model":
+        raise BenchError(
+            f"{model} has no tokenizer.json, which a server needs; use a checkpoint, or sojourn bench offline"
+        )
+    servers = _servers(options, model, load_format, folder)
+    device = _device(options.settings)
+    ceilings = measured_ceilings(device, tell)
+    report = new_report("online", f"{Path(model).name}, {options.input_len} in, {options.output_len} out, streamed")
+    report.ceilings = ceilings
+    report.workload = {"input_len": options.input_len, "output_len": options.output_len}
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+        for repeat in range(options.repeats):
+            for server in servers:
+                server.start()
+                _client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
+                for point, workload, concurrency in _points(options, repeat):
+                    measured = _client(server, workload, concurrency, stream=workload.name != "burst")
+                    _book(report, server, point, measured, ceilings)
+                    told = measured["figures"]
+                    ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
+                    tell(f"{server.name}, {point}: {told['output_tokens_per_s']:,.1f} output tokens/s{ttft}")
+                if options.one_at_a_time and not server.slow_start:
+                    server.stop()
+    return report
+
+
+def _device(settings: dict[str, Any]) -> str:
+    """As the engine will name it."""
+    import torch
+
+    cuda = torch.cuda.is_available() and settings.get("device", "auto") != "cpu"
+    return torch.cuda.get_device_name() if cuda else "cpu"
+
+
+def _points(options: OnlineOptions, repeat: int) -> list[tuple[str, Workload, int]]:
+    """Name, requests and concurrency of each point. Every repeat has prompts that no server has seen."""
+    points = []
+    for concurrency in options.concurrency:
+        count = max(LEAST_REQUESTS, concurrency * options.requests_per_stream)
+        count = max(concurrency, min(count, options.max_requests or count))
+        workload = streams(count, options.input_len, options.output_len, seed=1000 * (repeat + 1) + concurrency)
+        points.append((f"c={concurrency}", workload, concurrency))
+    if options.burst:
+        workload = cpu_sized().reworded(repeat + 1)
+        points.append(("64 at once", Workload("burst", workload.prompts, workload.output_lens), len(workload.prompts)))
+    return points
+
+
+def _servers(options: OnlineOptions, model: str, load_format: str, folder: Path) -> list[Server]:
+    base = {
+        "load_format": load_format, "max_model_len": MAX_MODEL_LEN,
+        "num_kv_blocks": 64 * MAX_MODEL_LEN // 16,  # 64 sequences, whatever they become
+    } | options.settings  # fmt: skip
+    servers = []
+    for name, changed in ({BASE: {}} | options.variants).items():
+        check_settings(model, base | changed)
+        servers.append(our_server(name, model, base | changed, folder / "runs" / name))
+    if options.vllm is not None:
+        servers.append(vllm_server("vllm", options.vllm, model, MAX_MODEL_LEN))
+    if (options.llama_server is None) != (not options.gguf):
+        raise BenchError("--peer llama-server=BINARY and --peer-model FILE.gguf go together; give both")
+    for gguf in options.gguf:
+        name = f"llama-server {Path(gguf).stem.rpartition('-')[2]}"
+        servers.append(llama_server(name, options.llama_server, gguf, LLAMA_SLOTS, MAX_MODEL_LEN // 2))
+    return servers
+
+
+def _client(server: Server, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
+    """Runs the client; its figures. Raises BenchError where the server did other work than it was asked for."""
+    order = {
+        "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,
+        "prompts": workload.prompts, "output_lens": workload.output_lens,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.client"], input=json.dumps(order), capture_output=True, text=True, cwd=ROOT,
+        env=environment(), timeout=CLIENT_SECONDS,
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchError(f"the client of {server.name} ended: {done.stderr.strip().splitlines()[-1:]}")
+    answer = json.loads(done.stdout)
+    if answer["fault"]:
+        raise BenchError(f"{server.name}, {workload.name}: {answer['fault']}")
+    return answer
+
+
+def _book(report: Report, server: Server, name: str, measured: dict[str, Any], ceilings: Ceilings) -> None:
+    point = report.at(server.name, name)
+    if not point.figures:
+        point.settings, point.peer = server.settings, server.version is not None
+        point.version = server.version() if server.version is not None else ""
+    figures, breakdown = dict(measured["figures"]), None
+    if server.run_dir is not None:
+        time.sleep(RECORDED_SECONDS)
+        begin_ns, end_ns = measured["begin_ns"], measured["end_ns"]
+        steps = steps_of_table(RunDirectory(server.run_dir).table("steps"), begin_ns, end_ns)
+        breakdown = explain(steps, begin_ns, end_ns)
+        precision = precision_of(server.settings, {"dtype": _dtype(server.settings)})
+        figures["roofline_percent"] = roofline_percent(steps, end_ns - begin_ns, ceilings, precision)
+        figures["host_gap_percent"] = host_gap_percent(steps)
+        if sentence := complaint(breakdown):
+            report.notes.append(f"{server.name}, {name}: {sentence}")
+    point.add(figures, breakdown)
+
+
+def _dtype(settings: dict[str, Any]) -> str:
+    """The compute dtype that the engine chooses."""
+    wanted = settings.get("dtype", "auto")
+    return wanted if wanted != "auto" else "float32" if _device(settings) == "cpu" else "bfloat16"

@@ -1,0 +1,55 @@
+"""Models to benchmark: a checkpoint folder, or the shape of one, for random weights."""
+
+import json
+from pathlib import Path
+
+from tests.bench.results import BenchError
+
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False,
+    "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000,
+    "vocab_size": 151_936, "initializer_range": 0.02,
+}  # fmt: skip
+
+# Of config.json on Hugging Face (Qwen/Qwen3-0.6B, Qwen/Qwen3-14B), but `small`, which is of no published model.
+SHAPES = {
+    "small": _QWEN3
+    | {
+        "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+    "qwen3-0.6b": _QWEN3
+    | {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "tie_word_embeddings": True,
+    },
+    "qwen3-14b": _QWEN3
+    | {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def model_to_bench(model: str, folder: Path) -> tuple[str, str]:
+    """The model's folder and its load_format. Shapes and bare files of config.json are made a folder below `folder`."""
+    path = Path(model).expanduser()
+    if model in SHAPES and not path.exists():
+        return _bare(json.dumps(SHAPES[model], indent=1), folder / model), "dummy"
+    if path.is_file():
+        return _bare(path.read_text(encoding="utf-8"), folder / path.stem), "dummy"
+    if path.is_dir():
+        weights = any(path.glob("*.safetensors"))
+        return str(path), "auto" if weights else "dummy"
+    if model == "tiny-model":
+        return model, "auto"
+    raise BenchError(
+        f"model {model} is neither a checkpoint folder, nor a config.json, nor a shape; shapes are {', '.join(SHAPES)}"
+    )
+
+
+def _bare(config: str, folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    return str(folder)

@@ -1,0 +1,64 @@
+"""Settings that are compared within one run: variants that the user names, and the off-switch of each optimisation."""
+
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, complaint
+from tests.bench.results import BenchError
+
+BASE = "sojourn"
+
+# Setting → the value that switches it off, and the devices on which it does something.
+OFF_SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "overlap": ("off", ("cuda", "cpu")),
+    "graphs": ("off", ("cuda",)),
+    "attention_backend": ("torch", ("cuda", "cpu")),
+    "fused_operations": ("off", ("cuda", "cpu")),
+    "weights": ("float32", ("cpu",)),
+}
+
+
+def assignments(pairs: list[str], option: str) -> dict[str, Any]:
+    """KEY=VALUE pairs, with values read as YAML. Raises BenchError for what is none."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise BenchError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
+        found[key.strip().replace("-", "_")] = yaml.safe_load(value)
+    return found
+
+
+def named_variants(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """NAME:KEY=VALUE,KEY=VALUE → settings by name."""
+    variants = {}
+    for text in texts:
+        name, colon, pairs = text.partition(":")
+        if not colon or not name.strip():
+            raise BenchError(f"--variant {text!r} is not NAME:KEY=VALUE[,KEY=VALUE], such as int8:weights=int8")
+        variants[name.strip()] = assignments(pairs.split(","), "--variant")
+    return variants
+
+
+def ablations(settings: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
+    """One variant for each optimisation that this device and these settings have: everything but that one."""
+    kind = "cpu" if device == "cpu" else "cuda"
+    variants = {}
+    for name, (off, devices) in OFF_SWITCHES.items():
+        if name not in EngineConfig.model_fields or kind not in devices:
+            continue
+        if name == "weights" and settings.get(name, "auto") in ("auto", off):
+            continue  # they are float32 already
+        if settings.get(name) != off:
+            variants[f"{name}={off}"] = settings | {name: off}
+    return variants
+
+
+def check_settings(model: str, settings: dict[str, Any]) -> None:
+    """Raises BenchError for a setting that the engine refuses, before anything is started."""
+    try:
+        EngineConfig(model=model, **settings)
+    except ValidationError as error:
+        raise BenchError(complaint(error)) from None

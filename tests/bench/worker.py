@@ -1,0 +1,56 @@
+"""One engine in a process of its own, told over its standard input what to run. Started by the benchmark, not by hand.
+
+Each line in is a JSON object, each line out is its answer: {"model", "settings"} once, then any number of
+{"prompts", "output_lens", "temperature"}.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: a neighbour's busy core would cost tens of times more
+
+from engine import LLM, SamplingParams
+from metrics.records import StepRecord
+from tests.bench.breakdown import steps_of_records
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    order = json.loads(sys.stdin.readline())
+    records: list[StepRecord] = []
+    with LLM(order["model"], on_steps=records.extend, **order["settings"]) as llm:
+        ready = llm.ready
+        facts = {name: getattr(ready, name) for name in ("device", "dtype", "threads", "num_kv_blocks", "weight_bytes")}
+        answers.write(json.dumps(facts | {"vocab_size": ready.shape.vocab_size}) + "\n")
+        for line in sys.stdin:
+            answers.write(json.dumps(_run(llm, records, json.loads(line))) + "\n")
+
+
+def _run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
+    """Generates all at once, and tells when it began and ended and what its steps were."""
+    controls = [
+        SamplingParams(max_tokens=length, temperature=order["temperature"], ignore_eos=True, seed=index)
+        for index, length in enumerate(order["output_lens"])
+    ]
+    records.clear()
+    begin_ns = time.monotonic_ns()
+    outputs = llm.generate(order["prompts"], controls)
+    end_ns = time.monotonic_ns()
+    errors = [output.error for output in outputs if output.error]
+    llm.generate([order["prompts"][0][:1]], SamplingParams(max_tokens=1))  # a step's record comes with the next one's
+    during = [record for record in records if record.end_ns > begin_ns and record.begin_ns < end_ns]
+    columns = {name: values.tolist() for name, values in steps_of_records(during).columns.items()}
+    return {
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
+        "output_tokens": sum(len(output.token_ids) for output in outputs),
+        "errors": errors[:3],
+        "steps": columns,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What the benchmarks ask for: prompts as token ids, and how many tokens each shall give."""
+
+import random
+from dataclasses import dataclass, replace
+
+from tests.bench.results import BenchError
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are all there at the beginning. Ends of text are ignored: the lengths are exact."""
+
+    name: str
+    prompts: list[list[int]]
+    output_lens: list[int]
+    temperature: float = 0.0
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.output_lens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output."""
+        return max(len(prompt) + length for prompt, length in zip(self.prompts, self.output_lens, strict=True))
+
+    def blocks(self, block_size: int) -> int:
+        """KV blocks that all of its sequences take together: with so many, nothing is preempted."""
+        pairs = zip(self.prompts, self.output_lens, strict=True)
+        return sum(-(-(len(prompt) + length) // block_size) for prompt, length in pairs)
+
+    def reworded(self, seed: int) -> "Workload":
+        """The same lengths with other ids: no prefix cache has seen them. Seed 0 is the workload itself."""
+        if seed == 0:
+            return self
+        dice = random.Random(seed)
+        prompts = [[dice.randrange(300, 8000) for _ in prompt] for prompt in self.prompts]
+        return replace(self, prompts=prompts)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises BenchError for a model that does not have all of its ids."""
+        largest = max(max(prompt) for prompt in self.prompts)
+        if largest >= vocab_size:
+            raise BenchError(
+                f"workload {self.name} holds token id {largest}, but the model's vocabulary has {vocab_size}; "
+                "choose a model with more, such as a shape of `sojourn bench offline --help`"
+            )
+
+
+def nano_vllm() -> Workload:
+    """The 256 sequences of nano-vllm's bench.py (GeeeekExplorer/nano-vllm), which small engines compare by."""
+    dice = random.Random(0)
+    prompts = [[dice.randint(0, 10_000) for _ in range(dice.randint(100, 1024))] for _ in range(256)]
+    return Workload("nano-vllm", prompts, [dice.randint(100, 1024) for _ in range(256)], temperature=0.6)
+
+
+def cpu_sized() -> Workload:
+    """64 sequences that a CPU is done with in seconds: 32 to 256 tokens in, 32 to 128 out."""
+    return _sequences("cpu", random.Random(0), 64, (32, 256), (32, 128))
+
+
+def streams(count: int, input_len: int, output_len: int, seed: int) -> Workload:
+    """`count` requests of one length. Another seed gives other prompts, so that no cache can have seen them."""
+    name = f"{count} x {input_len} in, {output_len} out"
+    return _sequences(name, random.Random(seed), count, (input_len, input_len), (output_len, output_len))
+
+
+def _sequences(
+    name: str, dice: random.Random, count: int, inputs: tuple[int, int], outputs: tuple[int, int]
+) -> Workload:
+    prompts, output_lens = [], []
+    for _ in range(count):
+        prompts.append([dice.randrange(300, 8000) for _ in range(dice.randint(*inputs))])
+        output_lens.append(dice.randint(*outputs))
+    return Workload(name, prompts, output_lens)
+
+
+WORKLOADS = {"nano-vllm": nano_vllm, "cpu": cpu_sized}
