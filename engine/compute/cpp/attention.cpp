@@ -10,6 +10,7 @@
 #include <omp.h>
 #include <vector>
 
+#include "kernels.h"
 #include "simd.h"
 
 using namespace simd;
@@ -20,8 +21,6 @@ constexpr int TILE = 96;                  // positions of one step of the online
 constexpr int FEW_TILE = 64;              // the same where rows are few, and how far ahead memory is fetched
 constexpr int COLUMNS = PANEL * W;        // rows of a work item
 constexpr int FEW = 4;                    // rows up to which they lie one after another
-constexpr int SPLIT = 1024;               // positions of one part of a long context
-constexpr int SPLIT_TOKENS = 16;          // sequences with more new tokens have enough work items without parts
 constexpr float LOWEST = -1e30f;          // a maximum over nothing: finite, so that its difference to -inf is no NaN
 constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products below which waking a thread takes longer than the work
 
@@ -33,31 +32,6 @@ struct Item {
 };
 
 }  // namespace
-
-// As engine/compute/attention_cpp.py lays it out.
-struct Attention {
-    const float *query;  // [num_tokens][num_heads][head_dim]
-    const float *keys;   // [num_slots][slot_stride]
-    const float *values;
-    float *output;  // [num_tokens][num_heads][value_dim]
-    const int32_t *query_start, *contexts, *block_tables;
-    const float *slopes;  // [num_heads], or null
-    int64_t slot_stride, table_stride, num_sequences, num_heads, num_kv_heads;
-    int64_t head_dim, value_dim, block_size, window;  // window 0: none
-    float scale;
-    float *workspace;  // [parts][num_heads][value_dim + 2], ours
-
-    int group() const { return int(num_heads / num_kv_heads); }
-    int padded_value_dim() const { return int((value_dim + W - 1) / W * W); }
-    int tokens(int sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
-    int past(int sequence) const { return contexts[sequence] - tokens(sequence); }
-    int first_visible(int position) const { return window ? std::max(0, position - int(window) + 1) : 0; }
-    // Of the sequence alone, so that its results depend neither on its company nor on the number of threads.
-    int parts(int sequence) const {
-        int visible = contexts[sequence] - first_visible(past(sequence));
-        return tokens(sequence) > SPLIT_TOKENS ? 1 : std::max(1, (visible + SPLIT - 1) / SPLIT);
-    }
-};
 
 namespace {
 

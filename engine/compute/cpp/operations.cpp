@@ -3,6 +3,7 @@
 #include <cmath>
 #include <omp.h>
 
+#include "kernels.h"
 #include "simd.h"
 
 using namespace simd;
@@ -95,17 +96,6 @@ inline void gate(const float *gate_up, float *output, int64_t rows, int64_t size
 }
 
 }  // namespace
-
-// As engine/compute/operations_cpp.py lays it out.
-struct Heads {
-    const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
-    float *query;      // [num_tokens][num_heads][head_dim]
-    float *keys, *values;  // [num_slots][num_kv_heads][head_dim]
-    const int64_t *slots, *positions;
-    const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
-    float eps;
-};
 
 extern "C" void sojourn_rms_norm(const float *x, const float *weight, float *output, int64_t rows, int64_t size,
                                  float eps, float shift) {

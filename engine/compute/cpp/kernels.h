@@ -1,0 +1,46 @@
+// What the kernels are given, as Python lays it out.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simd.h"
+
+inline constexpr int SPLIT = 1024;               // positions of one part of a long context
+inline constexpr int SPLIT_TOKENS = 16;          // sequences with more new tokens have enough work items without parts
+
+// As engine/compute/operations_cpp.py and layers_cpp.py lay it out.
+struct Heads {
+    const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
+    float *query;      // [num_tokens][num_heads][head_dim]
+    float *keys, *values;  // [num_slots][num_kv_heads][head_dim]
+    const int64_t *slots, *positions;
+    const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    float eps;
+};
+
+// As engine/compute/attention_cpp.py and layers_cpp.py lay it out.
+struct Attention {
+    const float *query;  // [num_tokens][num_heads][head_dim]
+    const float *keys;   // [num_slots][slot_stride]
+    const float *values;
+    float *output;  // [num_tokens][num_heads][value_dim]
+    const int32_t *query_start, *contexts, *block_tables;
+    const float *slopes;  // [num_heads], or null
+    int64_t slot_stride, table_stride, num_sequences, num_heads, num_kv_heads;
+    int64_t head_dim, value_dim, block_size, window;  // window 0: none
+    float scale;
+    float *workspace;  // [parts][num_heads][value_dim + 2], ours
+
+    int group() const { return int(num_heads / num_kv_heads); }
+    int padded_value_dim() const { return int((value_dim + simd::W - 1) / simd::W * simd::W); }
+    int tokens(int sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
+    int past(int sequence) const { return contexts[sequence] - tokens(sequence); }
+    int first_visible(int position) const { return window ? std::max(0, position - int(window) + 1) : 0; }
+    // Of the sequence alone, so that its results depend neither on its company nor on the number of threads.
+    int parts(int sequence) const {
+        int visible = contexts[sequence] - first_visible(past(sequence));
+        return tokens(sequence) > SPLIT_TOKENS ? 1 : std::max(1, (visible + SPLIT - 1) / SPLIT);
+    }
+};

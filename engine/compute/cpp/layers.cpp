@@ -1,0 +1,77 @@
+// All layers of a decoder in one call: between its kernels stands no Python.
+
+#include "kernels.h"
+
+extern "C" {
+void sojourn_add_rms_norm(const float *x, float *residual, const float *weight, float *output, int64_t rows,
+                          int64_t size, float eps, float shift);
+void sojourn_write_heads(const Heads *heads);
+void sojourn_attend(Attention *attention);
+}
+
+namespace {
+
+// A packed matrix and its kernel: cpp_formats.py. The floats have two parts, int8 has four.
+struct Linear {
+    void *kernel;
+    int64_t num_parts, out_features, in_features;
+    const void *parts[4];
+
+    void operator()(const float *x, float *y, int64_t rows) const {
+        using Two = void (*)(const float *, float *, int64_t, int64_t, int64_t, const void *, const void *);
+        using Four = void (*)(const float *, float *, int64_t, int64_t, int64_t, const void *, const void *, const void *,
+                              const void *);
+        if (num_parts == 2) reinterpret_cast<Two>(kernel)(x, y, rows, out_features, in_features, parts[0], parts[1]);
+        else
+            reinterpret_cast<Four>(kernel)(x, y, rows, out_features, in_features, parts[0], parts[1], parts[2], parts[3]);
+    }
+};
+
+struct Layer {
+    Linear qkv, o, gate_up, down;
+    const float *post_norm, *next_norm;  // the latter of the layer behind, or the last of all
+    const float *q_norm, *k_norm;        // or null
+    float *keys, *values;
+    int64_t window;  // 0: none
+};
+
+}  // namespace
+
+// As engine/compute/layers_cpp.py lays it out.
+struct Layers {
+    const Layer *layers;
+    int64_t num_layers, hidden_size, intermediate_size;
+    void (*gate)(const float *gate_up, float *output, int64_t rows, int64_t size);
+    float *residual;  // [num_tokens][hidden_size], in and out
+    float *normed;    // the same: of the residual by the first layer's norm, and at last by the final one
+    float *room;      // [num_tokens][what the largest layer needs]
+    Heads heads;      // what all layers share
+    Attention attention;
+    float eps, shift;
+};
+
+extern "C" void sojourn_layers(Layers *arguments) {
+    Layers &all = *arguments;
+    Heads &heads = all.heads;
+    const int64_t rows = heads.num_tokens, query_size = heads.num_heads * heads.head_dim;
+    float *query = all.room, *x = query + rows * query_size, *attended = x + rows * all.hidden_size;
+    // Queries, keys and values are done with when the feed-forward part begins.
+    float *qkv = attended + rows * query_size, *gate_up = qkv, *gated = gate_up + rows * 2 * all.intermediate_size;
+    heads.qkv = qkv, heads.query = query;
+    all.attention.query = query, all.attention.output = attended;
+    for (const Layer *layer = all.layers; layer != all.layers + all.num_layers; layer++) {
+        layer->qkv(all.normed, qkv, rows);
+        heads.q_norm = layer->q_norm, heads.k_norm = layer->k_norm;
+        heads.keys = layer->keys, heads.values = layer->values;
+        sojourn_write_heads(&heads);
+        all.attention.keys = layer->keys, all.attention.values = layer->values;
+        all.attention.window = layer->window;
+        sojourn_attend(&all.attention);
+        layer->o(attended, x, rows);
+        sojourn_add_rms_norm(x, all.residual, layer->post_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+        layer->gate_up(all.normed, gate_up, rows);
+        all.gate(gate_up, gated, rows, all.intermediate_size);
+        layer->down(gated, x, rows);
+        sojourn_add_rms_norm(x, all.residual, layer->next_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+    }
+}
