@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,10 @@ COMPILERS = ("g++", "c++", "clang++")
 # Not -ffast-math: infinities and NaN must come out of the kernels as they do out of torch.
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp",
-    "-fPIC", "-shared", "-Wall", "-Wl,--as-needed",
+    "-fPIC", "-Wall",
 )  # fmt: skip
+LINK_FLAGS = ("-shared", "-fopenmp", "-Wl,--as-needed")
+SOURCES = Path(__file__).parent
 BUILD_TIMEOUT_SECONDS = 300
 DIGEST_BYTES = 32
 
@@ -81,27 +84,28 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "sojourn" / "cpp"
+    """Where built kernels are kept between runs. Raises BuildError."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise BuildError("there is no home folder to keep built kernels in; set XDG_CACHE_HOME") from None
+    return base / "sojourn" / "cpp"
 
 
-def load(compiler: str, folder: Path) -> Library:
-    """The library for this compiler and this machine, out of `folder` or built into it. Raises BuildError."""
-    sources = sorted(Path(__file__).parent.glob("*.cpp"))
-    runtime = _openmp_of_torch()
-    flags = (*FLAGS, *map(str, sources), *([str(runtime)] if runtime else []))
-    path = folder / _key(compiler, sources, flags) / "kernels.so"
+def load(compiler: str, folder: Path, sources: Path = SOURCES) -> Library:
+    """The library of `sources` for this compiler and this machine: out of `folder`, or built into it.
+
+    Raises BuildError.
+    """
+    path = folder / _key(compiler, sources) / "kernels.so"
     if not _is_whole(path):
-        _build(compiler, flags, path)
+        _build(compiler, sources, path)
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded ({error}); delete it and try again") from None
     handle.sojourn_openmp_runtime.restype = ctypes.c_void_p
-    ours = handle.sojourn_openmp_runtime()
-    of_torch = ctypes.CDLL(str(_torch_lib() / "libtorch_cpu.so")).omp_get_max_threads
-    if ours != ctypes.cast(of_torch, ctypes.c_void_p).value:
+    if handle.sojourn_openmp_runtime() != _openmp_runtime_of_torch():
         raise BuildError(f"{compiler} binds to another OpenMP runtime than torch's; use g++, or name it by CXX")
     return Library(path, handle)
 
@@ -110,20 +114,28 @@ def _torch_lib() -> Path:
     return Path(torch.__file__).parent / "lib"
 
 
+def _openmp_runtime_of_torch() -> int | None:
+    try:
+        function = ctypes.CDLL(str(_torch_lib() / "libtorch_cpu.so")).omp_get_max_threads
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def _openmp_of_torch() -> Path | None:
     """The runtime that torch's wheel brings, sometimes under a name of its own; None: the system's."""
     found = sorted(_torch_lib().glob("libgomp*.so*")) or sorted(_torch_lib().parents[1].glob("torch.libs/libgomp*.so*"))
     return found[0] if found else None
 
 
-def _key(compiler: str, sources: list[Path], flags: tuple[str, ...]) -> str:
+def _key(compiler: str, sources: Path) -> str:
     """Names everything that the machine code depends on."""
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{compiler} does not run ({error})") from None
-    texts = [path.read_text("utf-8") for path in (*sources, *sorted(Path(__file__).parent.glob("*.h")))]
-    parts = [version, platform.machine(), _cpu_features(), *flags, *texts]
+    texts = [path.read_text("utf-8") for path in sorted((*sources.glob("*.cpp"), *sources.glob("*.h")))]
+    parts = (version, platform.machine(), _cpu_features(), *FLAGS, *LINK_FLAGS, str(_openmp_of_torch()), *texts)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -146,23 +158,32 @@ def _is_whole(path: Path) -> bool:
     return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
-def _build(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+def _build(compiler: str, sources: Path, path: Path) -> None:
     """Compiles beside `path` and moves the result there: of two processes that build at once, one is the last."""
     started = time.monotonic()
+    runtime = _openmp_of_torch()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
             built = Path(scratch) / path.name
-            command = [compiler, *flags, "-o", str(built)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_SECONDS)
-            if done.returncode:
-                first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-                raise BuildError(f"{compiler} failed to build the kernels: {first}")
+            objects = {str(source): str(built.with_name(f"{source.stem}.o")) for source in sources.glob("*.cpp")}
+            commands = [[compiler, *FLAGS, "-c", source, "-o", target] for source, target in objects.items()]
+            list(pool.map(_run, commands))
+            # torch's runtime stands before the one that -fopenmp adds, which is then not needed.
+            _run([compiler, *objects.values(), *([str(runtime)] if runtime else []), *LINK_FLAGS, "-o", str(built)])
             with built.open("ab") as file:
                 file.write(hashlib.sha256(built.read_bytes()).digest())
             os.replace(built, path)
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be written ({error}); set XDG_CACHE_HOME to another folder") from None
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{compiler} took longer than {BUILD_TIMEOUT_SECONDS} s to build the kernels") from None
     log.info("built the C++ kernels in %.1f s: %s", time.monotonic() - started, path)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} took longer than {BUILD_TIMEOUT_SECONDS} s to build the kernels") from None
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200].strip())
+        raise BuildError(f"{command[0]} could not build the kernels: {first}")
