@@ -2,9 +2,9 @@
 // token's numbers do not depend on the tokens that it is computed with.
 //
 // Weights lie in panels of 64 output channels, [N/64][K/4][64][4]: 64 bytes are 16 channels times 4 of K, the operand of
-// VPDPBUSD. Its other operand is unsigned: activations are stored plus 128, and 128 times the sum of a channel's weights
-// is taken off the integer result. Everything up to the epilogue is integer arithmetic, so that no order of summation,
-// and with it no blocking and no number of threads, can change a bit.
+// VPDPBUSD. Its other operand is unsigned: activations are stored plus a zero point, and that times the sum of a channel's
+// weights is taken off the integer result. Everything up to the epilogue is integer arithmetic, so that no order of
+// summation, and with it no blocking and no number of threads, can change a bit.
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 
@@ -25,31 +25,42 @@ constexpr int64_t CHUNK = 16 * ROWS; // rows that one work item covers
 // A mask of as many of 16 lanes as are left.
 inline __mmask16 first_lanes(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0; }
 
-// One row of activations, as bytes plus 128. Returns its scale; NaN where a value is not finite.
-float quantize_row(const float* x, int64_t k, int64_t padded_k, uint8_t* out) {
+// A row of activations as bytes: value = scale * (byte - zero). Scale and zero span its range and 0 (asymmetric, since
+// that costs nothing and a row seldom reaches as far below 0 as above it). A scale of NaN where a value is not finite.
+struct RowScale {
+    float scale;
+    int32_t zero;
+};
+
+RowScale quantize_row(const float* x, int64_t k, int64_t padded_k, uint8_t* out) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i largest = _mm512_setzero_si512();
+    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
     for (int64_t i = 0; i < k; i += 16) {
+        const __m512 value = _mm512_maskz_loadu_ps(first_lanes(k - i), x + i);
+        low = _mm512_min_ps(low, value);
+        high = _mm512_max_ps(high, value);
         // As integers, magnitudes of floats are ordered, infinity and NaN above all others.
-        const __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(first_lanes(k - i), x + i));
-        largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, magnitude));
+        largest = _mm512_max_epi32(largest, _mm512_and_si512(_mm512_castps_si512(value), magnitude));
     }
-    const int32_t bits = _mm512_reduce_max_epi32(largest);
-    float peak;
-    std::memcpy(&peak, &bits, sizeof(peak));
-    if (bits >= 0x7f800000) {
-        std::memset(out, 128, padded_k);
-        return std::numeric_limits<float>::quiet_NaN();
+    if (_mm512_reduce_max_epi32(largest) >= 0x7f800000) {
+        std::memset(out, 0, padded_k);
+        return {std::numeric_limits<float>::quiet_NaN(), 0};
     }
-    if (peak < 1e-30f) peak = 0;  // its reciprocal would overflow
-    const __m512 inverse = _mm512_set1_ps(peak > 0 ? 127.0f / peak : 0.0f);
-    const __m512i offset = _mm512_set1_epi32(128);
+    const float least = _mm512_reduce_min_ps(low), range = _mm512_reduce_max_ps(high) - least;
+    if (range < 1e-30f) {  // its reciprocal would overflow
+        std::memset(out, 0, padded_k);
+        return {0, 0};
+    }
+    const __m512 inverse = _mm512_set1_ps(255.0f / range);
+    const int32_t zero = (int32_t)(-least * (255.0f / range) + 0.5f);
+    const __m512i offset = _mm512_set1_epi32(zero);
     for (int64_t i = 0; i < padded_k; i += 16) {
         const __m512 scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(k - i), x + i), inverse);
-        const __m512i rounded = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), offset);
+        const __m512i rounded = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), offset);  // from 0 to 256
         _mm512_mask_cvtusepi32_storeu_epi8(out + i, first_lanes(padded_k - i), rounded);
     }
-    return peak / 127.0f;
+    return {range / 255.0f, zero};
 }
 
 struct Layer {
@@ -57,7 +68,7 @@ struct Layer {
     int64_t groups;           // of four of K
     const int8_t* weights;    // [panels][groups][64][4]
     const float* scales;      // [panels * 64]
-    const int32_t* offsets;   // [panels * 64]: 128 times the sum of a channel's weights
+    const int32_t* totals;    // [panels * 64]: the sum of a channel's weights
     const float* bias;        // [n] or null
 };
 
@@ -65,7 +76,7 @@ struct Layer {
 inline void add_products(__m512i& sum, __m512i a, __m512i b) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 
 template <int R>
-void tile(const Layer& layer, int64_t panel, const uint8_t* rows, const float* row_scales, float* y) {
+void tile(const Layer& layer, int64_t panel, const uint8_t* rows, const RowScale* row_scales, float* y) {
     __m512i sums[R][4];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++)
@@ -91,34 +102,35 @@ void tile(const Layer& layer, int64_t panel, const uint8_t* rows, const float* r
         const int64_t column = panel * PANEL + c * 16;
         const __mmask16 mask = first_lanes(layer.n - column);
         const __m512 scale = _mm512_loadu_ps(layer.scales + column);
-        const __m512i offset = _mm512_loadu_si512(layer.offsets + column);
+        const __m512i total = _mm512_loadu_si512(layer.totals + column);
         const __m512 bias = layer.bias ? _mm512_maskz_loadu_ps(mask, layer.bias + column) : _mm512_setzero_ps();
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
+            const __m512i offset = _mm512_mullo_epi32(total, _mm512_set1_epi32(row_scales[r].zero));
             const __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][c], offset));
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(row_scales[r]));
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(row_scales[r].scale));
             _mm512_mask_storeu_ps(y + r * layer.n + column, mask, _mm512_fmadd_ps(sum, factor, bias));
         }
     }
 }
 
-using Tile = void (*)(const Layer&, int64_t, const uint8_t*, const float*, float*);
+using Tile = void (*)(const Layer&, int64_t, const uint8_t*, const RowScale*, float*);
 constexpr Tile TILES[ROWS + 1] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
 
 }  // namespace
 
 // y [m, n] = x [m, k] @ weights.T + bias; x and y are contiguous.
 extern "C" void linear_int8(const float* x, float* y, int64_t m, int64_t n, int64_t k, const int8_t* weights,
-                            const float* scales, const int32_t* offsets, const float* bias) {
-    const Layer layer{n, k, (k + 3) / 4, weights, scales, offsets, bias};
+                            const float* scales, const int32_t* totals, const float* bias) {
+    const Layer layer{n, k, (k + 3) / 4, weights, scales, totals, bias};
     const int64_t stride = layer.groups * 4, panels = (n + PANEL - 1) / PANEL;
     const int64_t chunks = (m + CHUNK - 1) / CHUNK;
     static thread_local std::vector<uint8_t> bytes;
-    static thread_local std::vector<float> factors;
+    static thread_local std::vector<RowScale> factors;
     if ((int64_t)bytes.size() < m * stride) bytes.resize(m * stride);
     if ((int64_t)factors.size() < m) factors.resize(m);
     uint8_t* rows = bytes.data();
-    float* row_scales = factors.data();
+    RowScale* row_scales = factors.data();
     // Waking the other threads for a few rows costs more than the rows.
     const bool alone = m * k <= 1 << 14;
     if (alone)

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,18 +30,27 @@ def cpp_formats(library: Library) -> dict[str, WeightFormat]:
     return formats
 
 
+class CppWeight(Protocol):
+    """A packed matrix and its kernel, for cpp/layers.cpp to call."""
+
+    out_features: int
+    in_features: int
+    kernel: Callable[..., None]
+    pointers: tuple[int | None, ...]  # to the parts that the kernel takes last
+
+
 class FloatWeight:
     """Float32 arithmetic with weights of 32 or 16 bits; the latter become float32 in a register, which is exact."""
 
     def __init__(self, kernel: Callable, dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None):
         self.out_features, self.in_features = weight.shape
-        self._panels, self._bias, self._kernel = _float_panels(weight, dtype), bias, kernel
-        self._pointers = self._panels.data_ptr(), None if bias is None else bias.data_ptr()
+        self._panels, self._bias, self.kernel = _float_panels(weight, dtype), bias, kernel
+        self.pointers = self._panels.data_ptr(), None if bias is None else bias.data_ptr()
         self.nbytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, y = _operands(x, self.in_features, self.out_features)
-        self._kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self._pointers)
+        self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
         return y
 
 
@@ -54,15 +64,15 @@ class Int8Weight:
                 f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {self.in_features}; "
                 "use float16"
             )
-        self._kernel, self._bias = kernel, bias
-        self._panels, self._scales, self._offsets = _int8_panels(weight)
-        parts = self._panels, self._scales, self._offsets
-        self._pointers = *(part.data_ptr() for part in parts), None if bias is None else bias.data_ptr()
+        self.kernel, self._bias = kernel, bias
+        self._panels, self._scales, self._totals = _int8_panels(weight)
+        parts = self._panels, self._scales, self._totals
+        self.pointers = *(part.data_ptr() for part in parts), None if bias is None else bias.data_ptr()
         self.nbytes = sum(part.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, y = _operands(x, self.in_features, self.out_features)
-        self._kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self._pointers)
+        self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
         return y
 
 
@@ -86,12 +96,11 @@ def _float_panels(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[out, in] → [out / 64, in / 4, 64, 4]; the scale of each channel; 128 times the sum of its weights."""
+    """[out, in] → [out / 64, in / 4, 64, 4]; the scale of each channel; the sum of its weights."""
     quantised, scales = quantize_channels(weight)
     quantised = _padded(quantised, 4)
-    offsets = quantised.sum(1, dtype=torch.int32) * 128
     panels = quantised.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    return panels, F.pad(scales, (0, len(quantised) - len(scales))), offsets
+    return panels, F.pad(scales, (0, len(quantised) - len(scales))), quantised.sum(1, dtype=torch.int32)
 
 
 def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
