@@ -32,6 +32,7 @@ class Controls:
         self.edits = False
         self.penalty_row: int | None = None
         self.bias_row: int | None = None
+        self.draw_row: int | None = None  # where fused draws find how it draws
         self.lz: LzHistory | None = None
         self.bad_words: dict[int, list[list[int]]] = {}  # longer than a token, by the token before their last
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):

@@ -27,6 +27,11 @@ class TokenHistory:
     def used(self) -> int:
         return self._counts.used
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, vocab_size] each: bool, whether a token stands in the prompt; float32, how often in the output."""
+        return self._prompt.values, self._counts.values
+
     def enter(self, prompt: Sequence[int], output: Sequence[int]) -> int:
         """The row of a new request."""
         row = self._counts.take()

@@ -6,6 +6,8 @@ depend on what the others keep; top-p adds up what is left, as vLLM does. (trans
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +15,9 @@ from engine.sampling import SamplingParams
 from engine.token.controls import Controls, Drawer
 from engine.token.penalties import TokenHistory
 from engine.token.rowtable import RowTable
+
+if TYPE_CHECKING:
+    from engine.token.fused_draws import FusedDraws, FusedEdits, FusedInputs
 
 NOTHING = -1  # drawn by a row whose masks leave no token
 
@@ -56,11 +61,12 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How the rows of one step draw. Greedy rows without edits need nothing here."""
+    """How the rows of one step draw. Greedy rows without edits need nothing here, unless the draws are fused."""
 
     direct: Rows | None  # that need no sorting
     sorted: Rows | None
-    edits: Edits | None
+    edits: "Edits | FusedEdits | None"
+    fused: "FusedInputs | None" = None
 
 
 class Sampler:
@@ -68,13 +74,19 @@ class Sampler:
 
     `prepare` runs before the forward pass, so that `draw` copies nothing to the device. A request draws the same tokens
     in any company, because each row is computed from its own logits, seed and position.
+
+    `fused` draws by kernels, of which a CUDA graph can hold `fused.draw_rows` for up to `max_rows` live requests; it is
+    None where torch operations draw, as on a CPU.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device):
+    def __init__(self, vocab_size: int, device: torch.device, *, fused: bool | None = None, max_rows: int = 4):
         self.vocab_size = vocab_size
         self.device = device
         self.history = TokenHistory(vocab_size, device)
         self.biases = RowTable(vocab_size, torch.float32, device)
+        if fused is None:
+            fused = device.type == "cuda" and find_spec("triton") is not None
+        self.fused = _fused_draws(vocab_size, device, self.history, self.biases, max_rows) if fused else None
         self._controls: dict[str, Controls] = {}
 
     def forget(self, request_id: str) -> None:
@@ -86,6 +98,8 @@ class Sampler:
             self.history.leave(controls.penalty_row)
         if controls.bias_row is not None:
             self.biases.give_back(controls.bias_row)
+        if controls.draw_row is not None:
+            self.fused.leave(controls.draw_row)
 
     def prepare(self, requests: Sequence[Drawer], positions: Sequence[int] | None = None) -> SamplingInputs:
         """`requests` draw their next tokens, in the order of the logits' rows.
@@ -94,6 +108,9 @@ class Sampler:
         """
         positions = [len(request.token_ids) for request in requests] if positions is None else positions
         controls = [self._known(request, at) for request, at in zip(requests, positions, strict=True)]
+        if self.fused is not None:
+            inputs = self.fused.prepare(requests, positions, controls)
+            return SamplingInputs(None, None, inputs.edits, inputs)
         direct = [row for row, c in enumerate(controls) if c.random and not c.sorts]
         cut = [row for row, c in enumerate(controls) if c.random and c.sorts]
         edited = [row for row, c in enumerate(controls) if c.edits]
@@ -108,6 +125,8 @@ class Sampler:
 
         `masks` [constrained, words] int32: 32 tokens a word, a bit for each that the row's grammar allows.
         """
+        if inputs.fused is not None:
+            return self.fused.draw(logits, inputs.fused, masks)
         edits, edited, dead = inputs.edits, None, None
         ids = logits.argmax(dim=-1)
         if edits is not None:  # a copy of its rows alone: the whole batch, with a large vocabulary, is far more
@@ -143,6 +162,8 @@ class Sampler:
                 controls = None
         if controls is None:
             controls = Controls(request, self.vocab_size, self.history, self.biases)
+            if self.fused is not None:
+                controls.draw_row = self.fused.enter(request.sampling)
             self._controls[request.id] = controls
         return controls
 
@@ -233,6 +254,12 @@ class Sampler:
         return self._tensor(values, dtype)[:, None]
 
 
+def _fused_draws(*arguments) -> "FusedDraws":
+    from engine.token.fused_draws import FusedDraws  # Triton takes its time to import, and is not everywhere
+
+    return FusedDraws(*arguments)
+
+
 def unpacked(masks: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """[rows, words] int32, 32 tokens a word → [rows, vocab_size] bool."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
@@ -250,9 +277,9 @@ def _draw_rows(logits: torch.Tensor, edited: torch.Tensor | None, rows: Rows) ->
         scaled = _above_floors(scaled, rows)
     if rows.top_k is None:
         return _draw(scaled.softmax(dim=-1), rows)
-    # Stable, so that tokens of equal probability stand in the same order whatever the rest of the batch is.
-    probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    drawn = _draw(_truncate(probabilities, rows), rows)
+    # Stable, so that tokens of equal logits stand in the same order whatever the rest of the batch is.
+    scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
+    drawn = _draw(_truncate(scaled.softmax(dim=-1), rows), rows)
     return order.gather(-1, drawn[:, None])[:, 0]
 
 
