@@ -27,12 +27,15 @@ class EngineConfig(BaseModel):
         "auto",
         description="how a CPU holds matrices, and multiplies in float32; auto is as the checkpoint stores them: exact",
     )
-    attention_backend: Literal["auto", "cpp", "torch"] = Field(
+    attention_backend: Literal["auto", "triton", "cpp", "torch"] = Field(
         "auto",
         description="what computes attention; auto takes the fastest that the device has, torch is the reference",
     )
     fused_operations: Literal["auto", "off"] = Field(
         "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="auto is dtype; fp8 holds twice to four times the tokens, with one scale a token and head"
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the core process; 0 leaves one core to the front"

@@ -10,6 +10,8 @@ import torch
 from engine.compute.attention import AttentionInputs, KVCache, attention_inputs
 from engine.compute.attention_torch import GATHERED_TOKENS
 from engine.compute.backends import BackendError, make_attention, make_operations
+from engine.compute.kv_cache import allocate, clear_blocks, copy_blocks
+from engine.compute.kv_fp8 import KV_FP8
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
@@ -102,18 +104,19 @@ class ModelRunner:
         self.device = torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
         wanted = config.dtype if config.dtype != "auto" else ("bfloat16" if self.device.type == "cuda" else "float32")
         self.dtype = getattr(torch, wanted)
+        self.kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else self.dtype
         self.block_size = config.block_size
         try:
-            self.attention = make_attention(config.attention_backend, self.device, self.dtype)
+            self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
         except BackendError as error:
             raise ModelError(str(error)) from None
-        self.operations = make_operations(config.fused_operations, self.device, self.dtype)
+        self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
         self.model: Decoder = load_model(
             folder, self.dtype, self.device, config.max_model_len,
             dummy=config.load_format == "dummy", weights=config.weights,
         )  # fmt: skip
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
-        self.shape = self.model.shape()
+        self.shape = self.model.shape(self.kv_dtype)
         self.sampler = Sampler(self.shape.vocab_size, self.device)
         self.guides = Guides(folder, self.shape.vocab_size)
         self.num_blocks = config.num_kv_blocks or self._blocks_that_fit(config)
@@ -184,8 +187,7 @@ class ModelRunner:
         if batch.begun_blocks:
             # The slots behind a sequence are masked, but still multiplied: what overflowed for the last owner of the
             # block would make this one's numbers NaN, too.
-            blocks = self.kv_cache.values.unflatten(2, (-1, self.block_size))
-            blocks.index_fill_(2, self._tensor(batch.begun_blocks), 0.0)
+            clear_blocks(self.kv_cache, self._tensor(batch.begun_blocks), self.block_size)
         self.attention.begin(batch.attention)
         hidden = self.model(
             batch.ids, batch.positions, batch.attention.slots, self.operations, self.attention, self.kv_cache
@@ -233,10 +235,8 @@ class ModelRunner:
         return ended
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copies KV blocks of all layers, each from one to another; all are read before any is written."""
         sources, targets = self._tensor(copies).T
-        blocks = self.kv_cache.values.unflatten(2, (-1, self.block_size))
-        blocks[:, :, targets] = blocks[:, :, sources]
+        copy_blocks(self.kv_cache, sources, targets, self.block_size)
 
     def _prepare(self, scheduled: list[ScheduledTokens]) -> Batch:
         # Single tokens first, and neighbours of like context: they share a padded gather.
@@ -300,11 +300,9 @@ class ModelRunner:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
     def _allocate(self, num_blocks: int) -> KVCache:
-        # Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN.
-        layout, slots = self.model.kv_layout, num_blocks * self.block_size
-        size = (len(self.model.layers), layout.planes, slots, layout.num_heads, layout.head_dim)
+        slots = num_blocks * self.block_size
         try:
-            return KVCache(torch.zeros(size, dtype=self.dtype, device=self.device))
+            return allocate(self.model.kv_layout, len(self.model.layers), slots, self.kv_dtype, self.device)
         except RuntimeError as error:
             raise ModelError(
                 f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"

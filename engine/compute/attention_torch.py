@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
+from engine.compute.kv_fp8 import dequantise
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
@@ -40,19 +41,21 @@ class TorchAttention:
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         # Whole blocks are gathered, not slots.
-        planes = layer_cache.values.unflatten(1, (-1, self._inputs.block_size)).unbind(0)
+        size = self._inputs.block_size
+        planes = layer_cache.values.unflatten(1, (-1, size)).unbind(0)
+        scales = None if layer_cache.scales is None else layer_cache.scales.unflatten(1, (-1, size)).unbind(0)
         kind = (spec.window, spec.alibi_slopes)
         if kind not in self._masks:
             self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[2], query.dtype)
         group_masks, chunk_masks = self._masks[kind]
         parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):
-            keys, values = self._gather(planes, blocks, end - begin, spec)
+            keys, values = self._gather(planes, scales, blocks, end - begin, spec, query.dtype)
             folded = query[begin:end].unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, group, head_dim]
             attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=spec.scale)
             parts.append(attended.flatten(1, 2))
         for (begin, end, blocks, context), mask in zip(self._chunks, chunk_masks, strict=True):
-            keys, values = self._gather(planes, blocks, 1, spec)
+            keys, values = self._gather(planes, scales, blocks, 1, spec, query.dtype)
             attended = F.scaled_dot_product_attention(
                 query[begin:end].transpose(0, 1)[None],
                 keys[:, :, :context],
@@ -66,14 +69,24 @@ class TorchAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _gather(
-        self, planes: tuple[torch.Tensor, ...], blocks: torch.Tensor, rows: int, spec: AttentionSpec
+        self,
+        planes: tuple[torch.Tensor, ...],
+        scales: tuple[torch.Tensor, ...] | None,
+        blocks: torch.Tensor,
+        rows: int,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Planes [num_blocks, block_size, heads, head_dim] by the blocks of `rows` sequences → keys [rows, heads,
-        context, head_dim] and values [..., value_dim]. They stand until the next call."""
+        """Planes [num_blocks, block_size, heads, head_dim], and scales [num_blocks, block_size, heads] if there are,
+        by the blocks of `rows` sequences → keys [rows, heads, context, head_dim] and values [..., value_dim]. They
+        stand until the next call."""
         gathered = []
         for index, plane in enumerate(planes):
             size = len(blocks) * plane.stride(0)
-            if plane.is_cpu and size >= KEPT_ELEMENTS:
+            if scales is not None:
+                stored = plane.view(torch.uint8).index_select(0, blocks).view(plane.dtype)
+                out = dequantise(stored, scales[index].index_select(0, blocks), dtype)
+            elif plane.is_cpu and size >= KEPT_ELEMENTS:
                 if self._room[index].numel() < size or self._room[index].dtype != plane.dtype:
                     self._room[index] = torch.empty(size, dtype=plane.dtype)
                 out = self._room[index][:size].view(len(blocks), *plane.shape[1:])

@@ -102,9 +102,11 @@ class TritonAttention:
         """query [num_tokens, num_heads, head_dim], the last dimension dense, in float32, float16 or bfloat16; the cache
         in the same dtype, or in float8_e4m3fn with scales. Returns [num_tokens, num_heads, value_dim]."""
         num_tokens, num_heads, head_dim = query.shape
-        planes, _, num_kv_heads, _ = layer_cache.values.shape
+        planes, num_slots, num_kv_heads, _ = layer_cache.values.shape
         assert planes == 1 or spec.value_dim == head_dim, "keys and values of a layout with two planes have one size"
-        shape = Shape(num_heads // num_kv_heads, head_dim, spec.value_dim, query.itemsize, layer_cache.values.itemsize)
+        wide = num_slots * num_kv_heads * head_dim >= 2**31
+        group, itemsizes = num_heads // num_kv_heads, (query.itemsize, layer_cache.values.itemsize)
+        shape = Shape(group, head_dim, spec.value_dim, *itemsizes, wide)
         output = query.new_empty(num_tokens, num_heads, spec.value_dim)
         if self._short_lens:
             tiles = self._short or short_tiles(shape, max(self._short_lens))

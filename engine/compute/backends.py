@@ -16,30 +16,43 @@ class BackendError(Exception):
     """Why what was asked for cannot be had here, as a sentence."""
 
 
-def make_attention(name: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """The backend of EngineConfig.attention_backend; `auto` takes the fastest that this device and dtype have.
+def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
+    """The backend of EngineConfig.attention_backend; `auto` takes the fastest that this device and dtypes have.
 
     Raises BackendError.
     """
-    library = _cpu_kernels(device, dtype) if name in ("auto", "cpp") else None
+    if name in ("auto", "triton") and _has_triton(device):
+        from engine.compute.attention_triton import TritonAttention  # Triton takes its time to import
+
+        return TritonAttention(device)
+    if name == "triton":
+        reason = "it needs a CUDA device" if device.type != "cuda" else "the package triton is not installed"
+        raise BackendError(f"attention_backend=triton cannot be had: {reason}; or leave the choice to `auto`")
+    library = _cpu_kernels(device, dtype, kv_dtype) if name in ("auto", "cpp") else None
     if library is not None:
         return CppAttention(library)
     if name == "cpp":
-        fitting = device.type == "cpu" and dtype == torch.float32
-        reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {dtype} on {device}"
+        fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
+        given = f"{dtype} on {device}" if kv_dtype == dtype else f"{dtype} on {device} with keys in {kv_dtype}"
+        reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {given}"
         raise BackendError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
     return TorchAttention()
 
 
-def make_operations(name: str, device: torch.device, dtype: torch.dtype) -> Operations:
+def make_operations(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
-    if name == "auto" and device.type == "cuda" and find_spec("triton") is not None:
+    if name == "auto" and _has_triton(device):
         from engine.compute.operations_triton import TritonOperations  # Triton takes its time to import
 
         return TritonOperations()
-    library = _cpu_kernels(device, dtype) if name == "auto" else None
+    library = _cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None
     return CppOperations(library) if library is not None else TorchOperations()
 
 
-def _cpu_kernels(device: torch.device, dtype: torch.dtype) -> extension.Library | None:
-    return extension.library() if device.type == "cpu" and dtype == torch.float32 else None
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def _cpu_kernels(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> extension.Library | None:
+    fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
+    return extension.library() if fitting else None

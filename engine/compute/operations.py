@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.compute.attention import AttentionBackend, LayerCache
+from engine.compute.kv_fp8 import quantise
 from engine.compute.mixture import mixture
 from engine.compute.ops import rms_norm, rotate, silu_gate
 
@@ -136,9 +137,13 @@ class TorchOperations:
         ):  # a GPU would have to wait for the answer: there, no row is padding
             kept = slots >= 0
             key, value, slots = key[kept], None if value is None else value[kept], slots[kept]
-        layer_cache.values[0].index_copy_(0, slots, key)
-        if value is not None:
-            layer_cache.values[1].index_copy_(0, slots, value)
+        for plane, vectors in enumerate((key,) if value is None else (key, value)):
+            if layer_cache.scales is None:
+                layer_cache.values[plane].index_copy_(0, slots, vectors)
+            else:
+                stored, scales = quantise(vectors)
+                layer_cache.values[plane].view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
+                layer_cache.scales[plane].index_copy_(0, slots, scales)
 
     def mixture(
         self,

@@ -7,7 +7,6 @@ shared memory. `tests/bench/triton_attention.py` sweeps them on a device.
 from dataclasses import dataclass
 
 SHORT_TOKENS = 8  # a sequence with at most as many new tokens is a decode or a verification: bound by memory
-SHORT_ROWS = (16, 64)  # bounds of a tile's rows: what tensor cores take at least, and what still leaves registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,8 @@ class Tiles:
     resident: int  # programs that a multiprocessor holds
     waves: int  # programs of like length that all work is cut into, as a multiple of those that run at once
     least_tiles: int  # of a segment
-    slack: int  # a block is cut if it has more than so many segments' tiles
-    two_loops: bool  # tiles that all rows see are computed without masks
+    slack: int = 1  # a block is cut if it has more than so many segments' tiles
+    two_loops: bool = False  # tiles that all rows see are computed without masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +33,33 @@ class Shape:
     value_dim: int
     query_bytes: int  # of one element
     kv_bytes: int
+    wide: bool = False  # the cache needs 64-bit offsets
 
 
 def short_tiles(shape: Shape, num_new: int) -> Tiles:
     """For sequences of up to `num_new` new tokens, SHORT_TOKENS at most."""
-    rows = min(max(padded(shape.group * num_new), SHORT_ROWS[0]), SHORT_ROWS[1])
-    wide = padded(shape.value_dim)
-    if wide > 256:  # latent: keys are the values, too
-        return Tiles(rows, 32 if shape.query_bytes < 4 else 16, 4 if rows < 64 else 8, 2, 1, 4, 4, 1, False)
-    keys = max(16, min(128, 64 * 256 // (wide * shape.query_bytes)))
-    return Tiles(rows, keys, 4, 3, 2, 4, 2, 1, False)
+    size = padded(shape.value_dim)
+    rows = padded(shape.group * num_new)
+    if shape.query_bytes == 4:  # on CUDA cores, whose registers hold no more
+        return Tiles(16, max(16, min(64, 4096 // (2 * size))), 4, 3 if size <= 256 else 2, 2, 4, 4)
+    if size > 256:  # latent: keys are the values, too
+        if shape.kv_bytes == 1:
+            return Tiles(16, 16, 4, 3, 1, 4, 8)
+        return Tiles(16, 32, 4, 2, 3, 2, 4) if rows == 16 else Tiles(min(rows, 64), 32, 8, 2, 1, 2, 4)
+    return Tiles(min(rows, 64), max(32, min(128, 8192 // size)), 4, 3, 3 if shape.kv_bytes == 2 else 2, 4, 2)
 
 
 def long_tiles(shape: Shape) -> Tiles:
     """For prompts and their chunks."""
-    wide = padded(shape.value_dim)
-    if wide > 256:
-        return Tiles(64 if shape.query_bytes < 4 else 16, 32 if shape.query_bytes < 4 else 16, 8, 2, 1, 1, 8, 2, False)
-    if shape.query_bytes == 4:  # on CUDA cores: exact, and no kind to hurry for
-        return Tiles(32, 32, 4, 2, 2, 1, 8, 2, False)
-    if wide > 128:
-        return Tiles(128, 32, 8, 3, 1, 1, 8, 2, True)
+    size = padded(shape.value_dim)
+    if shape.query_bytes == 4:
+        return Tiles(16, max(16, min(64, 4096 // (2 * size))), 4, 2, 2, 1, 8, 2)
+    if size > 256:
+        return Tiles(64, 32, 8, 2, 1, 1, 8, 2) if shape.kv_bytes == 2 else Tiles(16, 16, 4, 3, 1, 1, 16, 2)
+    if size > 128:
+        return Tiles(128, 32 if shape.kv_bytes == 2 else 16, 8, 3, 1, 1, 8, 2, True)
+    if shape.wide:
+        return Tiles(128, 64, 8, 3, 1, 1, 8, 2, True)
     return Tiles(128, 128, 8, 2, 1, 1, 4, 2, True)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.attention import AttentionBackend, KVCache, KVLayout, LayerCache
+from engine.compute.kv_cache import bytes_per_token
 from engine.compute.linear import Linear
 from engine.compute.operations import Norm, Operations, Rope, Step
 from engine.compute.ops import rms_norm
@@ -155,7 +156,7 @@ class Decoder(nn.Module):
         """[rows, hidden_size] → [rows, vocab_size] in float32."""
         return self.head(hidden).float()
 
-    def shape(self) -> ModelShape:
+    def shape(self, kv_dtype: torch.dtype | None = None) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
         size = self.norm.element_size()
         read = self.weight_bytes
@@ -174,7 +175,7 @@ class Decoder(nn.Module):
             ),
             pair_flops=self.layers[0].attention.pair_flops,
             windows=tuple(Counter(self.config.windows).items()),
-            kv_bytes_per_token=len(self.layers) * self.kv_layout.elements_per_token * size,
+            kv_bytes_per_token=bytes_per_token(self.kv_layout, len(self.layers), kv_dtype or self.norm.dtype),
             weight_bytes=read,
             experts=experts,
         )
