@@ -10,8 +10,8 @@ from engine.compute.cpp.extension import Library
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Arguments(ctypes.Structure):
-    """`struct Attention` of attention.cpp."""
+class AttentionArguments(ctypes.Structure):
+    """`struct Attention` of kernels.h."""
 
     _fields_ = (
         *((name, POINTER) for name in ("query", "keys", "values", "output")),
@@ -22,6 +22,12 @@ class _Arguments(ctypes.Structure):
         ("workspace", POINTER),
     )
 
+    def place(self, inputs: AttentionInputs) -> None:
+        """Fills in what all layers of a step share."""
+        self.query_start, self.contexts = inputs.query_start.data_ptr(), inputs.contexts.data_ptr()
+        self.block_tables, self.table_stride = inputs.block_tables.data_ptr(), inputs.block_tables.stride(0)
+        self.num_sequences, self.block_size = len(inputs.query_lens), inputs.block_size
+
 
 class CppAttention:
     """float32 only. A sequence's results depend neither on its company in the batch nor on the number of threads.
@@ -31,14 +37,17 @@ class CppAttention:
 
     def __init__(self, library: Library) -> None:
         self._attend = library.function("sojourn_attend", POINTER)
-        self._prepared: dict[AttentionSpec, tuple[_Arguments, int]] = {}  # and their address
+        self._prepared: dict[AttentionSpec, tuple[AttentionArguments, int]] = {}  # and their address
         self._room = torch.empty(0)
         self._output = torch.empty(0, 0, 0)  # a view of the room
 
+    def reserve(self, max_sequences: int, max_tokens: int) -> None:
+        """Room grows when it is needed."""
+
     def begin(self, inputs: AttentionInputs) -> None:
-        self._inputs = inputs  # keeps what the arguments point to
+        self.inputs = inputs  # keeps what the arguments point to
         for arguments, _ in self._prepared.values():
-            self._place(arguments)
+            arguments.place(inputs)
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         prepared = self._prepared.get(spec)
@@ -59,22 +68,15 @@ class CppAttention:
         self._attend(address)
         return output
 
-    def _prepare(self, spec: AttentionSpec) -> tuple[_Arguments, int]:
+    def _prepare(self, spec: AttentionSpec) -> tuple[AttentionArguments, int]:
         slopes = spec.alibi_slopes and (ctypes.c_float * len(spec.alibi_slopes))(*spec.alibi_slopes)
-        arguments = _Arguments(value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale)
+        arguments = AttentionArguments(value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale)
         if slopes:
             arguments.slopes = ctypes.addressof(slopes)
             arguments.kept = slopes
-        self._place(arguments)
+        arguments.place(self.inputs)
         self._prepared[spec] = arguments, ctypes.addressof(arguments)
         return self._prepared[spec]
-
-    def _place(self, arguments: _Arguments) -> None:
-        """What all layers of a step share."""
-        inputs = self._inputs
-        arguments.query_start, arguments.contexts = inputs.query_start.data_ptr(), inputs.contexts.data_ptr()
-        arguments.block_tables, arguments.table_stride = inputs.block_tables.data_ptr(), inputs.block_tables.stride(0)
-        arguments.num_sequences, arguments.block_size = len(inputs.query_lens), inputs.block_size
 
     def _shape(self, *shape: int) -> torch.Tensor:
         """Room for an output; it grows by doubling, so that steps of like size allocate nothing."""

@@ -11,10 +11,11 @@ from engine.compute.ops import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm
+GATES = {silu_gate: "sojourn_silu_gate", gelu_gate: "sojourn_gelu_gate"}  # their kernels
 
 
-class _Heads(ctypes.Structure):
-    """`struct Heads` of operations.cpp."""
+class HeadArguments(ctypes.Structure):
+    """`struct Heads` of kernels.h."""
 
     _fields_ = (
         *((name, POINTER) for name in ("qkv", "query", "keys", "values", "slots", "positions")),
@@ -54,13 +55,10 @@ class CppOperations:
         self._add_rms_norm = library.function(
             "sojourn_add_rms_norm", POINTER, POINTER, POINTER, POINTER, INT, INT, FLOAT, FLOAT
         )
-        self._gates = {
-            silu_gate: library.function("sojourn_silu_gate", POINTER, POINTER, INT, INT),
-            gelu_gate: library.function("sojourn_gelu_gate", POINTER, POINTER, INT, INT),
-        }
+        self._gates = {kind: library.function(name, POINTER, POINTER, INT, INT) for kind, name in GATES.items()}
         self._write_heads = library.function("sojourn_write_heads", POINTER)
         self._write_rows = library.function("sojourn_write_rows", POINTER, POINTER, POINTER, INT, INT)
-        self._heads = _Heads()
+        self._heads = HeadArguments()
         self._heads_address = ctypes.addressof(self._heads)
         self._normed, self._added, self._gated, self._query = Room(), Room(), Room(), Room()
 

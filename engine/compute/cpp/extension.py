@@ -51,6 +51,10 @@ class Library:
         """The kernel `name`, which returns nothing. Raises AttributeError if no source file defines it."""
         return ctypes.CFUNCTYPE(None, *argument_types)((name, self.handle))
 
+    def address(self, name: str) -> int:
+        """Where the kernel `name` is, for another kernel that calls it."""
+        return ctypes.cast(getattr(self.handle, name), ctypes.c_void_p).value
+
 
 def library() -> Library | None:
     """The kernels, built first where they are not yet; None where they cannot be built: `unavailable` says why."""

@@ -11,11 +11,13 @@ from torch import nn
 
 from engine.compute.attention import AttentionBackend, KVCache, KVLayout, LayerCache
 from engine.compute.kv_cache import bytes_per_token
+from engine.compute.layers_cpp import CppLayers
 from engine.compute.linear import Linear
 from engine.compute.operations import Norm, Operations, Rope, Step
 from engine.compute.ops import rms_norm
 from engine.compute.weight_formats.format import WeightFormat
 from engine.token.checkpoint import ModelError
+from engine.token.models.joined import joined_layers
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from metrics.costmodel import ExpertShape, ModelShape
@@ -82,6 +84,7 @@ class Decoder(nn.Module):
         self.head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
         self.held_as: str | None = None  # the weight format of the packed matrices
+        self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
         self.cos: torch.Tensor | None = None
         self.sin: torch.Tensor | None = None
 
@@ -146,11 +149,22 @@ class Decoder(nn.Module):
         rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
         step, norm, eps = Step(operations, attention, slots, rope), self.config.norm, self.config.norm_eps
         normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
+        if (joined := self._joined_layers(operations, attention, kv_cache)) is not None:
+            return joined(normed, residual, positions, attention.inputs)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm, layer_cache in zip(self.layers, following, kv_cache.layers(), strict=True):
             x, residual = layer(normed, residual, step, layer_cache)
             normed, residual = operations.add_norm(norm, x, residual, next_norm, eps)
         return normed
+
+    def _joined_layers(
+        self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache
+    ) -> CppLayers | None:
+        """Made once for an engine's kernels and cache."""
+        made_for = (operations, attention, kv_cache)
+        if any(a is not b for a, b in zip(self._joined[0], made_for, strict=True)):
+            self._joined = made_for, joined_layers(self, *made_for)
+        return self._joined[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in float32."""

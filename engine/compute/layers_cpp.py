@@ -1,0 +1,130 @@
+"""All layers of a decoder in one call, for a CPU: `cpp/layers.cpp` does the work, by the kernels that it calls."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.compute.attention import AttentionInputs, AttentionSpec, KVCache, LayerCache
+from engine.compute.attention_cpp import AttentionArguments
+from engine.compute.cpp.extension import Library
+from engine.compute.operations import Gate, HeadSpec, Norm
+from engine.compute.operations_cpp import GATES, SHIFTS, HeadArguments
+from engine.compute.weight_formats.cpp_formats import CppWeight
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What one layer is made of: grouped attention, then a gated feed-forward part, each behind a norm."""
+
+    qkv: CppWeight
+    o: CppWeight
+    gate_up: CppWeight
+    down: CppWeight
+    post_norm: torch.Tensor
+    next_norm: torch.Tensor  # the first one of the layer behind, or the last of all
+    heads: HeadSpec
+    spec: AttentionSpec
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("kernel", POINTER), *((name, INT) for name in ("num_parts", "out_features", "in_features")),
+        ("parts", POINTER * 4),
+    )  # fmt: skip
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, POINTER) for name in ("post_norm", "next_norm", "q_norm", "k_norm", "keys", "values")),
+        ("window", INT),
+    )
+
+
+class _Layers(ctypes.Structure):
+    _fields_ = (
+        ("layers", POINTER), *((name, INT) for name in ("num_layers", "hidden_size", "intermediate_size")),
+        *((name, POINTER) for name in ("gate", "residual", "normed", "room")),
+        ("heads", HeadArguments), ("attention", AttentionArguments),
+        ("eps", ctypes.c_float), ("shift", ctypes.c_float),
+    )  # fmt: skip
+
+
+class CppLayers:
+    """float32. Gives the bits that the same kernels give when they are called one by one.
+
+    All layers are alike but for their weights and their windows; `cos` and `sin` [max_len, 1, head_dim], or None.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        layers: Sequence[LayerParts],
+        kv_cache: KVCache,
+        norm: Norm,
+        eps: float,
+        gate: Gate,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+    ):
+        self._run = library.function("sojourn_layers", POINTER)
+        self._kept = (layers, kv_cache, cos, sin)  # what the arguments point to
+        caches = kv_cache.layers()
+        self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
+        first, heads, spec = layers[0], layers[0].heads, layers[0].spec
+        self._hidden_size, intermediate_size = first.o.out_features, first.down.in_features
+        query_size = heads.num_heads * heads.head_dim
+        self._room_size = 2 * query_size + self._hidden_size + max(first.qkv.out_features, 3 * intermediate_size)
+        self._room, self._normed = torch.empty(0), torch.empty(0, self._hidden_size)
+        self._arguments = _Layers(
+            layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=self._hidden_size,
+            intermediate_size=intermediate_size, gate=library.address(GATES[gate]), eps=eps, shift=SHIFTS[norm],
+            heads=HeadArguments(
+                num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
+                eps=heads.norm_eps, cos=None if cos is None else cos.data_ptr(),
+                sin=None if sin is None else sin.data_ptr(),
+            ),
+            attention=AttentionArguments(
+                num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
+                value_dim=spec.value_dim, scale=spec.scale, slot_stride=caches[0].values.stride(1),
+            ),
+        )  # fmt: skip
+        self._address = ctypes.addressof(self._arguments)
+
+    def __call__(
+        self, normed: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
+    ) -> torch.Tensor:
+        """normed, by the first layer's norm, and residual, both [num_tokens, hidden_size] and overwritten, → hidden
+        states after the last norm, in `normed`."""
+        arguments, num_tokens = self._arguments, len(residual)
+        if self._room.numel() < num_tokens * self._room_size:
+            self._room = torch.empty(2 * num_tokens * self._room_size)
+        arguments.residual, arguments.normed = residual.data_ptr(), normed.data_ptr()
+        arguments.room = self._room.data_ptr()
+        heads = arguments.heads
+        heads.num_tokens, heads.slots, heads.positions = num_tokens, inputs.slots.data_ptr(), positions.data_ptr()
+        arguments.attention.place(inputs)
+        self._run(self._address)
+        return normed
+
+
+def _layer(parts: LayerParts, cache: LayerCache) -> _Layer:
+    keys, values = cache.values
+    heads = parts.heads
+    return _Layer(
+        qkv=_linear(parts.qkv), o=_linear(parts.o), gate_up=_linear(parts.gate_up), down=_linear(parts.down),
+        post_norm=parts.post_norm.data_ptr(), next_norm=parts.next_norm.data_ptr(),
+        q_norm=None if heads.q_norm is None else heads.q_norm.data_ptr(),
+        k_norm=None if heads.k_norm is None else heads.k_norm.data_ptr(),
+        keys=keys.data_ptr(), values=values.data_ptr(), window=parts.spec.window or 0,
+    )  # fmt: skip
+
+
+def _linear(weight: CppWeight) -> _Linear:
+    pointers = (*weight.pointers, *(None,) * (4 - len(weight.pointers)))
+    kernel = ctypes.cast(weight.kernel, POINTER)
+    return _Linear(kernel, len(weight.pointers), weight.out_features, weight.in_features, (POINTER * 4)(*pointers))
