@@ -37,6 +37,13 @@ class EngineConfig(BaseModel):
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="auto is dtype; fp8 holds twice to four times the tokens, with one scale a token and head"
     )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="launch a step before the one before it is read; auto is on with CUDA and off on a CPU",
+    )
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="replay decode steps as CUDA graphs; auto goes on without where they cannot be captured"
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the core process; 0 leaves one core to the front"
     )

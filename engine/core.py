@@ -66,7 +66,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
     )
-    return Engine(scheduler, runner, runner.shape, publish, first_step=first_step), ready
+    return Engine(scheduler, runner, runner.shape, publish, first_step=first_step, overlap=runner.overlap), ready
 
 
 def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:

@@ -64,6 +64,12 @@ def reads_output(params: SamplingParams) -> bool:
     return params.grammar is not None or params.lz_penalty > 0 or any(len(word) > 1 for word in params.bad_words)
 
 
+def keeps_rows(params: SamplingParams) -> bool:
+    """Whether the sampler keeps rows of a device's tables for the request."""
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return penalties != (1, 0, 0) or bool(params.logit_bias or params.allowed_token_ids or params.bad_words)
+
+
 def contradiction(params: SamplingParams) -> str | None:
     """Why a request with a grammar can never be right, as a sentence; None where it can."""
     if params.grammar is not None and params.ignore_eos:

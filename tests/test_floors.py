@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
-        "engine.sampling",
+        "engine.sampling", "metrics",
     },
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},

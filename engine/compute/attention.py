@@ -100,6 +100,10 @@ class AttentionSpec:
 class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache that holds the step's own keys and values already."""
 
+    def reserve(self, max_sequences: int, max_tokens: int) -> None:
+        """Makes room for steps of so many sequences and new tokens: what a CUDA graph captures stays where it is."""
+        ...
+
     def begin(self, inputs: AttentionInputs) -> None:
         """Called once a step, before the layers: whatever all layers share is made here."""
         ...

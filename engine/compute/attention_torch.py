@@ -23,6 +23,9 @@ class TorchAttention:
     def __init__(self) -> None:
         self._room: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]  # where keys and values are gathered to
 
+    def reserve(self, max_sequences: int, max_tokens: int) -> None:
+        """Room is made when it is needed."""
+
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs
         tables, size, singles = inputs.block_tables, inputs.block_size, inputs.num_single

@@ -80,6 +80,10 @@ class Guides:
         """[rows, words] int32, as soon as they are filled."""
         return self._workers.finish(fill)
 
+    def knows(self, request_id: str) -> bool:
+        """It is live, and has a grammar."""
+        return request_id in self._live
+
     def may_end(self, request_id: str) -> bool:
         return request_id in self._live and self._live[request_id].guide.may_end
 

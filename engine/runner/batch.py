@@ -1,0 +1,84 @@
+"""A step between the plan and the device: what is sent, what is drawn, and what is told about it."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.request.plan import ScheduledTokens
+from engine.request.request import Request
+from engine.runner.rows import PackedStep
+from engine.sampling import TokenLogprobs
+from engine.token.logprobs import Scores
+from engine.token.masks import MaskFill
+from engine.token.sampler import SamplingInputs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Positions whose successor is a prompt token that is told its log-probability."""
+
+    rows: list[int]  # [num_scored]: of the step's tokens
+    token_ids: list[int]  # [num_scored]: the successors
+    tops: list[int]  # how many of the most probable tokens each wants
+    spans: list[tuple[str, int]]  # request id and number of rows, in order
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as the device is given it. Sequences with one new token stand first."""
+
+    step: PackedStep
+    query_lens: list[int]
+    context_lens: list[int]
+    sampling: SamplingInputs
+    request_ids: list[str]  # of the rows that draw
+    told: list[int] = field(default_factory=list)  # which of them are told the log-probability of what they draw
+    told_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
+    prompts: PromptRows | None = None  # prompt tokens that are told theirs
+    constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
+    masks: MaskFill | None = None  # theirs, being filled
+
+    @property
+    def all_draw(self) -> bool:
+        """Every token is followed by a draw: a step of decodes."""
+        return len(self.request_ids) == len(self.step.known_ids)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What a step gave, on the host once its task is done."""
+
+    ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
+    scores: Scores | None = None
+    prompt_scores: list[Scores] = field(default_factory=list)
+
+
+def prompt_rows(scored: list[tuple[ScheduledTokens, int]]) -> PromptRows | None:
+    """Of items and the places of their first tokens in the step: the positions that were not scored before."""
+    rows, token_ids, tops, spans = [], [], [], []
+    for item, offset in scored:
+        request, known = item.request, len(item.request.prompt_logprobs)
+        assert known >= item.past_tokens, "a prompt that is scored skips no position"
+        begin, end = known, min(item.past_tokens + item.new_tokens, request.prompt_tokens - 1)
+        if begin < end:  # else a preempted request computes again what was scored
+            rows += range(offset + begin - item.past_tokens, offset + end - item.past_tokens)
+            token_ids += request.token_ids[begin + 1 : end + 1]
+            tops += [request.sampling.prompt_logprobs] * (end - begin)
+            spans.append((request.id, end - begin))
+    return PromptRows(rows, token_ids, tops, spans) if rows else None
+
+
+def told_draws(batch: Batch, scores: Scores) -> dict[str, TokenLogprobs]:
+    owners = [batch.request_ids[row] for row in batch.told]
+    return dict(zip(owners, scores.told(batch.told_tops), strict=True))
+
+
+def told_prompts(prompts: PromptRows, pieces: list[Scores]) -> dict[str, list[TokenLogprobs]]:
+    told: list[TokenLogprobs] = []
+    for scores in pieces:
+        told += scores.told(prompts.tops[len(told) : len(told) + len(scores.token_ids)])
+    owned, begin = {}, 0
+    for request_id, count in prompts.spans:
+        owned[request_id] = told[begin : begin + count]
+        begin += count
+    return owned

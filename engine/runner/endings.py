@@ -1,0 +1,38 @@
+"""Requests that a step ends by what it drew for them, or could not draw."""
+
+from collections.abc import Sequence
+
+from engine.request.request import Request
+from engine.token.guides import Guides
+
+OVERFLOWED = -2  # drawn by a row that the model computed no numbers for
+OVERFLOW = (
+    "the model computed values that are no numbers for this request: its weights or its dtype's range are at fault; "
+    "with dtype float16, serve it in bfloat16 or float32"
+)
+NOTHING_LEFT = (
+    "the sampling controls of this request leave no token to draw; look at allowed_token_ids, bad_words, min_tokens "
+    "and the grammar together"
+)
+
+
+def endings(
+    sampled: dict[str, int], constrained: Sequence[Request], guides: Guides
+) -> dict[str, tuple[str, str | None]]:
+    """Request id → finish reason, and a sentence for error. Takes out of `sampled` what is no token of theirs."""
+    ended = {}
+    for request_id in [request_id for request_id, token in sampled.items() if token < 0]:
+        if sampled.pop(request_id) == OVERFLOWED:
+            ended[request_id] = ("error", OVERFLOW)
+            continue
+        # Where only the end is left, and the request has no token for it, or none that it may draw.
+        ended[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
+    for request in constrained:
+        if ended.get(request.id) == ("error", OVERFLOW) or not guides.knows(request.id):
+            continue
+        end = guides.advance(request, sampled.get(request.id))
+        if end is not None:
+            ended[request.id] = end
+            if end[0] == "error":
+                sampled.pop(request.id, None)
+    return ended

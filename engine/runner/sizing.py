@@ -1,0 +1,102 @@
+"""How many KV blocks a device has room for, found out before anything is served: never a guess that dies later."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import psutil
+import torch
+
+from engine.compute import kv_cache
+from engine.compute.attention import KVCache, KVLayout
+from engine.config import EngineConfig
+from engine.request.plan import ScheduledTokens, StepPlan
+from engine.request.request import Request
+from engine.sampling import SamplingParams
+from engine.token.checkpoint import ModelError
+from metrics.costmodel import ModelShape
+
+_COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
+TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
+
+
+def allocate(
+    layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """Raises ModelError if there is no such room."""
+    try:
+        return kv_cache.allocate(layout, num_layers, num_blocks * block_size, dtype, device)
+    except RuntimeError as error:
+        raise ModelError(
+            f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
+        ) from None
+
+
+def blocks_that_fit(config: EngineConfig, max_model_len: int, shape: ModelShape, free_bytes: int) -> int:
+    """As many blocks as all sequences can use, within `memory_fraction` of what is free after weights and work.
+
+    Raises ModelError if not even one sequence fits.
+    """
+    least = -(-max_model_len // config.block_size)
+    fitting = max(0, int(free_bytes * config.memory_fraction) // (shape.kv_bytes_per_token * config.block_size))
+    if fitting < least:
+        raise ModelError(
+            f"memory has room for {fitting} KV blocks, but one request of max_model_len {max_model_len} needs "
+            f"{least}; lower max_model_len or raise memory_fraction (now {config.memory_fraction})"
+        )
+    return min(config.max_num_seqs * least, fitting)
+
+
+def free_host_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """What is free on a CPU, beyond the tables of as many requests with penalties and biases as can run. A table grows
+    by doubling, and its old rows stand beside the new ones then."""
+    rows = 4
+    while rows < max_num_seqs:
+        rows *= 2
+    return psutil.virtual_memory().available - rows * 3 // 2 * vocab_size * TABLE_BYTES
+
+
+def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
+    """The two largest steps: a chunk that ends at max_model_len, and all sequences drawing there. All read the same
+    blocks, those of one sequence, and draw in the costliest way."""
+    blocks = list(range(-(-max_model_len // config.block_size)))
+    chunk = min(config.max_num_batched_tokens, max_model_len)
+    decodes = min(config.max_num_seqs, config.max_num_batched_tokens)
+    plans = []
+    for sequences, new in ((1, chunk), (decodes, 1)):
+        plan = StepPlan(0, 0)
+        for index in range(sequences):
+            request = Request(index, f"probe {index}", max_model_len, [0] * max_model_len, _COSTLY, blocks=list(blocks))
+            plan.add(ScheduledTokens(request, new, max_model_len - new, "prefill", samples=True))
+        plans.append(plan)
+    return plans
+
+
+def free_cuda_bytes(
+    device: torch.device, run: Callable[[StepPlan], None], plans: list[StepPlan], forget: Callable[[], None]
+) -> int:
+    """What is free on the device beyond the peaks of `plans`, which `run` computes; `forget` gives back what it kept.
+
+    Raises ModelError if they do not fit.
+    """
+    before, peaks = torch.cuda.memory_allocated(device), []
+    with enough_memory("one step"):
+        for plan in plans:
+            torch.cuda.reset_peak_memory_stats(device)
+            run(plan)
+            torch.cuda.synchronize(device)
+            peaks.append(torch.cuda.max_memory_allocated(device) - before)
+    forget()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0] - max(peaks)
+
+
+@contextmanager
+def enough_memory(what: str):
+    """Turns the device's refusal into a ModelError."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelError(
+            f"the device has too little memory for {what} of the largest size; lower max_num_batched_tokens, "
+            f"max_num_seqs or max_model_len ({str(error).splitlines()[0]})"
+        ) from None

@@ -1,0 +1,224 @@
+"""The tables that stay on the device: blocks and the last drawn id of each row. A step's inputs are made from them, so
+that it need not wait until the host has read what the step before it drew."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.runner.rows import NOBODY, PackedStep, empty_step
+
+PARTS = (
+    "rows", "query_start", "past", "known_ids", "sample_tokens", "sample_rows", "fills", "changes", "begun", "copies",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """A step on the device."""
+
+    ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    slots: torch.Tensor  # [num_tokens] int64
+    query_start: torch.Tensor  # [num_sequences + 1] int32
+    contexts: torch.Tensor  # [num_sequences] int32
+    block_tables: torch.Tensor  # [num_sequences, columns] int32
+    sample_tokens: torch.Tensor  # [num_sampling] int64
+    sample_rows: torch.Tensor  # [num_sampling] int64
+    begun: torch.Tensor  # [n] int64
+    copies: torch.Tensor  # [2, n] int64
+
+
+class StaticInputs(Protocol):
+    """The inputs of decode steps of one size, in memory that stays where it is: what a graph reads."""
+
+    draw_rows: torch.Tensor  # [size] int32: rows of the sampler's table; -1: none
+
+    def load(self, step: PackedStep, draw_rows: list[int]) -> None:
+        """A step of decodes, of this size or smaller: what it lacks is padding, with slot -1 and an empty context."""
+        ...
+
+    def tensors(self) -> StepTensors:
+        """Made anew, in the same memory, whenever the work that asks for it is replayed."""
+        ...
+
+
+class Tables(Protocol):
+    """Everything here happens in the order of the device's work."""
+
+    def inputs(self, step: PackedStep, width: int) -> StepTensors:
+        """Takes in the changed blocks, and makes the step's tensors; block tables have `width` columns at least."""
+        ...
+
+    def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Takes in the changed blocks alone; gives the step's `sample_rows`, `begun` and `copies`."""
+        ...
+
+    def static(self, size: int) -> StaticInputs: ...
+
+    def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """What these rows drew. Numbers below 0 are no tokens: what follows them is thrown away, but must be valid."""
+        ...
+
+
+class HostTables:
+    """For a CPU, whose steps are too short for the overhead of small tensors."""
+
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int):
+        self._block_size = block_size
+        self._blocks = np.zeros((max_rows + 1, max_blocks), dtype=np.int32)
+        self._last_ids = np.zeros(max_rows + 1, dtype=np.int64)
+
+    def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if step.changes.size:
+            if step.fills.size:
+                self._blocks[step.fills[0]] = step.fills[1][:, None]
+            rows, columns, blocks = step.changes
+            self._blocks[rows, columns] = blocks
+        return tuple(torch.from_numpy(part.astype(np.int64)) for part in (step.sample_rows, step.begun, step.copies))
+
+    def inputs(self, step: PackedStep, width: int) -> StepTensors:
+        sample_rows, begun, copies = self.update(step)
+        rows, past, starts = step.rows, step.past, step.query_start
+        new = starts[1:] - starts[:-1]
+        ids = step.known_ids.astype(np.int64)
+        if len(ids) == len(rows):
+            token_rows, positions = rows, past.astype(np.int64)
+        else:
+            token_rows = np.repeat(rows, new)
+            positions = np.arange(len(ids)) + np.repeat(past - starts[:-1], new)
+        if ids.size and ids.min() < 0:
+            unknown = ids < 0
+            ids[unknown] = self._last_ids[token_rows[unknown]]
+        blocks = self._blocks[token_rows, positions // self._block_size].astype(np.int64)
+        slots = blocks * self._block_size + positions % self._block_size
+        contexts = past + new
+        if rows.size and rows.min() < 0:
+            slots[token_rows < 0] = -1
+            contexts[rows < 0] = 0
+        arrays = (ids, positions, slots, starts, contexts, self._blocks[rows, :width])
+        sample_tokens = torch.from_numpy(step.sample_tokens.astype(np.int64))
+        return StepTensors(*map(torch.from_numpy, arrays), sample_tokens, sample_rows, begun, copies)
+
+    def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        self._last_ids[rows.numpy()] = ids.numpy().clip(min=0)
+
+    def static(self, size: int) -> StaticInputs:
+        return HostStatic(self, size, self._blocks.shape[1])
+
+
+class HostStatic:
+    def __init__(self, tables: HostTables, size: int, width: int):
+        self._tables, self._size, self._width = tables, size, width
+        self._step = padded(empty_step(), size)
+        self.draw_rows = torch.full((size,), NOBODY, dtype=torch.int32)
+
+    def load(self, step: PackedStep, draw_rows: list[int]) -> None:
+        self._step = padded(step, self._size)
+        self.draw_rows.fill_(NOBODY)[: len(draw_rows)] = torch.tensor(draw_rows, dtype=torch.int32)
+
+    def tensors(self) -> StepTensors:
+        return self._tables.inputs(self._step, self._width)
+
+
+class DeviceTables:
+    """For a GPU: one asynchronous copy a step, and one kernel that makes its inputs."""
+
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device):
+        from engine.compute.triton import step_inputs  # Triton takes its time to import, and is not everywhere
+
+        self._kernel = step_inputs
+        self._block_size = block_size
+        self._device = device
+        self._blocks = torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device)
+        self._last_ids = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+
+    def room(self, size: int):
+        """Memory for the inputs of `size` decodes."""
+        return self._kernel.empty_step_inputs(size, size, self._device)
+
+    def inputs(self, step: PackedStep, width: int) -> StepTensors:
+        sent = self._send(step)
+        rows, starts = sent["rows"], sent["query_start"]
+        made = self.made(rows, starts, sent["past"], sent["known_ids"])
+        return StepTensors(
+            made.ids, made.positions, made.slots, starts, made.contexts, self._blocks[rows.long()],
+            *(sent[name].long() for name in ("sample_tokens", "sample_rows", "begun", "copies")),
+        )  # fmt: skip
+
+    def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sent = self._send(step)
+        return tuple(sent[name].long() for name in ("sample_rows", "begun", "copies"))
+
+    def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        self._last_ids[rows] = ids.clamp(min=0).int()
+
+    def static(self, size: int) -> StaticInputs:
+        return DeviceStatic(self, size, self._device)
+
+    def made(self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None):
+        """The kernel alone. `room` is a StepInputs of its module, which is filled."""
+        step = self._kernel.StepRows(rows, starts, past, known, self._blocks, self._last_ids)
+        return self._kernel.step_inputs(step, self._block_size, room)
+
+    def blocks_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n] int64 → [n, max_blocks] int32."""
+        return self._blocks[rows]
+
+    def _send(self, step: PackedStep) -> dict[str, torch.Tensor]:
+        """The step's parts on the device, whose changed blocks the tables have taken in."""
+        sent = torch.from_numpy(step.whole).pin_memory().to(self._device, non_blocking=True)
+        parts = {name: _same_part(sent, step.whole, getattr(step, name)) for name in PARTS}
+        if step.changes.size:
+            self._change(parts["fills"].long(), parts["changes"].long())
+        return parts
+
+    def _change(self, fills: torch.Tensor, changes: torch.Tensor) -> None:
+        if fills.numel():
+            self._blocks[fills[0]] = fills[1].int()[:, None]
+        rows, columns, blocks = changes
+        self._blocks[rows, columns] = blocks.int()
+
+
+class DeviceStatic:
+    def __init__(self, tables: DeviceTables, size: int, device: torch.device):
+        self._tables, self._size = tables, size
+        self._sent = torch.tensor([NOBODY, 0, 0, NOBODY], dtype=torch.int32, device=device).repeat_interleave(size)
+        self.draw_rows = self._sent[3 * size :]
+        self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self._each = self._starts[:-1].long()
+        self._none = self._starts[:0].long()
+        self._room = tables.room(size)
+
+    def load(self, step: PackedStep, draw_rows: list[int]) -> None:
+        step, missing = padded(step, self._size), self._size - len(draw_rows)
+        sent = np.concatenate((step.rows, step.past, step.known_ids, draw_rows, [NOBODY] * missing), dtype=np.int32)
+        self._sent.copy_(torch.from_numpy(sent).pin_memory(), non_blocking=True)
+
+    def tensors(self) -> StepTensors:
+        rows, past, known, _ = self._sent.view(4, -1)
+        made, rows64 = self._tables.made(rows, self._starts, past, known, self._room), rows.long()
+        return StepTensors(
+            made.ids, made.positions, made.slots, self._starts, made.contexts, self._tables.blocks_of(rows64),
+            self._each, rows64, self._none, self._none.view(2, 0),
+        )  # fmt: skip
+
+
+def padded(step: PackedStep, size: int) -> PackedStep:
+    """A step of decodes as one of `size`, without its changes of blocks."""
+    missing = size - len(step.rows)
+    rows = np.pad(step.rows, (0, missing), constant_values=NOBODY)
+    starts = np.arange(size + 1, dtype=np.int32)
+    past, known = (np.pad(part, (0, missing)) for part in (step.past, step.known_ids))
+    none = np.empty(0, dtype=np.int32)
+    return PackedStep(
+        none, rows, starts, past, known, starts[:-1], rows, none.reshape(2, 0), none.reshape(3, 0), none,
+        none.reshape(2, 0),
+    )  # fmt: skip
+
+
+def _same_part(sent: torch.Tensor, whole: np.ndarray, part: np.ndarray) -> torch.Tensor:
+    """The part of the array on the device that `part` is of the one on the host."""
+    offset = (part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]) // whole.itemsize
+    return sent[offset : offset + part.size].view(part.shape)
