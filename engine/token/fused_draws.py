@@ -27,9 +27,8 @@ class FusedEdits:
 class FusedInputs:
     """How the rows of one step draw."""
 
-    table_rows: list[int]  # of `rows`, for who sends them to a CUDA graph's own buffer
-    rows: torch.Tensor  # [rows] int32: of the table of parameters
-    positions: torch.Tensor  # [rows] int64: where the drawn tokens will stand
+    table_rows: list[int]  # of the table of parameters
+    positions: list[int]  # where the drawn tokens will stand
     edits: FusedEdits | None
 
 
@@ -55,7 +54,7 @@ class FusedDraws:
         temperature = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
         controls = torch.tensor([temperature, params.top_p, params.min_p, params.top_n_sigma], dtype=torch.float64)
         whole = torch.tensor([params.top_k, params.seed, 0, 0], dtype=torch.int64)
-        self._parameters[row] = torch.cat((controls.view(torch.int64), whole)).to(self._device)
+        self._parameters[row] = self._sent(torch.cat((controls.view(torch.int64), whole)))
         return row
 
     def leave(self, row: int) -> None:
@@ -67,18 +66,19 @@ class FusedDraws:
         rows = [known.draw_row for known in controls]
         edited = [row for row, known in enumerate(controls) if known.edits]
         edits = self._edits(edited, requests, positions, controls) if edited else None
-        return FusedInputs(rows, self._tensor(rows, torch.int32), self._tensor(positions), edits)
+        return FusedInputs(rows, list(positions), edits)
 
     def draw(self, logits: torch.Tensor, inputs: FusedInputs, masks: torch.Tensor | None) -> torch.Tensor:
         """Sampler.draw."""
         edits = inputs.edits
+        rows, stands_at = self._tensor([inputs.table_rows, inputs.positions]).unbind(0)
         if edits is None:
-            return self.draw_rows(logits, inputs.rows, inputs.positions)
+            return self.draw_rows(logits, rows, stands_at)
         edited = edit_rows(logits, edits.changed, *self._history.tables, self._biases.values, masks)
         if edits.changes is not None:
             positions, tokens, values = edits.changes
             edited.index_put_((positions, tokens), values, accumulate=True)
-        ids = draw_rows(logits, inputs.rows, inputs.positions, self._parameters, edited, edits.edited_rows)
+        ids = draw_rows(logits, rows, stands_at, self._parameters, edited, edits.edited_rows)
         if edits.penalised is not None:
             positions, history_rows = edits.penalised
             self._history.count(history_rows, ids[positions].clamp(min=0))
@@ -121,4 +121,10 @@ class FusedDraws:
         )
 
     def _tensor(self, values: Sequence, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        return self._sent(torch.tensor(values, dtype=dtype))
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type != "cuda":
+            return tensor
+        # From pinned memory, or the host would wait for the step that the device is at.
+        return tensor.pin_memory().to(self._device, non_blocking=True)

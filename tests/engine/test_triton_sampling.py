@@ -78,11 +78,11 @@ def test_ids_are_those_of_the_reference(small, count, vocab_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("capacity", [4, 1024])
 def test_ids_are_those_of_the_reference_in_many_rows(monkeypatch, seed, capacity):
     monkeypatch.setattr(sampling.draw_rows, "__kwdefaults__", {"chunk": 16, "capacity": capacity})
-    rows, logits = random_rows(60, 40 + seed, seed)
+    rows, logits = random_rows(25, 34 + seed, seed)
     assert fused_ids(rows, logits) == torch_ids(rows, logits)
 
 
@@ -195,8 +195,8 @@ def test_numbers_that_are_none_give_some_id(small):
 )
 def test_draws_follow_the_exact_distribution(small, controls):
     logits = [2.0, 1.0, 0.5, 0.0, -1.0, -0.6, -3.0, 1.5, 1.2, -0.4]
-    rows = [Row(str(s), SamplingParams(max_tokens=9, seed=s, **controls), [1], 1) for s in range(1000)]
-    counts = torch.bincount(torch.tensor(fused_ids(rows, torch.tensor(logits).repeat(1000, 1))), minlength=10).tolist()
+    rows = [Row(str(s), SamplingParams(max_tokens=9, seed=s, **controls), [1], 1) for s in range(200)]
+    counts = torch.bincount(torch.tensor(fused_ids(rows, torch.tensor(logits).repeat(200, 1))), minlength=10).tolist()
     assert_drawn_from(counts, distribution(logits, rows[0].sampling, [1], []))
 
 
@@ -216,7 +216,8 @@ def test_a_graph_draws_for_whoever_its_buffers_name():
     rows, logits = random_rows(16, 5000, seed=1)
     sampler = Sampler(5000, DEVICE, fused=True, max_rows=32)
     inputs = sampler.prepare(rows).fused
-    buffers = [logits.to(DEVICE), inputs.rows.clone(), inputs.positions.clone()]
+    rows = torch.tensor(inputs.table_rows, device=DEVICE)
+    buffers = [logits.to(DEVICE), rows.clone(), torch.tensor(inputs.positions, device=DEVICE)]
     expected = sampler.fused.draw_rows(*buffers)
     buffers[1].fill_(-1)
     graph = torch.cuda.CUDAGraph()
@@ -224,7 +225,7 @@ def test_a_graph_draws_for_whoever_its_buffers_name():
         ids = sampler.fused.draw_rows(*buffers)
     graph.replay()
     assert (ids == NOTHING).all()
-    buffers[1].copy_(inputs.rows)
+    buffers[1].copy_(rows)
     graph.replay()
     assert torch.equal(ids, expected)
 
