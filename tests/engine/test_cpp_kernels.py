@@ -96,6 +96,7 @@ def check_attention(library, items: Items, heads, kv_heads, dim, value_dim, bloc
         (5, 1, 64, 64, 16, None, False),
         (16, 2, 64, 64, 16, 50, False),
         (4, 2, 256, 256, 1, 7, False),
+        (2, 2, 32, 32, 16, 20, False),
         (3, 3, 20, 20, 16, None, True),
         (8, 2, 64, 64, 16, 33, True),
         (16, 1, 72, 64, 16, None, False),

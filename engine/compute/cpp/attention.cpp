@@ -12,6 +12,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "tiles.h"
 
 using namespace simd;
 
@@ -19,10 +20,11 @@ namespace {
 
 constexpr int TILE = 96;                  // positions of one step of the online softmax; a multiple of ROWS and W
 constexpr int FEW_TILE = 64;              // the same where rows are few, and how far ahead memory is fetched
+constexpr int LINE = 16;                  // floats of a cache line
 constexpr int COLUMNS = PANEL * W;        // rows of a work item
 constexpr int FEW = 4;                    // rows up to which they lie one after another
 constexpr float LOWEST = -1e30f;          // a maximum over nothing: finite, so that its difference to -inf is no NaN
-constexpr int64_t WORTH_A_THREAD = 1 << 20;  // products below which waking a thread takes longer than the work
+constexpr int64_t WORTH_A_THREAD = 1 << 18;  // products below which waking a thread takes longer than the work
 
 struct Item {
     int sequence, head_begin, head_end;
@@ -30,115 +32,6 @@ struct Item {
     int begin, end;          // positions
     int part;                // of the workspace, or -1: the whole context
 };
-
-}  // namespace
-
-namespace {
-
-// out[r][0..vectors) (+)= sum over k of weights[r * row_stride + k * step] * values[k][0..vectors)
-template <int R, int V>
-inline void weigh(const float *weights, int row_stride, int step, const float *const *values, int offset, int count,
-                  float *out, int out_stride) {
-    vec total[R][V];
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) total[r][v] = load(out + r * out_stride + v * W);
-    for (int k = 0; k < count; k++) {
-        const float *value = values[k] + offset;
-        vec row[V];
-        for (int v = 0; v < V; v++) row[v] = load(value + v * W);
-        for (int r = 0; r < R; r++) {
-            float weight = weights[r * row_stride + k * step];
-            for (int v = 0; v < V; v++) total[r][v] += weight * row[v];
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) store(out + r * out_stride + v * W, total[r][v]);
-}
-
-template <int V>
-void weigh_rows(const float *weights, int rows, int row_stride, int step, const float *const *values, int offset,
-                int count, float *out, int out_stride) {
-    while (rows > 0) {
-        int now = rows >= ROWS ? ROWS : rows;
-        switch (now) {
-            case 6: weigh<6, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
-            case 5: weigh<5, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
-            case 4: weigh<4, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
-            case 3: weigh<3, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
-            case 2: weigh<2, V>(weights, row_stride, step, values, offset, count, out, out_stride); break;
-            default: weigh<1, V>(weights, row_stride, step, values, offset, count, out, out_stride);
-        }
-        rows -= now, weights += now * row_stride, out += now * out_stride;
-    }
-}
-
-// out [rows][padded_dim] += weights * values [count][dim]
-void weigh_values(const float *weights, int rows, int row_stride, int step, const float *const *values, int offset,
-                  int dim, int count, float *out, int out_stride) {
-    int d = 0;
-    for (; d + PANEL * W <= dim; d += PANEL * W)
-        weigh_rows<PANEL>(weights, rows, row_stride, step, values, offset + d, count, out + d, out_stride);
-    for (; d + W <= dim; d += W) weigh_rows<1>(weights, rows, row_stride, step, values, offset + d, count, out + d, out_stride);
-    for (int k = 0; d < dim && k < count; k++) {  // what is left of a dim that is no multiple of a vector
-        vec row = load_part(values[k] + offset + d, dim - d);
-        for (int r = 0; r < rows; r++) {
-            float *to = out + r * out_stride + d;
-            store(to, load(to) + weights[r * row_stride + k * step] * row);
-        }
-    }
-}
-
-// scores[k][0..V) of ROWS positions = sum over d of keys[k][d] * columns[d][0..V)
-template <int V>
-inline void score_columns(const float *const *keys, int offset, int dim, const float *columns, int width, float *out) {
-    vec total[ROWS][V];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < V; v++) total[r][v] = vec{};
-    const float *row[ROWS];
-    for (int r = 0; r < ROWS; r++) row[r] = keys[r] + offset;
-    for (int d = 0; d < dim; d++) {
-        vec column[V];
-        for (int v = 0; v < V; v++) column[v] = load(columns + d * width + v * W);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < V; v++) total[r][v] += row[r][d] * column[v];
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < V; v++) store(out + r * width + v * W, total[r][v]);
-}
-
-inline vec pair_sums(vec a, vec b) {  // sums of neighbours, those of a first
-    ivec even, odd;
-    for (int i = 0; i < W; i++) even[i] = 2 * i, odd[i] = 2 * i + 1;
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
-}
-
-// scores[r][p] of R rows and W / R positions: dot products, whose W partial sums are folded together.
-template <int R>
-inline void score_rows(const float *const *keys, int offset, int dim, const float *rows, int row_stride, float *out) {
-    constexpr int P = W / R;
-    vec total[W];
-    for (int i = 0; i < W; i++) total[i] = vec{};
-    int d = 0;
-    for (; d + W <= dim; d += W) {
-        vec row[R];
-        for (int r = 0; r < R; r++) row[r] = load(rows + r * row_stride + d);
-        for (int p = 0; p < P; p++) {
-            vec key = load(keys[p] + offset + d);
-            for (int r = 0; r < R; r++) total[r * P + p] += row[r] * key;
-        }
-    }
-    if (d < dim)
-        for (int p = 0; p < P; p++) {
-            vec key = load_part(keys[p] + offset + d, dim - d);
-            for (int r = 0; r < R; r++) total[r * P + p] += load(rows + r * row_stride + d) * key;
-        }
-    for (int width = W; width > 1; width /= 2)
-        for (int i = 0; i < width / 2; i++) total[i] = pair_sums(total[2 * i], total[2 * i + 1]);
-    for (int r = 0; r < R; r++)
-        std::memcpy(out + r * TILE, reinterpret_cast<float *>(total) + r * P, P * sizeof(float));
-}
-
-inline void fetch_line(const float *p) { __builtin_prefetch(p, 0, 2); }
 
 // Where the keys and values of a tile's positions are.
 struct Places {
@@ -157,11 +50,13 @@ struct Places {
             if (++within == size) within = 0, slot = int64_t(table[++block]) * size;
         }
     }
-    void fetch(int offset, int size) const {
-        for (int k = 0; k < count; k++)
-            for (int d = 0; d < size; d += 16) fetch_line(keys[k] + offset + d);
-        for (int k = 0; k < count; k++)
-            for (int d = 0; d < size; d += 16) fetch_line(values[k] + offset + d);
+    // Asks memory for `size` floats of the keys and the values of some positions.
+    void fetch(int begin, int end, int offset, int size) const {
+        for (int k = begin; k < end; k++)
+            for (int d = offset; d < offset + size; d += LINE) {
+                __builtin_prefetch(keys[k] + d, 0, 2);
+                __builtin_prefetch(values[k] + d, 0, 2);
+            }
     }
 };
 
@@ -206,12 +101,10 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
         const float *queries = rows.queries + r * padded;
         float *to = scores + r * TILE;
         for (int k = 0; k < count; k += W / now) {
-            for (int p = k; r == 0 && p < k + W / now; p++)
-                for (int d = 0; d < dim; d += 16)
-                    fetch_line(ahead.keys[p] + offset + d), fetch_line(ahead.values[p] + offset + d);
-            if (now == 4) score_rows<4>(keys + k, offset, dim, queries, padded, to + k);
-            else if (now == 2) score_rows<2>(keys + k, offset, dim, queries, padded, to + k);
-            else score_rows<1>(keys + k, offset, dim, queries, padded, to + k);
+            if (r == 0) ahead.fetch(k, k + W / now, offset, dim);
+            if (now == 4) score_rows<4>(keys + k, offset, dim, queries, padded, to + k, TILE);
+            else if (now == 2) score_rows<2>(keys + k, offset, dim, queries, padded, to + k, TILE);
+            else score_rows<1>(keys + k, offset, dim, queries, padded, to + k, TILE);
         }
         r += now;
     }
@@ -241,17 +134,20 @@ void attend_few(const Attention &a, Rows &rows, const Places &here, const Places
     weigh_values(scores, rows.count, TILE, 1, here.values, offset, int(a.value_dim), count, rows.output, out_dim);
 }
 
-void attend_many(const Attention &a, Rows &rows, const Places &here, int offset, int begin, float *scores) {
+void attend_many(const Attention &a, Rows &rows, const Places &here, const Places &ahead, int offset, int begin,
+                 float *scores) {
     const float *const *keys = here.keys;
     int count = here.count;
     int width = rows.width, dim = int(a.head_dim), out_dim = a.padded_value_dim();
-    for (int k = 0; k < count; k += ROWS)
+    for (int k = 0; k < count; k += ROWS) {
+        ahead.fetch(k, k + ROWS, offset, dim);
         switch (width / W) {
             case 4: score_columns<4>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
             case 3: score_columns<3>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
             case 2: score_columns<2>(keys + k, offset, dim, rows.queries, width, scores + k * width); break;
             default: score_columns<1>(keys + k, offset, dim, rows.queries, width, scores + k * width);
         }
+    }
     bool masked = begin + count - 1 > rows.positions[0] || a.first_visible(rows.positions[rows.count - 1]) > begin;
     for (int c = 0; c < width; c += W) {
         ivec position;
@@ -336,13 +232,13 @@ void attend_item(const Attention &a, const Item &item) {
     const int first = item.head_begin * int(a.head_dim), size = (item.head_end - item.head_begin) * int(a.head_dim);
     Places here, ahead;
     here.find(a, item, item.begin, tile);
-    if (few) here.fetch(first, size);
+    here.fetch(0, std::min(here.count, FEW_TILE), first, size);
     for (int begin = item.begin; begin < item.end; begin += tile, std::swap(here, ahead)) {
         ahead.find(a, item, std::min(begin + tile, item.end - 1), tile);
         for (int head = item.head_begin; head < item.head_end; head++) {
             Rows &rows = room.rows[head - item.head_begin];
             if (few) attend_few(a, rows, here, ahead, head * int(a.head_dim), begin, room.scores.data());
-            else attend_many(a, rows, here, head * int(a.head_dim), begin, room.scores.data());
+            else attend_many(a, rows, here, ahead, head * int(a.head_dim), begin, room.scores.data());
         }
     }
     for (int head = item.head_begin; head < item.head_end; head++)
