@@ -44,9 +44,6 @@ class CppAttention:
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
         """Room grows when it is needed."""
 
-    def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Room grows when it is needed."""
-
     def begin(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs  # keeps what the arguments point to
         for arguments, _ in self._prepared.values():
