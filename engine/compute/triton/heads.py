@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 
 from engine.compute.attention import LayerCache
+from engine.compute.kv_fp8 import LARGEST
 from engine.compute.operations import HeadSpec, Rope
 
-FP8_MAX = tl.constexpr(448.0)  # of float8_e4m3fn
+FP8_MAX = tl.constexpr(LARGEST)
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits
 
 
