@@ -225,6 +225,7 @@ def calibrate_device(
 ) -> None:
     """Measure what a device can do at most (bandwidth, matrix products by precision and rows), and keep it."""
     _need("engine", "torch")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: with a busy neighbour, spinning is what one measures
     from engine.compute.calibration import calibrate
     from metrics.roofline import ceilings_table, store_ceilings
 

@@ -39,6 +39,8 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         ),
         (["serve", "nowhere"], 1, ["nowhere", "does not exist"]),
         (["dashboards", "--output", "broken.yaml"], 2, ["broken.yaml", "folder"]),
+        (["bench", "offline", "nowhere"], 2, ["nowhere", "qwen3-14b"]),
+        (["calibrate-device", "--device", "tpu"], 2, ["tpu", "cuda"]),
         (["nonsense"], 2, ["nonsense"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
@@ -59,7 +61,9 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["serve", "run", "load", "diagnose", "report", "ui", "dashboards", "demo"])
+@pytest.mark.parametrize(
+    "command", ["serve", "run", "load", "diagnose", "report", "ui", "dashboards", "demo", "bench", "calibrate-device"]
+)
 def test_every_command_has_a_help_that_names_its_options(command):
     done = sojourn(command, "--help")
     assert done.returncode == 0 and "Usage" in done.stdout and len(done.stdout.splitlines()) > 5

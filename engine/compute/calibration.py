@@ -7,13 +7,16 @@ caches have. The best of several batches of calls counts, because a ceiling is w
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 
 import torch
 
+from engine.compute.cpp.extension import library
+from engine.compute.weight_formats.cpp_formats import cpp_formats
+from engine.compute.weight_formats.registry import has_bfloat16
+from engine.compute.weight_formats.torch_formats import torch_formats
 from metrics.machine import versions
 from metrics.roofline import CeilingError, Ceilings, Gemm, device_name
 
@@ -22,7 +25,7 @@ CUDA_ROWS = (1, 8, 32, 64, 128, 512, 2048, 8192)
 CPU_INNER, CUDA_INNER = 2048, 8192
 ROTATED_BYTES = 256 << 20  # more than any cache
 STREAM_BYTES = 512 << 20  # of one array that is read or copied
-CELL_SECONDS = 0.35  # spent on one precision and number of rows, once warm
+CELL_SECONDS = 0.25  # spent on one precision and number of rows, once warm
 
 Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weights
 
@@ -42,11 +45,12 @@ def calibrate(kind: str, threads: int | None = None) -> Ceilings:
         with torch.inference_mode():
             read, copy = _bandwidths(device)
             inner = CUDA_INNER if cuda else CPU_INNER
-            gemm = [
-                Gemm(precision, rows, _product_rate(device, product, dtype, rows, inner))
-                for precision, dtype, product in _products(device, inner)
-                for rows in (CUDA_ROWS if cuda else CPU_ROWS)
-            ]
+            rates: dict[tuple[str, int], float] = {}
+            for precision, dtype, product in _products(device, inner):
+                for rows in CUDA_ROWS if cuda else CPU_ROWS:
+                    rate = _product_rate(device, product, dtype, rows, inner)
+                    rates[precision, rows] = max(rate, rates.get((precision, rows), 0.0))
+            gemm = [Gemm(precision, rows, rate) for (precision, rows), rate in rates.items()]
             return Ceilings(
                 device=device_name(torch.cuda.get_device_name(device) if cuda else None),
                 threads=torch.get_num_threads(),
@@ -92,7 +96,7 @@ def _product_rate(device: torch.device, product: Product, dtype: torch.dtype, ro
 
 
 def _products(device: torch.device, inner: int) -> Iterator[tuple[str, torch.dtype, Product]]:
-    """Precision, dtype of the activations, and the product: what the device is fastest with in each precision."""
+    """Precision, dtype of the activations, and a product; of a precision with several kernels the fastest counts."""
     weight = torch.randn(inner, inner, device=device).mul_(0.02)
     if device.type == "cuda":
         for name in ("float32", "float16", "bfloat16"):
@@ -100,27 +104,17 @@ def _products(device: torch.device, inner: int) -> Iterator[tuple[str, torch.dty
             copies = _copies(dtype.itemsize * inner**2, partial(weight.to, dtype, copy=True))
             yield name, dtype, _rotating(copies, lambda x, weight: x @ weight.T)
         return
-    prepack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    dtypes = {"float32": torch.float32}
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
-        dtypes["bfloat16"] = torch.bfloat16
-    for name, dtype in dtypes.items():
-        copies = _copies(dtype.itemsize * inner**2, partial(prepack, weight.to(dtype), 8))
-        yield name, dtype, _rotating(copies, lambda x, weight: linear(x, weight, None, "none", [], ""))
-    if "fbgemm" in torch.backends.quantized.supported_engines:
-        quantised = torch.ops.quantized
-        copies = _copies(2 * inner**2, partial(quantised.linear_prepack_fp16, weight, None))
-        yield "float16", torch.float32, _rotating(copies, quantised.linear_dynamic_fp16)
-        copies = _copies(inner**2, partial(quantised.linear_prepack, _int8(weight), None))
-        yield "int8", torch.float32, _rotating(copies, lambda x, weight: quantised.linear_dynamic(x, weight, True))
-
-
-def _int8(weight: torch.Tensor) -> torch.Tensor:
-    """Quantised by output channel, symmetric."""
-    zeros = torch.zeros(len(weight), dtype=torch.int64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, but the only way into FBGEMM
-        return torch.quantize_per_channel(weight, weight.abs().amax(1) / 127, zeros, 0, torch.qint8)
+    kernels = library()
+    for formats in (torch_formats(), {} if kernels is None else cpp_formats(kernels)):
+        for name in ("float32", "float16", "int8"):
+            if name in formats:
+                size = {"float32": 4, "float16": 2, "int8": 1}[name]
+                copies = _copies(size * inner**2, partial(formats[name].pack, weight, None))
+                yield name, torch.float32, _rotating(copies, lambda x, weight: weight(x))
+    if has_bfloat16():
+        pack, linear = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
+        copies = _copies(2 * inner**2, partial(pack, weight.bfloat16(), 8))
+        yield "bfloat16", torch.bfloat16, _rotating(copies, lambda x, weight: linear(x, weight, None, "none", [], ""))
 
 
 def _copies(num_bytes: int, make: Callable[[], object]) -> list:

@@ -77,6 +77,9 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     told["device overrun"] = float((share * overrun).sum())
     told["device work"] = float(columns["device_ns"].sum()) - told["device padding"] - told["device overrun"]
     told["device gaps"] = float(columns["gap_ns"].sum())
+    # After the last step before a pause, the device's next gap begins when the loop awakes; the host still had work.
+    idle_after = np.append(columns["begin_ns"][1:] > columns["end_ns"][:-1], True)
+    told["device gaps"] += float((columns["stage_commit_ns"] + columns["stage_publish_ns"])[idle_after].sum())
     told["wall"] = end_ns - begin_ns
     return {name: float(value) / 1e6 for name, value in told.items()} | {
         "steps": steps.count,

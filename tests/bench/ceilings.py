@@ -25,7 +25,6 @@ def measured_ceilings(device: str, tell: Callable[[str], None]) -> Ceilings:
     return load_ceilings(name)
 
 
-def precision_of(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """The precision of the matrix products: of packed weights where they are chosen, else of the compute dtype."""
-    weights = settings.get("weights", "auto")
-    return weights if weights in ("float16", "int8") else facts["dtype"]
+def precision_of(settings: Mapping[str, Any], dtype: str) -> str:
+    """The precision of the arithmetic. Weights of 16 bits on a CPU are read as such, but multiplied in float32."""
+    return "int8" if settings.get("weights") == "int8" else dtype

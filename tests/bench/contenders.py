@@ -103,7 +103,8 @@ def ours(name: str, model: str, settings: dict[str, Any]) -> Contender:
 def transformers(python: str, model: str, settings: dict[str, Any]) -> Contender:
     """Continuous batching of whatever transformers that interpreter has."""
     worker = str(Path(__file__).parent / "transformers_worker.py")
-    return Contender("transformers continuous batching", [python, worker], model, settings)
+    command = [python, "-P", worker]  # else this folder's names would hide packages
+    return Contender("transformers continuous batching", command, model, settings)
 
 
 def environment(**more: str) -> dict[str, str]:

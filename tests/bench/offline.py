@@ -120,7 +120,7 @@ def _book(report: Report, contender: Contender, workload: Workload, run: Run, ce
     breakdown = None
     if run.steps is not None:
         steps = Steps({name: np.array(values) for name, values in run.steps.items()})
-        precision = precision_of(contender.settings, contender.facts)
+        precision = precision_of(contender.settings, contender.facts["dtype"])
         figures["roofline_percent"] = roofline_percent(steps, run.wall_ns, ceilings, precision)
         figures["host_gap_percent"] = host_gap_percent(steps)
         breakdown = explain(steps, run.begin_ns, run.end_ns)

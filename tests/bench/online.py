@@ -22,7 +22,7 @@ from tests.bench.variants import BASE, check_settings
 from tests.bench.workloads import Workload, cpu_sized, streams
 
 LEAST_REQUESTS = 6  # of one concurrency
-MAX_MODEL_LEN = 1024
+LONGEST_OF_BURST = 384  # tokens of a sequence, at most
 RECORDED_SECONDS = 1.0  # until the records of the last step are on the disk
 LLAMA_SLOTS = 32
 CLIENT_SECONDS = 1800
@@ -46,6 +46,12 @@ class OnlineOptions:
     gguf: list[str] = field(default_factory=list)  # its models: one contender each
     repeats: int = 3
     one_at_a_time: bool = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that every server must have room for in a sequence, in steps of 256."""
+        longest = max(self.input_len + self.output_len, LONGEST_OF_BURST if self.burst else 0)
+        return -(-longest // 256) * 256
 
 
 def bench_online(options: OnlineOptions, folder: Path, tell: Callable[[str], None]) -> Report:
@@ -103,20 +109,20 @@ def _points(options: OnlineOptions, repeat: int) -> list[tuple[str, Workload, in
 
 def _servers(options: OnlineOptions, model: str, load_format: str, folder: Path) -> list[Server]:
     base = {
-        "load_format": load_format, "max_model_len": MAX_MODEL_LEN,
-        "num_kv_blocks": 64 * MAX_MODEL_LEN // 16,  # 64 sequences, whatever they become
+        "load_format": load_format, "max_model_len": options.max_model_len,
+        "num_kv_blocks": max(64, *options.concurrency) * options.max_model_len // 16,
     } | options.settings  # fmt: skip
     servers = []
     for name, changed in ({BASE: {}} | options.variants).items():
         check_settings(model, base | changed)
         servers.append(our_server(name, model, base | changed, folder / "runs" / name))
     if options.vllm is not None:
-        servers.append(vllm_server("vllm", options.vllm, model, MAX_MODEL_LEN))
+        servers.append(vllm_server("vllm", options.vllm, model, options.max_model_len))
     if (options.llama_server is None) != (not options.gguf):
         raise BenchError("--peer llama-server=BINARY and --peer-model FILE.gguf go together; give both")
     for gguf in options.gguf:
         name = f"llama-server {Path(gguf).stem.rpartition('-')[2]}"
-        servers.append(llama_server(name, options.llama_server, gguf, LLAMA_SLOTS, MAX_MODEL_LEN // 2))
+        servers.append(llama_server(name, options.llama_server, gguf, LLAMA_SLOTS, options.max_model_len))
     return servers
 
 
@@ -149,7 +155,7 @@ def _book(report: Report, server: Server, name: str, measured: dict[str, Any], c
         begin_ns, end_ns = measured["begin_ns"], measured["end_ns"]
         steps = steps_of_table(RunDirectory(server.run_dir).table("steps"), begin_ns, end_ns)
         breakdown = explain(steps, begin_ns, end_ns)
-        precision = precision_of(server.settings, {"dtype": _dtype(server.settings)})
+        precision = precision_of(server.settings, _dtype(server.settings))
         figures["roofline_percent"] = roofline_percent(steps, end_ns - begin_ns, ceilings, precision)
         figures["host_gap_percent"] = host_gap_percent(steps)
         if sentence := complaint(breakdown):

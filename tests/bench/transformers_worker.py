@@ -52,7 +52,7 @@ def _model(folder: str, settings: dict) -> torch.nn.Module:
     return model.to(settings["device"]).eval()
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _run(model: torch.nn.Module, settings: dict, order: dict) -> dict:
     greedy = order["temperature"] == 0
     generation = GenerationConfig(

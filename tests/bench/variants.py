@@ -49,8 +49,6 @@ def ablations(settings: dict[str, Any], device: str) -> dict[str, dict[str, Any]
     for name, (off, devices) in OFF_SWITCHES.items():
         if name not in EngineConfig.model_fields or kind not in devices:
             continue
-        if name == "weights" and settings.get(name, "auto") in ("auto", off):
-            continue  # they are float32 already
         if settings.get(name) != off:
             variants[f"{name}={off}"] = settings | {name: off}
     return variants

@@ -26,10 +26,10 @@ def main() -> None:
         facts = {name: getattr(ready, name) for name in ("device", "dtype", "threads", "num_kv_blocks", "weight_bytes")}
         answers.write(json.dumps(facts | {"vocab_size": ready.shape.vocab_size}) + "\n")
         for line in sys.stdin:
-            answers.write(json.dumps(_run(llm, records, json.loads(line))) + "\n")
+            answers.write(json.dumps(run(llm, records, json.loads(line))) + "\n")
 
 
-def _run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
+def run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
     """Generates all at once, and tells when it began and ended and what its steps were."""
     controls = [
         SamplingParams(max_tokens=length, temperature=order["temperature"], ignore_eos=True, seed=index)
