@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.compute.greedy import argmax
 from engine.sampling import SamplingParams
 from engine.token.controls import Controls, Drawer
 from engine.token.penalties import TokenHistory
@@ -128,12 +129,12 @@ class Sampler:
         if inputs.fused is not None:
             return self.fused.draw(logits, inputs.fused, masks)
         edits, edited, dead = inputs.edits, None, None
-        ids = logits.argmax(dim=-1)
+        ids = argmax(logits)
         if edits is not None:  # a copy of its rows alone: the whole batch, with a large vocabulary, is far more
             edited = self._edit(logits[edits.index], edits, masks)
             dead = edited.amax(dim=-1) == -torch.inf
             edited.masked_fill_(dead[:, None], 0.0)
-            ids[edits.index] = edited.argmax(dim=-1)
+            ids[edits.index] = argmax(edited)
         for rows in (inputs.direct, inputs.sorted):
             if rows is not None:
                 ids[rows.index] = _draw_rows(logits, edited, rows)

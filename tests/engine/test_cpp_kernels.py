@@ -17,6 +17,7 @@ from engine.compute.attention_cpp import CppAttention
 from engine.compute.attention_torch import TorchAttention
 from engine.compute.backends import BackendError, make_attention, make_operations
 from engine.compute.cpp import extension
+from engine.compute.greedy import argmax
 from engine.compute.operations import HeadSpec, Rope, TorchOperations
 from engine.compute.operations_cpp import CppOperations
 from engine.token.models.mpt import alibi_slopes
@@ -237,6 +238,17 @@ def test_rows_are_written_to_their_slots_and_padding_nowhere(operations, planes)
     for backend, cache in ((REFERENCE, expected), (operations, written)):
         backend.write(key, value if planes == 2 else None, slots, LayerCache(cache))
     assert torch.equal(written, expected)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 63), (2, 320), (40, 8191)])
+def test_the_largest_of_a_row_is_the_first_of_equals(library, rows, size):
+    x = randn(rows, size).mul(3).round()  # many are equal
+    assert torch.equal(argmax(x), x.argmax(-1))
+    assert torch.equal(argmax(torch.full((rows, size), -math.inf)), torch.zeros(rows, dtype=torch.int64))
+    x[:, -1] = 100.0
+    assert (argmax(x) == size - 1).all()
+    strided = x.repeat(1, 2)[:, :size]
+    assert torch.equal(argmax(strided), x.argmax(-1))
 
 
 def test_a_row_has_the_same_bits_in_any_batch(operations, threads):

@@ -153,3 +153,32 @@ extern "C" void sojourn_write_rows(const float *rows, const int64_t *slots, floa
         if (slots[token] >= 0) std::memcpy(to + slots[token] * size, rows + token * size, size * sizeof(float));
     });
 }
+
+// The place of each row's largest number, the first of equals: ids [rows]. Rows that hold NaN give any place.
+extern "C" void sojourn_argmax(const float *x, int64_t *ids, int64_t rows, int64_t size) {
+    for_rows(rows, rows * size, [=](int64_t row) {
+        const float *from = x + row * size;
+        constexpr int LANES = 4;  // of vectors, so that no comparison waits for the one before
+        vec best[LANES];
+        ivec place[LANES], next[LANES];
+        for (int v = 0; v < LANES; v++)
+            for (int i = 0; i < W; i++) best[v][i] = -INFINITY, place[v][i] = next[v][i] = v * W + i;
+        int64_t at = 0;
+        for (; at + LANES * W <= size; at += LANES * W)
+            for (int v = 0; v < LANES; v++) {
+                vec here = load(from + at + v * W);
+                place[v] = here > best[v] ? next[v] : place[v];
+                best[v] = here > best[v] ? here : best[v];
+                next[v] += LANES * W;
+            }
+        float most = -INFINITY;
+        int64_t id = 0;
+        for (int v = 0; v < LANES; v++)
+            for (int i = 0; i < W; i++)
+                if (best[v][i] > most || (best[v][i] == most && place[v][i] < id && most > -INFINITY))
+                    most = best[v][i], id = place[v][i];
+        for (; at < size; at++)
+            if (from[at] > most) most = from[at], id = at;
+        ids[row] = id;
+    });
+}
