@@ -21,10 +21,10 @@ from engine.compute import ops
 from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
 from engine.compute.attention_cpp import CppAttention
 from engine.compute.attention_torch import TorchAttention
-from engine.compute.cpp.extension import library, unavailable
+from engine.compute.cpp.extension import Library, library, unavailable
 from engine.compute.operations import HeadSpec, Rope, TorchOperations
 from engine.compute.operations_cpp import CppOperations
-from metrics.roofline import CeilingError, Ceilings, load_ceilings
+from metrics.roofline import CeilingError, load_ceilings
 from tests.bench.results import BenchError, Row
 
 ROTATED_BYTES = 96 << 20
@@ -104,8 +104,8 @@ def operation_times(shape: Shape, rows: int) -> dict[str, tuple[dict[str, float]
         torch.randn(shape.head_dim),
     )
     angles = torch.randn(2, 4096, 1, shape.head_dim)
-    x, residual, weight = torch.randn(rows, shape.hidden_size), torch.randn(rows, shape.hidden_size), torch.ones(1)
-    weight = weight.expand(shape.hidden_size).contiguous()
+    x, residual = torch.randn(2, rows, shape.hidden_size)
+    weight = torch.ones(shape.hidden_size)
     gate_up = torch.randn(rows, 2 * shape.intermediate_size)
     qkv = torch.randn(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
     slots = torch.randperm(4096)[:rows]
@@ -135,45 +135,32 @@ def measure() -> list[Row]:
     rows = []
     for shape in SHAPES:
         for sequences, context in DECODES:
-            case = f"{shape.name}, {sequences} x {context} tokens"
             seconds, flops, moved = attention_times(shape, context - 1, 1, sequences)
-            rows += _rows("decode attention", case, seconds, flops, moved, ceilings, by_bytes=True)
+            limit = ceilings and ceilings.roofline_ns(flops, moved, "float32")
+            case = f"{shape.name}, {sequences} x {context} tokens"
+            rows += _rows("decode attention", case, seconds, moved, "GB/s", limit)
         for past, new in PROMPTS:
-            case = f"{shape.name}, {new} tokens behind {past}"
             seconds, flops, moved = attention_times(shape, past, new, 1)
-            rows += _rows("prompt attention", case, seconds, flops, moved, ceilings, by_bytes=False)
-        for count in BATCHES:
+            limit = ceilings and ceilings.roofline_ns(flops, moved, "float32")
+            case = f"{shape.name}, {new} tokens behind {past}"
+            rows += _rows("prompt attention", case, seconds, flops, "GFLOP/s", limit)
+        for count in BATCHES:  # what they touch comes from a product and goes into one: caches hold it
             for name, (seconds, moved) in operation_times(shape, count).items():
-                rows += _rows(name, f"{shape.name}, {count} tokens", seconds, 0, moved, ceilings, by_bytes=True)
+                rows += _rows(name, f"{shape.name}, {count} tokens", seconds, moved, "GB/s", None)
     return rows
 
 
-def _kernels():
+def _kernels() -> Library:
     if (kernels := library()) is None:
         raise BenchError(f"there are no C++ kernels to measure: {unavailable()}")
     return kernels
 
 
 def _rows(
-    kernel: str,
-    case: str,
-    seconds: dict[str, float],
-    flops: float,
-    moved: float,
-    ceilings: Ceilings | None,
-    by_bytes: bool,
+    kernel: str, case: str, seconds: dict[str, float], work: float, unit: str, limit_ns: float | None
 ) -> list[Row]:
-    rate, unit = (moved, "GB/s") if by_bytes else (flops, "GFLOP/s")
-    limit = None if ceilings is None else ceilings.roofline_ns(flops, moved, "float32") / 1e9
     return [
-        Row(
-            f"{kernel}, {name}",
-            case,
-            taken * 1e6,
-            rate / taken / 1e9,
-            unit,
-            None if limit is None else 100 * limit / taken,
-        )
+        Row(f"{kernel}, {name}", case, taken * 1e6, work / taken / 1e9, unit, limit_ns and limit_ns / taken / 1e7)
         for name, taken in seconds.items()
     ]
 
