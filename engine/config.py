@@ -45,7 +45,7 @@ class EngineConfig(BaseModel):
         "auto", description="replay decode steps as CUDA graphs; auto goes on without where they cannot be captured"
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of the core process; 0 leaves one core to the front"
+        0, ge=0, le=1024, description="CPU threads of the core process; 0 is one for each core it may use"
     )
     max_model_len: int | None = Field(
         None, ge=2, description="prompt and output tokens of one request; the model's own limit by default"
