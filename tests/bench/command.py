@@ -64,7 +64,9 @@ def offline(
         model, workload, assignments(settings or [], "--set"), named_variants(variant or []), ablate,
         repeats=repeats, one_at_a_time=one_at_a_time, **_peers("offline", peer or []),
     )  # fmt: skip
-    _finish(_measured(lambda folder: bench_offline(options, folder, _tell)), json, markdown)
+    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
+        report = bench_offline(options, Path(folder), _tell, _keeper(json))
+    _finish(report, json, markdown)
 
 
 @app.command()
@@ -97,7 +99,9 @@ def online(
         assignments(settings or [], "--set"), named_variants(variant or []), gguf=peer_model or [], repeats=repeats,
         one_at_a_time=one_at_a_time, **_peers("online", peer or []),
     )  # fmt: skip
-    _finish(_measured(lambda folder: bench_online(options, folder, _tell)), json, markdown)
+    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
+        report = bench_online(options, Path(folder), _tell, _keeper(json))
+    _finish(report, json, markdown)
 
 
 @app.command()
@@ -123,9 +127,9 @@ def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def _measured(measure: Callable[[Path], Report]) -> Report:
-    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        return measure(Path(folder))
+def _keeper(json: Path | None) -> Callable[[Report], None]:
+    """Writes what there is so far: a benchmark that is cut short has not been in vain."""
+    return lambda report: write_report(report, json) if json is not None else None
 
 
 def _tell(line: str) -> None:

@@ -74,7 +74,7 @@ class Contender:
         if self._process is not None:
             self._process.stdin.close()
             try:
-                self._process.wait(timeout=20)
+                self._process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

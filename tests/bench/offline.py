@@ -35,8 +35,12 @@ class OfflineOptions:
     one_at_a_time: bool = False  # where memory does not hold all engines together
 
 
-def bench_offline(options: OfflineOptions, folder: Path, tell: Callable[[str], None]) -> Report:
-    """Runs every engine `repeats` times, in turns. Temporary files go below `folder`. Raises BenchError."""
+def bench_offline(
+    options: OfflineOptions, folder: Path, tell: Callable[[str], None], keep: Callable[[Report], None]
+) -> Report:
+    """Runs every engine `repeats` times, in turns; `keep` is shown the report as it grows. Temporary files go below
+    `folder`. An engine that fails leaves a note, unless it is the first. Raises BenchError.
+    """
     if options.workload not in WORKLOADS:
         raise BenchError(f"--workload {options.workload} is not known; known are {', '.join(WORKLOADS)}")
     workload = WORKLOADS[options.workload]()
@@ -54,18 +58,35 @@ def bench_offline(options: OfflineOptions, folder: Path, tell: Callable[[str], N
         report = new_report("offline", f"{Path(model).name}, workload {workload.name}", ceilings=ceilings)
         report.workload = _described(workload)
         for repeat in range(options.repeats):
-            for contender in contenders:
-                contender.start()
-                workload.check_vocabulary(contender.facts["vocab_size"])
-                if repeat == 0 or options.one_at_a_time:
-                    tell(f"{contender.name}: warming up")
-                    contender.run(_warm_up(workload))
-                run = contender.run(workload.reworded(repeat))
-                _book(report, contender, workload, run, ceilings)
-                tell(f"{contender.name}: {run.output_tokens / run.wall_ns * 1e9:,.1f} output tokens/s")
-                if options.one_at_a_time:
+            for contender in list(contenders):
+                try:
+                    run = _turn(contender, workload, repeat, options, tell)
+                except BenchError as error:
+                    if contender is base:
+                        raise
+                    contenders.remove(contender)
                     contender.stop()
+                    report.notes.append(f"Given up: {error}")
+                    tell(f"given up: {error}")
+                else:
+                    _book(report, contender, workload, run, ceilings)
+                keep(report)
         return report
+
+
+def _turn(
+    contender: Contender, workload: Workload, repeat: int, options: OfflineOptions, tell: Callable[[str], None]
+) -> Run:
+    contender.start()
+    workload.check_vocabulary(contender.facts["vocab_size"])
+    if repeat == 0 or options.one_at_a_time:
+        tell(f"{contender.name}: warming up")
+        contender.run(_warm_up(workload))
+    run = contender.run(workload.reworded(repeat))
+    tell(f"{contender.name}: {run.output_tokens / run.wall_ns * 1e9:,.1f} output tokens/s")
+    if options.one_at_a_time:
+        contender.stop()
+    return run
 
 
 def _defaults(workload: Workload) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.bench.shapes import model_to_bench
 from tests.bench.variants import BASE, check_settings
 from tests.bench.workloads import Workload, cpu_sized, streams
 
-LEAST_REQUESTS = 6  # of one concurrency
+LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
 RECORDED_SECONDS = 1.0  # until the records of the last step are on the disk
 LLAMA_SLOTS = 32
@@ -54,8 +54,12 @@ class OnlineOptions:
         return -(-longest // 256) * 256
 
 
-def bench_online(options: OnlineOptions, folder: Path, tell: Callable[[str], None]) -> Report:
-    """Measures every server at every point `repeats` times, in turns. Raises BenchError."""
+def bench_online(
+    options: OnlineOptions, folder: Path, tell: Callable[[str], None], keep: Callable[[Report], None]
+) -> Report:
+    """Measures every server at every point `repeats` times, in turns; `keep` is shown the report as it grows. A server
+    that fails leaves a note, unless it is the first. Raises BenchError.
+    """
     model, load_format = model_to_bench(options.model, folder)
     if not (Path(model) / "tokenizer.json").is_file() and model != "tiny-model":
         raise BenchError(
@@ -71,18 +75,33 @@ def bench_online(options: OnlineOptions, folder: Path, tell: Callable[[str], Non
         for server in servers:
             stack.callback(server.stop)
         for repeat in range(options.repeats):
-            for server in servers:
-                server.start()
-                _client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
-                for point, workload, concurrency in _points(options, repeat):
-                    measured = _client(server, workload, concurrency, stream=workload.name != "burst")
-                    _book(report, server, point, measured, ceilings)
-                    told = measured["figures"]
-                    ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
-                    tell(f"{server.name}, {point}: {told['output_tokens_per_s']:,.1f} output tokens/s{ttft}")
-                if options.one_at_a_time and not server.slow_start:
+            for server in list(servers):
+                try:
+                    _turn(report, server, repeat, options, ceilings, tell)
+                except BenchError as error:
+                    if server is servers[0]:
+                        raise
+                    servers.remove(server)
                     server.stop()
+                    report.notes.append(f"Given up: {error}")
+                    tell(f"given up: {error}")
+                keep(report)
     return report
+
+
+def _turn(
+    report: Report, server: Server, repeat: int, options: OnlineOptions, ceilings: Ceilings, tell: Callable[[str], None]
+) -> None:
+    server.start()
+    _client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
+    for point, workload, concurrency in _points(options, repeat):
+        measured = _client(server, workload, concurrency, stream=workload.name != "burst")
+        _book(report, server, point, measured, ceilings)
+        told = measured["figures"]
+        ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
+        tell(f"{server.name}, {point}: {told['output_tokens_per_s']:,.1f} output tokens/s{ttft}")
+    if options.one_at_a_time and not server.slow_start:
+        server.stop()
 
 
 def _device(settings: dict[str, Any]) -> str:
