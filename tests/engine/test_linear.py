@@ -2,10 +2,11 @@
 
 import logging
 import math
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.compute.cpp.extension import library
 from engine.compute.linear import Linear
@@ -16,8 +17,8 @@ from engine.compute.weight_formats.torch_formats import torch_formats
 from engine.config import model_folder
 from engine.token.checkpoint import ModelError
 from engine.token.models.registry import load_model
+from engine.token.models.weights import stored_dtype
 from engine.token.tokenizer import Tokenizer
-from tests.engine.families import random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")
@@ -128,10 +129,12 @@ def test_packing_keeps_no_second_copy():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(tied, tmp_path):
+def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(tied, checkpoints, tmp_path):
     ours("bfloat16")
-    random_model("qwen2" if tied else "llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
+    folder = checkpoints["qwen2" if tied else "llama"]
+    stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    save_file({name: tensor.bfloat16() for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
     half, whole = (load_model(tmp_path, torch.float32, CPU, None, weights=name) for name in ("auto", "float32"))
     assert (half.held_as, whole.held_as) == ("bfloat16", "float32")
     assert half.num_parameters == whole.num_parameters == sum(t.numel() for t in stored.values())
@@ -142,6 +145,16 @@ def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(tied, 
     assert half.shape().weight_bytes < 0.55 * whole.shape().weight_bytes
     # The table of embeddings is looked up, not read; a tied head has a packed copy of it.
     assert half.weight_bytes - half.shape().weight_bytes == half.embedding.nbytes == 320 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("other", "held"),
+    [(torch.ones(4, 2).bfloat16(), torch.bfloat16), (torch.ones(4), torch.bfloat16), (torch.ones(4, 2), torch.float32)],
+    ids=["all matrices alike", "a norm is no matrix", "matrices of two kinds"],
+)
+def test_what_a_checkpoint_stores_is_told_by_its_matrices(other, held, tmp_path):
+    save_file({"a": torch.ones(2, 3).bfloat16(), "b": other}, tmp_path / "model.safetensors")
+    assert stored_dtype(tmp_path) == held
 
 
 def told(weights: str) -> torch.Tensor:
