@@ -14,7 +14,7 @@ from engine.request.plan import Launched, Preparation, Runner, StepOutcome, Step
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
-from metrics.costmodel import ModelShape, StepTimeModel, request_flops, step_bytes
+from metrics.costmodel import ModelShape, StepTimeModel, step_bytes
 from metrics.ledger import Account
 from metrics.records import STAGES, StepRecord
 
@@ -53,7 +53,7 @@ class Engine:
         self.step_number = first_step
         self.overlap = overlap
         self.step_time = StepTimeModel()
-        self.accountant = Accountant(lambda new, past, sampled: request_flops(shape, new, past, sampled))
+        self.accountant = Accountant(shape)
         self._orders = 0
         self._flights: deque[Flight] = deque()
         self._arrived: list[tuple[Request, int]] = []  # and when

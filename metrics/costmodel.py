@@ -47,6 +47,17 @@ def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled:
     return new_tokens * shape.linear_flops_per_token + shape.pair_flops * pairs + head
 
 
+def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
+    """FLOPs of a step in which each of so many sequences computes one token and draws the next."""
+    tokens, context = len(past_tokens), sum(past_tokens) + len(past_tokens)
+    pairs = sum(
+        layers * (context if window is None else sum(min(past + 1, window) for past in past_tokens))
+        for window, layers in shape.windows
+    )
+    linear = tokens * (shape.linear_flops_per_token + 2 * shape.hidden_size * shape.vocab_size)
+    return linear + shape.pair_flops * pairs
+
+
 def _pairs(new: int, past: int, window: int | None) -> int:
     """Pairs of a query and a key that it sees, exact causal."""
     if window is None or past + new <= window:
@@ -98,13 +109,13 @@ class StepTimeModel:
 
     def observe(self, new_tokens: Sequence[int], past_tokens: Sequence[int], device_ns: int) -> int | None:
         """Predicts a step, then learns from it. Nanoseconds, or None while it has seen too few."""
-        context = pairs = 0
-        for new, past in zip(new_tokens, past_tokens, strict=True):
-            if new == 1:
-                context += past
-            else:
-                pairs += new * past + new * (new + 1) // 2
-        features = np.array([1.0, sum(new_tokens), context, pairs]) / self.SCALE
+        context, pairs, tokens = sum(past_tokens), 0, sum(new_tokens)
+        if tokens != len(new_tokens):
+            for new, past in zip(new_tokens, past_tokens, strict=True):
+                if new != 1:
+                    context -= past
+                    pairs += new * past + new * (new + 1) // 2
+        features = np.array([1.0, tokens, context, pairs]) / self.SCALE
         expected_ms = float(features @ self._weights)
         predicted = max(0, round(expected_ms * 1e6)) if self.steps >= self.MIN_STEPS else None
         gain = self._covariance @ features / (self.FORGET + features @ self._covariance @ features)

@@ -12,11 +12,12 @@ others) pays `request.queue`. Waiting costs nothing per step: two clocks run, an
 and when it ends waiting.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
+from metrics.costmodel import ModelShape, decode_flops, request_flops
 from metrics.ledger import Account
 
 MEMORY_REASONS = ("kv_blocks",)
@@ -43,13 +44,13 @@ def alive(plan: StepPlan, running: Sequence[Request]) -> Alive:
 
 
 class Accountant:
-    """Owns the wait clocks. `flops(new_tokens, past_tokens, sampled)` weighs the shares of a step's device time.
+    """Owns the wait clocks. The shares of a step's device time are weighed by their FLOPs.
 
     Everything is booked from the two readings around it. Time between two turns that no stage holds stays unaccounted.
     """
 
-    def __init__(self, flops: Callable[[int, int, int], int]):
-        self._flops = flops
+    def __init__(self, shape: ModelShape):
+        self._shape = shape
         self._queue_ns = 0  # time that the head of the queue waited for a place or the budget, so far
         self._blocked_ns = 0  # ... and for KV blocks
         self._decided_ns: int | None = None  # the last decision, if it left somebody waiting
@@ -99,33 +100,26 @@ class Accountant:
         shares the device time is divided.
         """
         begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
-        device_ns = end_ns - begin_ns - sampling_ns
-        weights = [self._flops(item.new_tokens, item.past_tokens, item.samples) for item in items]
-        total = sum(weights)
-        prompts = sum(w for w, item in zip(weights, items, strict=True) if item.kind != "decode")
-        took_part = {item.request.order: index for index, item in enumerate(items)}
         lag_ns = self._host_ns(end_ns, committed_ns)
-        for request in alive.running:
-            ledger, mark = request.ledger, request.booked_ns
-            index = took_part.get(request.order)
-            if index is not None:
-                item = items[index]
-                others = prompts if item.kind == "decode" else prompts - weights[index]
-                interference = device_ns * others // total if others else 0
-                ledger[Account.REQUEST_INTERFERENCE] += interference
-                ledger[_OWN_WORK[item.kind]] += device_ns - interference
-                ledger[Account.TOKEN_SAMPLE] += sampling_ns
-            elif mark < begin_ns:
-                ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
-            elif mark < end_ns:
-                ledger[Account.REQUEST_QUEUE] += end_ns - mark
-            else:  # the step was over, and not read, when it got its place
-                ledger[Account.COMPUTE_HOST] += self._host_ns(mark, committed_ns) - request.lag_ns
-                request.lag_ns = self._host_ns(mark, committed_ns)
-                continue
-            gap_ns = self._host_ns(mark, begin_ns) if mark < begin_ns else 0
-            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
+        present, total = alive.running, 0
+        if all(item.kind == "decode" for item in items):
+            total = decode_flops(self._shape, [item.past_tokens for item in items])
+            took_part = {item.request.order for item in items}
+            members = [request for request in present if request.order in took_part]
+            for request in members:
+                request.ledger[_DECODE] += end_ns - begin_ns - sampling_ns
+                request.ledger[_SAMPLE] += sampling_ns
+        else:
+            total, members = self._book_shares(items, present, end_ns - begin_ns - sampling_ns, sampling_ns)
+        gap_begin_ns, gap_ns = begin_ns, 0
+        for request in members:
+            if request.booked_ns != gap_begin_ns:  # most were booked up to the same moment
+                gap_begin_ns = request.booked_ns
+                gap_ns = self._host_ns(gap_begin_ns, begin_ns) if gap_begin_ns < begin_ns else 0
+            request.ledger[_HOST] += gap_ns + lag_ns - request.lag_ns
             request.booked_ns, request.lag_ns = end_ns, lag_ns
+        if len(members) < len(present):
+            self._book_absence(members, present, outcome, committed_ns)
         if alive.gave_way:
             self._advance(committed_ns)
         for request in alive.gave_way:
@@ -134,6 +128,42 @@ class Accountant:
         self._committed_ns = committed_ns
         self._pauses.clear()
         return total
+
+    def _book_shares(
+        self, items: Sequence[ScheduledTokens], present: Sequence[Request], device_ns: int, sampling_ns: int
+    ) -> tuple[int, list[Request]]:
+        """Of a step with prompts in it. Returns its FLOPs, and who of those who run took part."""
+        shape = self._shape
+        weights = [request_flops(shape, item.new_tokens, item.past_tokens, item.samples) for item in items]
+        total = sum(weights)
+        prompts = sum(w for w, item in zip(weights, items, strict=True) if item.kind != "decode")
+        shares = {item.request.order: (item.kind, weight) for item, weight in zip(items, weights, strict=True)}
+        members = [request for request in present if request.order in shares]
+        for request in members:
+            kind, weight = shares[request.order]
+            interference = device_ns * (prompts if kind == "decode" else prompts - weight) // total
+            request.ledger[Account.REQUEST_INTERFERENCE] += interference
+            request.ledger[_OWN_WORK[kind]] += device_ns - interference
+            request.ledger[_SAMPLE] += sampling_ns
+        return total, members
+
+    def _book_absence(
+        self, members: Sequence[Request], present: Sequence[Request], outcome: StepOutcome, committed_ns: int
+    ) -> None:
+        took_part = {request.order for request in members}
+        begin_ns, end_ns = outcome.device_begin_ns, outcome.device_end_ns
+        for request in present:
+            if request.order in took_part:
+                continue
+            ledger, mark = request.ledger, request.booked_ns
+            host_ns = self._host_ns(max(mark, end_ns), committed_ns)
+            if mark < begin_ns:
+                ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
+                ledger[_HOST] += self._host_ns(mark, begin_ns)
+            elif mark < end_ns:
+                ledger[Account.REQUEST_QUEUE] += end_ns - mark
+            ledger[_HOST] += host_ns - request.lag_ns
+            request.booked_ns, request.lag_ns = max(mark, end_ns), host_ns
 
     def aborted(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
@@ -174,6 +204,7 @@ class Accountant:
             request.ledger[Account.MEMORY_BLOCKED] += blocked_ns
 
 
+_DECODE, _SAMPLE, _HOST = int(Account.COMPUTE_DECODE), int(Account.TOKEN_SAMPLE), int(Account.COMPUTE_HOST)
 _OWN_WORK = {
     "prefill": Account.COMPUTE_PREFILL,
     "recompute": Account.MEMORY_RECOMPUTE,

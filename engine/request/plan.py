@@ -1,14 +1,13 @@
 """What one step computes, what it gave, and who executes it: the words that scheduler, loop and runner share."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.request.request import Request
 from engine.sampling import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledTokens:
+class ScheduledTokens(NamedTuple):
     """The share of one request in a step: positions `past_tokens` to `past_tokens + new_tokens`."""
 
     request: Request

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.memory.prefix import chain_hash, root_hash
-from engine.sampling import SamplingParams, TokenLogprobs
+from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
 
 
@@ -58,7 +58,11 @@ class Request:
     waits_aside: bool = False  # for something of its own, not for what holds up the head of the line
     booked_ns: int = 0  # while it runs: until when its time on the device is booked
     lag_ns: int = 0  # ... and what of the host's time after that is booked, too
+    needs_output: bool = field(init=False)  # the host must know every token before the next one is drawn
     _hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.needs_output = reads_output(self.sampling)
 
     @property
     def num_tokens(self) -> int:
@@ -73,13 +77,14 @@ class Request:
     @property
     def has_drawn_all(self) -> bool:
         """The token that is pending is the last that it may have."""
-        return self.pending > 0 and self.num_tokens - self.prompt_tokens >= self.sampling.max_tokens
+        pending = self.pending
+        return pending > 0 and len(self.token_ids) + pending - self.prompt_tokens >= self.sampling.max_tokens
 
     @property
     def is_prefilling(self) -> bool:
         """More than the token that was sampled last is still to compute."""
         done = self.num_computed_tokens
-        return self.num_tokens - done > 1 or done < self.prompt_tokens
+        return len(self.token_ids) + self.pending - done > 1 or done < self.prompt_tokens
 
     @property
     def has_computed_prompt(self) -> bool:

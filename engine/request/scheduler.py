@@ -1,6 +1,6 @@
 """Which request computes how many tokens in the next step. Deterministic; knows no torch and no clock."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.memory.block_pool import BlockPool
 from engine.request.placement import Placement
@@ -8,11 +8,9 @@ from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies.policy import Part, Policy
 from engine.request.request import Request, State
 from engine.request.waiting import WaitingRoom
-from engine.sampling import reads_output
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """A token that left the loop."""
 
     request: Request
@@ -72,15 +70,17 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         plan = StepPlan(self.budget, self.budget)
-        groups: dict[Part, list[Request]] = {Part.DECODES: [], Part.PROMPTS: []}
+        decodes, prompts = [], []
         for request in self.running:
-            groups[Part.PROMPTS if request.is_prefilling else Part.DECODES].append(request)
+            (prompts if request.is_prefilling else decodes).append(request)
         for course in self.policy.courses(self.running):
             for part in course:
                 if part is Part.ARRIVALS:
                     self._admit(plan)
+                elif part is Part.DECODES:
+                    self._continue_decodes(decodes, plan)
                 else:
-                    self._continue(groups[part], plan)
+                    self._continue_prompts(prompts, plan)
             if plan.scheduled:
                 break
         if plan.held_back_by is None and self.waiting.num_in_line:
@@ -95,6 +95,7 @@ class Scheduler:
         """Takes in what a step computed; who drew a token emits it. For those who have ended since, nothing happens."""
         emitted = []
         sampled, ends, scores = outcome.sampled, outcome.ended, outcome.prompt_logprobs
+        size, has_followers = self.pool.block_size, self.waiting.has_followers
         for item in plan.scheduled:
             request = item.request
             if request.state is State.FINISHED:
@@ -109,9 +110,10 @@ class Scheduler:
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
             if request.state is State.RUNNING:  # else it gave its blocks away since
-                request.num_committed_tokens = item.past_tokens + item.new_tokens
-                self.placement.publish(request)
-                if request.has_computed_prompt:
+                done = request.num_committed_tokens = item.past_tokens + item.new_tokens
+                if done // size != request.published_blocks:
+                    self.placement.publish(request)
+                if has_followers and request.has_computed_prompt:
                     for fork in self.waiting.release(request):
                         self._wait(fork, request)
             if item.samples:
@@ -129,14 +131,23 @@ class Scheduler:
             request.num_computed_tokens = until
             if until > request.computed_high_water:
                 request.computed_high_water = until
-            sampling = request.sampling
             if item.samples:
                 request.pending += 1
-                plan.needs_commit |= reads_output(sampling)
-            if sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
+                plan.needs_commit |= request.needs_output
+            if request.sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
                 plan.needs_commit = True  # which positions are scored next depends on which are
 
-    def _continue(self, requests: list[Request], plan: StepPlan) -> None:
+    def _continue_decodes(self, requests: list[Request], plan: StepPlan) -> None:
+        size, extend = self.pool.block_size, self.placement.extend
+        for request in requests:
+            if request.state is not State.RUNNING or plan.budget_left == 0 or request.has_drawn_all:
+                continue
+            done = request.num_computed_tokens
+            fits = done < len(request.blocks) * size and not request.forked
+            if fits or extend(request, done + 1, plan) or self._make_room(request, done + 1, plan):
+                plan.add(ScheduledTokens(request, 1, done, "decode", True))
+
+    def _continue_prompts(self, requests: list[Request], plan: StepPlan) -> None:
         extend = self.placement.extend
         for request in requests:
             if request.state is not State.RUNNING:  # it gave way to one before it

@@ -25,6 +25,11 @@ class WaitingRoom:
     def num_in_line(self) -> int:
         return self.count - len(self._long) - self._num_forks
 
+    @property
+    def has_followers(self) -> bool:
+        """Somebody waits for a leader's prompt."""
+        return self._num_forks > 0
+
     def join(self, request: Request, state: State = State.WAITING) -> None:
         """Begins to wait, in the line."""
         request.state = state
