@@ -34,16 +34,13 @@ class Kind:
 
     @property
     def most_work(self) -> int:
-        """Bound of a KV head's work, in segments. The planner takes the mean of a prompt's blocks for their longest."""
+        """Bound of a KV head's segments: the planner counts a prompt's mean block, half of its longest at least."""
         return (self.target if self.short else 2 * self.target) // self.num_kv_heads
 
     @property
     def max_splits(self) -> int:
-        return self.most_work // self.tiles.slack
-
-    @property
-    def max_partials(self) -> int:
-        return self.most_work * (self.tiles.slack + 1) // self.tiles.slack
+        """Blocks that are cut: into two segments at least, of a KV head."""
+        return self.most_work // 2
 
     def num_blocks(self, num_new: int) -> int:
         return -(-num_new * self.group // self.tiles.block_m)
@@ -217,7 +214,7 @@ class TritonAttention:
 
     def _make_room(self, kind: Kind) -> Room:
         max_blocks = kind.num_blocks(self._max_tokens) + self._max_sequences
-        partials = kind.max_partials * kind.num_kv_heads
+        partials = kind.most_work * kind.num_kv_heads
 
         def empty(*size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=self._device)

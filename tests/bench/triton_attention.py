@@ -170,8 +170,8 @@ def candidates(case: Case) -> Iterator[Tiles]:
         for stages in (2, 3, 4):
             yield replace(chosen, block_m=rows, block_n=keys, num_warps=warps, num_stages=stages)
     yield replace(chosen, two_loops=False)
-    for resident, slack in ((1, 1), (2, 1), (2, 2), (4, 1)):
-        yield replace(chosen, resident=resident, slack=slack)
+    for waves, slack in ((1, 1), (1, 2), (2, 2), (4, 5)):
+        yield replace(chosen, waves=waves, slack=slack)
 
 
 @torch.inference_mode()

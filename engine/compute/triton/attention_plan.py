@@ -69,7 +69,7 @@ def plan_sequences_kernel(
     """How many segments each sequence's blocks are cut into, and where their items begin; grid (1,).
 
     Only sequences with least_new to most_new new tokens. A segment has as many tiles as make `target` programs of all
-    the work, and `least_tiles` at least; a block is cut if it has more than SLACK times as many. Writes plan
+    the work, or more, and `least_tiles` at least; a block is cut if it has more than SLACK times as many. Writes plan
     [num_sequences + 1, PLAN_FIELDS] int32, whose last row holds the ends, and -1 to splits [max_splits].
     """
     lanes = tl.arange(0, CHUNK)
@@ -87,8 +87,9 @@ def plan_sequences_kernel(
         blocks, tiles, _ = _blocks_and_tiles(
             query_start, contexts, sequences, num_sequences, least_new, most_new, GROUP, BLOCK_M, BLOCK_N, WINDOW
         )
-        cut = tiles > length * SLACK
-        segments = tl.where(cut, tl.cdiv(tiles, length), 1)
+        # Rounded down, so that the segments are no more than were aimed at: one program more may be a wave more.
+        cut = (tiles > length * SLACK) & (tiles >= 2 * length)
+        segments = tl.where(cut, tiles // length, 1)
         items = blocks * segments
         partials = tl.where(cut, items, 0)
         cut_blocks = tl.where(cut, blocks, 0)

@@ -46,21 +46,25 @@ def short_tiles(shape: Shape, num_new: int) -> Tiles:
         if shape.kv_bytes == 1:
             return Tiles(min(rows, 32), 32, 8, 2, 1, 4, 4)
         return Tiles(16, 32, 4, 2, 3, 2, 4) if rows == 16 else Tiles(min(rows, 64), 32, 8, 2, 1, 2, 4)
-    return Tiles(min(rows, 64), max(32, min(128, 8192 // size)), 4, 3, 3 if shape.kv_bytes == 2 else 2, 4, 2)
+    rows = min(rows, 64 if size <= 128 else 32)
+    if shape.kv_bytes == 1:
+        keys = 32 if size > 128 else 128 if rows == 16 else 64
+        return Tiles(rows, keys, 4, 3, 2, 4, 2)
+    return Tiles(rows, max(32, min(128, 8192 // size)), 4, 3, 3 if rows == 16 else 2, 4, 2)
 
 
 def long_tiles(shape: Shape) -> Tiles:
     """For prompts and their chunks."""
     size = padded(shape.value_dim)
     if shape.query_bytes == 4:
-        return Tiles(16, max(16, min(64, 4096 // (2 * size))), 4, 2, 2, 1, 8, 2)
+        return Tiles(16, max(16, min(64, 4096 // (2 * size))), 4, 2, 2, 2, 8, 3)
     if size > 256:
-        return Tiles(64 if shape.kv_bytes == 2 else 32, 32, 8, 2, 1, 1, 8, 2)
+        return Tiles(64 if shape.kv_bytes == 2 else 32, 32, 8, 2, 1, 2, 8, 3)
     if size > 128:
-        return Tiles(128, *((32, 8, 3) if shape.kv_bytes == 2 else (16, 8, 2)), 1, 1, 8, 2, True)
+        return Tiles(128, *((32, 8, 3) if shape.kv_bytes == 2 else (16, 8, 2)), 1, 2, 8, 3, True)
     if shape.wide:
-        return Tiles(128, 64, 8, 3, 1, 1, 8, 2, True)
-    return Tiles(128, 128, 8, 2, 1, 1, 4, 2, True)
+        return Tiles(128, 64, 8, 3, 1, 2, 8, 3, True)
+    return Tiles(128, 128, 8, 2, 1, 2, 4, 3, True)
 
 
 def padded(size: int) -> int:
