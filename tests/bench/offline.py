@@ -136,6 +136,7 @@ def _described(workload: Workload) -> dict[str, object]:
 def _book(report: Report, contender: Contender, workload: Workload, run: Run, ceilings: Ceilings) -> None:
     point = report.at(contender.name, workload.name)
     point.settings, point.peer = contender.settings, "version" in contender.facts
+    point.facts = contender.facts
     point.version = contender.facts.get("version", "")
     figures = {"output_tokens_per_s": run.output_tokens / run.wall_ns * 1e9, "wall_s": run.wall_ns / 1e9}
     breakdown = None

@@ -34,6 +34,7 @@ class Point(msgspec.Struct):
     engine: str
     point: str  # the workload, or the concurrency
     settings: dict[str, object] = {}
+    facts: dict[str, object] = {}  # what the engine said of itself: device, dtype, threads …
     peer: bool = False
     version: str = ""  # of a peer
     figures: dict[str, list[float]] = {}

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch

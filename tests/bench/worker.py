@@ -9,11 +9,11 @@ import os
 import sys
 import time
 
-os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: a neighbour's busy core would cost tens of times more
-
 from engine import LLM, SamplingParams
 from metrics.records import StepRecord
 from tests.bench.breakdown import steps_of_records
+
+TOLD = ("device", "dtype", "threads", "num_kv_blocks", "weights", "weight_bytes")  # of messages.Ready
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     records: list[StepRecord] = []
     with LLM(order["model"], on_steps=records.extend, **order["settings"]) as llm:
         ready = llm.ready
-        facts = {name: getattr(ready, name) for name in ("device", "dtype", "threads", "num_kv_blocks", "weight_bytes")}
+        facts = {name: getattr(ready, name) for name in TOLD}
         answers.write(json.dumps(facts | {"vocab_size": ready.shape.vocab_size}) + "\n")
         for line in sys.stdin:
             answers.write(json.dumps(run(llm, records, json.loads(line))) + "\n")
