@@ -19,6 +19,9 @@ constexpr int ROWS = 6;              // of activations that a tile holds in regi
 constexpr int64_t CHUNK = 16 * ROWS; // rows that one work item covers
 constexpr int64_t DEPTH = 512;       // of K in one chain: longer ones round more
 
+// Below both, some 20 microseconds of work: waking a second thread takes 10.
+constexpr int64_t FEW_BYTES = 1 << 19, FEW_PRODUCTS = 1 << 20;
+
 struct BFloat16 {
     uint16_t bits;
 };
@@ -80,7 +83,8 @@ constexpr Tile<W> TILES[ROWS + 1] = {nullptr, tile<1, W>, tile<2, W>, tile<3, W>
 template <class W>
 void linear(const float* x, float* y, int64_t m, int64_t n, int64_t k, const W* weights, const float* bias) {
     const int64_t panels = (n + PANEL - 1) / PANEL, chunks = (m + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic)
+    const bool few = n * k * (int64_t)sizeof(W) < FEW_BYTES && n * k * m < FEW_PRODUCTS;
+#pragma omp parallel for schedule(dynamic) if (!few)
     for (int64_t item = 0; item < panels * chunks; item++) {
         const int64_t panel = item / chunks, begin = item % chunks * CHUNK, end = std::min(m, begin + CHUNK);
         const int64_t tiles = (end - begin + ROWS - 1) / ROWS;

@@ -22,6 +22,9 @@ constexpr int64_t PANEL = 64;        // output channels
 constexpr int ROWS = 6;              // of activations that a tile holds in registers: 6 x 4 of 32 are sums
 constexpr int64_t CHUNK = 16 * ROWS; // rows that one work item covers
 
+// Below both, some 20 microseconds of work: waking a second thread takes 10.
+constexpr int64_t FEW_BYTES = 1 << 19, FEW_PRODUCTS = 1 << 22;
+
 // A mask of as many of 16 lanes as are left.
 inline __mmask16 first_lanes(int64_t left) { return left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0; }
 
@@ -131,11 +134,12 @@ extern "C" void linear_int8(const float* x, float* y, int64_t m, int64_t n, int6
     if ((int64_t)factors.size() < m) factors.resize(m);
     uint8_t* rows = bytes.data();
     RowScale* row_scales = factors.data();
-    // Waking the other threads for a few rows costs more than the rows.
-    const bool alone = m * k <= 1 << 14;
+    const bool few = n * k < FEW_BYTES && n * k * m < FEW_PRODUCTS;
+    // A barrier costs more than a few rows do.
+    const bool alone = few || m * k <= 1 << 14;
     if (alone)
         for (int64_t r = 0; r < m; r++) row_scales[r] = quantize_row(x + r * k, k, stride, rows + r * stride);
-#pragma omp parallel
+#pragma omp parallel if (!few)
     {
         if (!alone) {
 #pragma omp for schedule(static)
