@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from engine.messages import Abort, Submit
 from engine.request.policies import POLICIES
-from engine.sampling import SamplingParams
+from engine.sampling import Grammar, SamplingParams
 from metrics.ledger import Account
+from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.simulated import Simulation, sequential
+from tests.engine.test_metamorphic import tokens_of
+from tests.engine.test_metamorphic import traffic as real_traffic
 
 
 def ask(name: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, fork_of: str | None = None, **sampling):
@@ -161,3 +164,51 @@ def test_a_block_is_found_by_its_tokens_and_so_not_before_the_last_of_them_is_kn
             assert simulation.published.ended[f"turn{turn}"].cached_tokens == (len(history) - 5 - 1) // 4 * 4
         history = history + simulation.published.tokens[f"turn{turn}"] + [turn] * 5
     simulation.check_idle()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_prefill_chunk_tokens": 7, "block_size": 5},
+        {"num_kv_blocks": 10, "max_model_len": 150, "prefix_caching": False},
+        {"attention_backend": "torch", "fused_operations": "off", "policy": "prefill-first"},
+    ],
+    ids=["default", "small steps", "small memory", "reference kernels"],
+)
+def test_overlap_changes_no_token_of_the_real_engine_and_loses_no_nanosecond(settings, checkpoints):
+    """Greedy and seeded requests, forks and prefix hits; `tokens_of` holds ledgers and blocks to their sums."""
+    told = {
+        overlap: tokens_of(checkpoints["llama"], real_traffic(), together=4, overlap=overlap, **settings)
+        for overlap in ("off", "on")
+    }
+    assert told["on"][0] == told["off"][0]
+    assert (told["on"][1] > 0) == (settings.get("num_kv_blocks") == 10), "preempted"
+
+
+def test_overlap_changes_no_token_of_requests_with_controls_and_grammars():
+    word = Grammar("regex", "[a-z]{3,12}")
+    controls = [
+        {}, {"temperature": 0.8, "seed": 1, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
+        {"logit_bias": {5: 3.0}, "logprobs": 2}, {"bad_words": [[7], [8, 9]]}, {"lz_penalty": 0.5},
+        {"grammar": word, "ignore_eos": False, "stop_token_ids": [0]}, {"temperature": 1.0, "top_k": 20, "seed": 4},
+        {"prompt_logprobs": 1, "min_tokens": 4, "stop_token_ids": [3], "ignore_eos": False},
+    ]  # fmt: skip
+    told = {}
+    for overlap in ("off", "on"):
+        engine, published = make_engine("tiny-model", overlap=overlap, max_num_seqs=5, max_num_batched_tokens=32)
+        hand_over(engine, [submit(f"r{i}", [5 + i] * (4 + 9 * i), 14, **wishes) for i, wishes in enumerate(controls)])
+        drain(engine, check=True)
+        told[overlap] = (published.tokens, published.logprobs, published.prompt_logprobs)
+        reasons = {name: ended.reason for name, ended in published.ended.items()}
+        assert "error" not in reasons.values()
+    assert told["on"] == told["off"]
+
+
+def test_a_chain_of_overlapped_steps_on_a_cpu_never_begins_before_the_one_before_it_ended(checkpoints):
+    _, published = generate(checkpoints["llama"], [[3, 4, 5]] * 3, max_tokens=20, overlap="on")
+    ended_ns = published.records[0].begin_ns
+    for record in published.records:
+        assert record.gap_ns >= 0 and record.device_ns > 0
+        ended_ns += record.gap_ns + record.device_ns
+    assert published.records[-1].end_ns - ended_ns < 50_000_000  # the last step's own way through the host
