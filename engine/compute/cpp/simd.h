@@ -31,20 +31,21 @@ inline vec all(float x) { return vec{} + x; }
 // Of a number and NaN, `b` is chosen: a NaN that stands there stays.
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
-inline float sum(vec v) {
-    float total[W];
-    std::memcpy(total, &v, sizeof v);
-    for (int width = W / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) total[i] += total[i + width];
-    return total[0];
+// The vector turned by some places.
+template <int places> inline vec turned(vec v) {
+    ivec from;
+    for (int i = 0; i < W; i++) from[i] = (i + places) % W;
+    return __builtin_shuffle(v, from);
 }
 
-inline float largest(vec v) {
-    float most[W];
-    std::memcpy(most, &v, sizeof v);
-    for (int width = W / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) most[i] = most[i] > most[i + width] ? most[i] : most[i + width];
-    return most[0];
+template <int width = W / 2> inline float sum(vec v) {
+    if constexpr (width == 0) return v[0];
+    else return sum<width / 2>(v + turned<width>(v));
+}
+
+template <int width = W / 2> inline float largest(vec v) {
+    if constexpr (width == 0) return v[0];
+    else return largest<width / 2>(larger(v, turned<width>(v)));
 }
 
 // 2^whole * 2^part for a part within half of 0, by the Taylor series of degree 7: 1 ulp. NaN stays NaN.
