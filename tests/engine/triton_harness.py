@@ -39,8 +39,24 @@ def round_to_nearest() -> None:
     interpreter._convert_float = convert
 
 
+def patch_once() -> None:
+    """Spares a device function that the interpreter looks through the whole language again: its kernel has done so."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    call = InterpretedFunction.__call__
+
+    def patched(self, *args, **kwargs):
+        if self.fn.__globals__.get("tl") is tl:
+            return self.rewrite()(*args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    InterpretedFunction.__call__ = patched
+
+
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     round_to_nearest()
+    patch_once()
 
 
 @dataclass(frozen=True, slots=True)
