@@ -282,6 +282,7 @@ def test_ablations_are_the_off_switches_of_the_device():
     on_cpu, on_gpu = ablations({"threads": 1}, "cpu"), ablations({"threads": 1}, "NVIDIA H200")
     assert on_cpu["attention_backend=torch"] == {"threads": 1, "attention_backend": "torch"}
     assert "fused_operations=off" in on_cpu and "weights=float32" in on_cpu
+    assert "overlap=off" in on_gpu and "overlap=off" not in on_cpu  # it is off there by itself
     assert "graphs=off" in on_gpu and "graphs=off" not in on_cpu and "weights=float32" not in on_gpu
     assert "attention_backend=torch" not in ablations({"attention_backend": "torch"}, "cpu")  # it is off already
 

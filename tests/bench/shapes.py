@@ -8,7 +8,7 @@ from tests.bench.results import BenchError
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_bias": False,
     "head_dim": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000,
-    "vocab_size": 151_936, "initializer_range": 0.02,
+    "vocab_size": 151_936, "torch_dtype": "bfloat16",
 }  # fmt: skip
 
 # Of config.json on Hugging Face (Qwen/Qwen3-0.6B, Qwen/Qwen3-14B), but `small`, which is of no published model.

@@ -12,7 +12,7 @@ BASE = "sojourn"
 
 # Setting → the value that switches it off, and the devices on which it does something.
 OFF_SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "overlap": ("off", ("cuda", "cpu")),
+    "overlap": ("off", ("cuda",)),
     "graphs": ("off", ("cuda",)),
     "attention_backend": ("torch", ("cuda", "cpu")),
     "fused_operations": ("off", ("cuda", "cpu")),
