@@ -83,6 +83,7 @@ class TritonAttention:
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
         """Makes room for steps of so many sequences and new tokens. A graph captured before is void if this grows."""
+        max_tokens = max(max_tokens, max_sequences)
         if max_sequences > self._max_sequences or max_tokens > self._max_tokens:
             self._max_sequences = max(self._max_sequences, max_sequences)
             self._max_tokens = max(self._max_tokens, max_tokens)

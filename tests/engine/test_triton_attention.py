@@ -14,8 +14,11 @@ from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache,
 from engine.compute.attention_torch import TorchAttention
 from engine.compute.attention_triton import Kind, TritonAttention
 from engine.compute.kv_fp8 import quantise
+from engine.compute.operations_triton import TritonOperations
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Tiles
 from engine.token.models.mpt import alibi_slopes
+from tests.engine.harness import drain, generate, hand_over, make_engine, submit
+from tests.engine.test_logprobs import random_prompts
 
 SMALL = Tiles(16, 16, 4, 2, resident=1, waves=1, least_tiles=1, slack=1)
 UNCUT = replace(SMALL, least_tiles=1 << 20)
@@ -252,6 +255,40 @@ def test_the_plan_covers_each_segment_once_within_its_bounds(seed):
         splits = [index for index in room.splits.tolist() if index >= 0]
         assert sorted(room.items[index, :2].tolist() for index in splits) == sorted([s, b] for s, b, _ in cut)
         assert all(room.items[index, 2] == 0 for index in splits)
+
+
+def slow(*families: str) -> list:
+    return [pytest.param(family, marks=pytest.mark.slow) for family in families]
+
+
+@pytest.mark.parametrize("family", ["qwen3", *slow("deepseek-v2-lite", "mpt", "qwen3-windows", "gemma", "llama")])
+def test_an_engine_with_these_kernels_gives_the_tokens_of_the_reference(family, checkpoints):
+    prompts = random_prompts((9, 20))
+    reference_only = {"device": DEVICE.type, "graphs": "off", "attention_backend": "torch", "fused_operations": "off"}
+    expected, _ = generate(checkpoints[family], prompts, 3, **reference_only)
+    engine, published = make_engine(checkpoints[family], **reference_only)
+    engine.runner.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
+    hand_over(engine, [submit(f"r{i}", prompt, 3) for i, prompt in enumerate(prompts)])
+    drain(engine)
+    assert [published.tokens[f"r{i}"] for i in range(len(prompts))] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v2-lite"])
+def test_a_cache_in_eight_bits_is_written_and_read_as_by_the_reference(family, checkpoints):
+    """Queries and shares in float16 are all that differs: a tenth of what the eight bits cost."""
+    settings = {"device": DEVICE.type, "graphs": "off", "attention_backend": "torch", "fused_operations": "off"}
+    prompts, told = random_prompts((20, 9)), []
+    for narrow, fused in (({}, False), ({"kv_cache_dtype": "fp8"}, False), ({"kv_cache_dtype": "fp8"}, True)):
+        engine, published = make_engine(checkpoints[family], **settings, **narrow)
+        if fused:
+            engine.runner.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
+            engine.runner.operations = TritonOperations()
+        hand_over(engine, [submit(f"r{i}", prompt, 1, prompt_logprobs=0) for i, prompt in enumerate(prompts)])
+        drain(engine)
+        told.append(torch.tensor([one.logprob for i in range(2) for one in published.prompt_logprobs[f"r{i}"]]))
+    exact, reference, ours = told
+    assert (ours - reference).abs().mean() < 0.1 * (reference - exact).abs().mean()
 
 
 @pytest.mark.slow
