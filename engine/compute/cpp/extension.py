@@ -73,7 +73,7 @@ def _outcome() -> Library | str:
     try:
         return load(find_compiler(), cache_folder())
     except BuildError as error:
-        log.info("no C++ kernels: %s", error)
+        log.warning("torch computes what the C++ kernels would do faster: %s", error)
         return str(error)
 
 
