@@ -16,12 +16,25 @@ class Linear(nn.Module):
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.packed: PackedWeight | None = None
-        self.num_parameters = self.num_weights + (out_features if bias else 0)
+        self._num_parameters = self.num_weights + (out_features if bias else 0)
 
     @property
     def num_weights(self) -> int:
         """Of the matrix: each is multiplied once a token."""
         return self.in_features * self.out_features
+
+    @property
+    def packed_parameters(self) -> int:
+        """How many weights are packed: no parameters of the module any more."""
+        return 0 if self.packed is None else self._num_parameters
+
+    @property
+    def packed_bytes(self) -> int:
+        return 0 if self.packed is None else self.packed.nbytes
+
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Gives the weight this dtype, before it is filled."""
+        self.weight = nn.Parameter(self.weight.to(dtype))
 
     def pack(self, weight_format: WeightFormat) -> None:
         """Puts the filled weight into the order that its kernel reads; only that is kept. Raises UnsupportedWeights."""

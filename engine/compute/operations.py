@@ -8,7 +8,7 @@ import torch
 
 from engine.compute.attention import AttentionBackend, LayerCache
 from engine.compute.kv_fp8 import quantise
-from engine.compute.mixture import mixture
+from engine.compute.mixture import Experts, mixture
 from engine.compute.ops import rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # ops.rms_norm or another of its kind
@@ -84,8 +84,8 @@ class Operations(Protocol):
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Experts,
+        down: Experts,
     ) -> torch.Tensor:
         """What each token's experts, gated by SiLU, make of it: the shapes are those of `mixture.mixture`."""
         ...
@@ -150,7 +150,7 @@ class TorchOperations:
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Experts,
+        down: Experts,
     ) -> torch.Tensor:
         return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(silu_gate, both))

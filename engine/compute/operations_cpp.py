@@ -6,6 +6,7 @@ import torch
 
 from engine.compute.attention import LayerCache
 from engine.compute.cpp.extension import Library
+from engine.compute.mixture import Experts
 from engine.compute.operations import Gate, HeadSpec, Norm, Rope, TorchOperations
 from engine.compute.ops import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
 
@@ -132,8 +133,8 @@ class CppOperations:
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Experts,
+        down: Experts,
     ) -> torch.Tensor:
         return self._reference.mixture(x, weights, experts, gate_up, down)
 

@@ -16,6 +16,7 @@ from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.compute.weight_formats.torch_formats import torch_formats
 from engine.config import model_folder
 from engine.token.checkpoint import ModelError
+from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.registry import load_model
 from engine.token.models.weights import stored_dtype
 from engine.token.tokenizer import Tokenizer
@@ -125,13 +126,24 @@ def test_packing_keeps_no_second_copy():
     layer = Linear(40, 70, bias=True).requires_grad_(False)
     layer.pack(registry.weight_format("auto", torch.float32))
     assert not list(layer.parameters()) and layer.weight is None
-    assert layer.num_parameters == 41 * 70
+    assert layer.packed_parameters == 41 * 70
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(tied, checkpoints, tmp_path):
+def packed_weights(model) -> list:
+    """Every matrix of a model that is packed."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, Linear):
+            found.append(module.packed)
+        elif isinstance(module, MixtureOfExperts):
+            found += [expert for part in module.packed for expert in part]
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral"])  # untied, tied, with experts
+def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(family, checkpoints, tmp_path):
     ours("bfloat16")
-    folder = checkpoints["qwen2" if tied else "llama"]
+    folder = checkpoints[family]
     stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     save_file({name: tensor.bfloat16() for name, tensor in stored.items()}, tmp_path / "model.safetensors")
     shutil.copy(folder / "config.json", tmp_path)
@@ -139,12 +151,14 @@ def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(tied, 
     assert (half.held_as, whole.held_as) == ("bfloat16", "float32")
     assert half.num_parameters == whole.num_parameters == sum(t.numel() for t in stored.values())
     x = {inputs: torch.randn(5, inputs) for inputs in (64, 96)}
-    for narrow, wide in zip(half.modules(), whole.modules(), strict=True):
-        if isinstance(narrow, Linear):
-            assert torch.equal(narrow(x[narrow.in_features]), wide(x[narrow.in_features]))
+    for narrow, wide in zip(packed_weights(half), packed_weights(whole), strict=True):
+        assert torch.equal(narrow(x[narrow.in_features]), wide(x[narrow.in_features]))
+    if (experts := half.shape().experts) is not None:
+        assert experts.expert_bytes == whole.shape().experts.expert_bytes / 2 == 2 * 3 * 64 * 96
     assert half.shape().weight_bytes < 0.55 * whole.shape().weight_bytes
     # The table of embeddings is looked up, not read; a tied head has a packed copy of it.
-    assert half.weight_bytes - half.shape().weight_bytes == half.embedding.nbytes == 320 * 64 * 2
+    routed = 0 if experts is None else experts.num_layers * experts.num_experts * experts.expert_bytes
+    assert half.weight_bytes - half.shape().weight_bytes - routed == half.embedding.nbytes == 320 * 64 * 2
 
 
 @pytest.mark.parametrize(

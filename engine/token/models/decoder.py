@@ -94,33 +94,34 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding
 
     def hold_as(self, dtype: torch.dtype) -> None:
-        """Gives the embedding and the matrices of all linear layers this dtype, before they are filled."""
+        """Gives the embedding and the matrices of linear layers and experts this dtype, before they are filled."""
         self.embedding = nn.Parameter(self.embedding.to(dtype))
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.weight = nn.Parameter(module.weight.to(dtype))
+        for module in self._matrices():
+            module.hold_as(dtype)
         self.tie()
 
     def pack(self, weight_format: WeightFormat) -> None:
-        """Packs every linear layer, the head included. The embedding stays, for its rows are looked up, and so do
-        experts and the factors of latent attention, which are multiplied by tokens of their own."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack(weight_format)
+        """Packs every linear layer, the head included, and every expert. What is looked up by rows stays, the
+        embedding, and what takes part in choices or in attention, the routers and the factors of latent attention."""
+        for module in self._matrices():
+            module.pack(weight_format)
         self.held_as = weight_format.name
+
+    def _matrices(self) -> list[Linear | MixtureOfExperts]:
+        return [module for module in self.modules() if isinstance(module, Linear | MixtureOfExperts)]
 
     @property
     def num_parameters(self) -> int:
         """Weights of the checkpoint, however they are held; a tied head counts once."""
-        held = sum(p.numel() for p in self.parameters())
-        packed = [m for m in self.modules() if isinstance(m, Linear) and m.packed is not None]
-        tied = self.head in packed and self.config.tie_embeddings
-        return held + sum(m.num_parameters for m in packed) - (self.head.num_weights if tied else 0)
+        packed = sum(module.packed_parameters for module in self._matrices())
+        if self.config.tie_embeddings:
+            packed -= self.head.packed_parameters
+        return packed + sum(p.numel() for p in self.parameters())
 
     @property
     def weight_bytes(self) -> int:
         """Of memory that the weights take."""
-        packed = sum(m.packed.nbytes for m in self.modules() if isinstance(m, Linear) and m.packed is not None)
+        packed = sum(module.packed_bytes for module in self._matrices())
         return packed + sum(p.nbytes for p in self.parameters())
 
     @property
@@ -172,14 +173,13 @@ class Decoder(nn.Module):
 
     def shape(self, kv_dtype: torch.dtype | None = None) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
-        size = self.norm.element_size()
         read = self.weight_bytes
         if self.head.weight is not self.embedding:
             read -= self.embedding.nbytes  # rows are gathered from it, it is not read as a whole
         experts = None
         if mixtures := [layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureOfExperts)]:
             one = mixtures[0]
-            experts = ExpertShape(len(mixtures), one.num_experts, one.num_chosen, one.expert_parameters * size)
+            experts = ExpertShape(len(mixtures), one.num_experts, one.num_chosen, one.expert_bytes)
             read -= experts.num_layers * experts.num_experts * experts.expert_bytes
         return ModelShape(
             vocab_size=self.config.vocab_size,

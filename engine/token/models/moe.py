@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.operations import Operations
+from engine.compute.weight_formats.format import PackedWeight, WeightFormat
 from engine.token.models.mlp import GatedMLP
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each
@@ -35,12 +36,35 @@ class MixtureOfExperts(nn.Module):
         self.correction_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32)) if correction_bias else None
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.expert_parameters = 3 * intermediate_size * hidden_size  # of one expert
+        self.packed: tuple[list[PackedWeight], list[PackedWeight]] | None = None
         self.shared = GatedMLP(hidden_size, shared_intermediate_size) if shared_intermediate_size else None
 
     @property
-    def expert_parameters(self) -> int:
-        """Of one expert."""
-        return (self.gate_up.numel() + self.down.numel()) // self.num_experts
+    def packed_parameters(self) -> int:
+        """How many weights are packed: no parameters of the module any more."""
+        return 0 if self.packed is None else self.num_experts * self.expert_parameters
+
+    @property
+    def packed_bytes(self) -> int:
+        return 0 if self.packed is None else sum(expert.nbytes for part in self.packed for expert in part)
+
+    @property
+    def expert_bytes(self) -> int:
+        """That one expert takes."""
+        if self.packed is None:
+            return self.expert_parameters * self.down.element_size()
+        return self.packed_bytes // self.num_experts
+
+    def hold_as(self, dtype: torch.dtype) -> None:
+        """Gives the experts' weights this dtype, before they are filled."""
+        self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
+
+    def pack(self, weight_format: WeightFormat) -> None:
+        """Packs each expert's filled matrices; only that is kept. Raises UnsupportedWeights."""
+        parts = self.gate_up.detach(), self.down.detach()
+        self.packed = tuple([weight_format.pack(expert, None) for expert in part] for part in parts)
+        self.gate_up = self.down = None
 
     @property
     def active_parameters(self) -> int:
@@ -49,7 +73,8 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         weights, experts = self.route(F.linear(x.float(), self.router), self.correction_bias)
-        mixed = operations.mixture(x, weights, experts, self.gate_up, self.down)
+        gate_up, down = self.packed or (self.gate_up, self.down)
+        mixed = operations.mixture(x, weights, experts, gate_up, down)
         return mixed if self.shared is None else mixed + self.shared(x, operations)
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
