@@ -7,7 +7,6 @@ step, keys and values read once and written once; activations are left out. A mo
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 
 class ExpertShape(msgspec.Struct, frozen=True):
@@ -89,6 +88,10 @@ def step_bytes(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequen
     return moved
 
 
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+
+
 class StepTimeModel:
     """Device time of a step as a linear function of its composition, learnt while the engine runs.
 
@@ -100,11 +103,12 @@ class StepTimeModel:
     MIN_STEPS = 50  # before that a residual would be the model's ignorance, not the device's fault
     FORGET = 0.999
     CERTAIN = 1e6  # bound of the covariance: without it, directions that the traffic never excites grow for ever
-    SCALE = np.array([1.0, 1e2, 1e4, 1e5])  # brings the features near one, for the conditioning
+    SCALE = (1.0, 1e2, 1e4, 1e5)  # brings the features near one, for the conditioning
 
     def __init__(self) -> None:
-        self._weights = np.zeros(4)
-        self._covariance = np.eye(4) * self.CERTAIN
+        size = range(len(self.SCALE))
+        self._weights = [0.0] * len(size)
+        self._covariance = [[self.CERTAIN * (row == column) for column in size] for row in size]
         self.steps = 0
 
     def observe(self, new_tokens: Sequence[int], past_tokens: Sequence[int], device_ns: int) -> int | None:
@@ -115,14 +119,24 @@ class StepTimeModel:
                 if new != 1:
                     context -= past
                     pairs += new * past + new * (new + 1) // 2
-        features = np.array([1.0, tokens, context, pairs]) / self.SCALE
-        expected_ms = float(features @ self._weights)
+        # Matrices of four rows: plain numbers are faster than arrays are made.
+        x = [feature / scale for feature, scale in zip((1.0, tokens, context, pairs), self.SCALE, strict=True)]
+        expected_ms = _dot(x, self._weights)
         predicted = max(0, round(expected_ms * 1e6)) if self.steps >= self.MIN_STEPS else None
-        gain = self._covariance @ features / (self.FORGET + features @ self._covariance @ features)
-        self._weights += gain * (device_ns / 1e6 - expected_ms)
-        covariance = self._covariance - np.outer(gain, features @ self._covariance)
-        covariance = (covariance + covariance.T) / 2
-        forgets = np.trace(covariance) < self.CERTAIN
-        self._covariance = covariance / self.FORGET if forgets else covariance
+        spread = [_dot(row, x) for row in self._covariance]
+        certainty = self.FORGET + _dot(x, spread)
+        gain = [value / certainty for value in spread]
+        error_ms = device_ns / 1e6 - expected_ms
+        self._weights = [weight + step * error_ms for weight, step in zip(self._weights, gain, strict=True)]
+        covariance = [
+            [value - step * other for value, other in zip(row, spread, strict=True)]
+            for row, step in zip(self._covariance, gain, strict=True)
+        ]
+        for row in range(1, len(x)):  # rounding must not make it lopsided
+            for column in range(row):
+                covariance[row][column] = covariance[column][row]
+        if sum(covariance[index][index] for index in range(len(x))) < self.CERTAIN:
+            covariance = [[value / self.FORGET for value in row] for row in covariance]
+        self._covariance = covariance
         self.steps += 1
         return predicted
