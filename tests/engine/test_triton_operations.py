@@ -45,6 +45,8 @@ def check_norms(rows: int, size: int, dtype: torch.dtype) -> None:
         normed, added = TRITON.add_norm(kind, x, residual, weight, EPS)
         assert torch.equal(added, total)
         assert_close(normed, expected)
+        if dtype != torch.float32 and normed.numel() > 100:  # rounded where torch rounds, but for sums that differ
+            assert (normed == expected).float().mean() > 0.98
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

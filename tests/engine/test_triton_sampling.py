@@ -8,12 +8,13 @@ import torch
 
 from engine.sampling import Grammar, SamplingParams
 from engine.token.sampler import NOTHING, Sampler, uniform
-from tests.engine.exact_sampling import assert_drawn_from, distribution
+from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
 from tests.engine.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
 
 pytest.importorskip("triton")
 
 from engine.compute.triton import sampling
+from engine.compute.triton.edits import edit_rows
 from engine.token.fused_draws import FusedDraws
 
 CPU = torch.device("cpu")
@@ -71,7 +72,24 @@ def small(monkeypatch):
     monkeypatch.setattr(sampling.draw_rows, "__kwdefaults__", {"chunk": 32, "capacity": 8})
 
 
-@pytest.mark.parametrize(("count", "vocab_size"), [(2, 1), (10, 10), (10, 70)])
+ALONE = {
+    "temperature": [{"temperature": t} for t in (0.4, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 5.0)],
+    "min-p": [{"min_p": p, "temperature": t} for p in (0.05, 0.2) for t in (0.3, 1.0, 2.5, 4.0)],
+    "top-n-sigma": [{"top_n_sigma": n, "temperature": t} for n in (0.5, 1.0, 1.5, 2.0) for t in (1.0, 4.0)],
+    "top-p": [{"top_p": p, "temperature": t} for p in (0.3, 0.9) for t in (1.0, 3.0)],
+    "top-k": [{"top_k": k, "temperature": 3.0} for k in (2, 3, 30)],
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_control_alone_keeps_what_the_reference_keeps(small, name):
+    rows, logits = random_rows(len(ALONE[name]), 70, seed=7)
+    for row, controls in zip(rows, ALONE[name], strict=True):
+        row.sampling = SamplingParams(max_tokens=9, seed=row.sampling.seed, **controls)
+    assert fused_ids(rows, logits) == torch_ids(rows, logits)
+
+
+@pytest.mark.parametrize(("count", "vocab_size"), [(2, 1), (10, 10)])
 def test_ids_are_those_of_the_reference(small, count, vocab_size):
     rows, logits = random_rows(count, vocab_size, seed=vocab_size)
     assert fused_ids(rows, logits) == torch_ids(rows, logits)
@@ -96,12 +114,13 @@ def test_ids_of_a_large_vocabulary_on_a_device(controls):
 
 
 def test_equal_logits_are_cut_at_exactly_k_and_the_lower_indices_stay(small):
-    logits = torch.zeros(8, 40)
+    logits = torch.zeros(8, 32)
     logits[:, 1] = -0.0
-    rows = [Row(str(seed), SamplingParams(max_tokens=1, top_k=3, seed=seed), [0], 1) for seed in range(8)]
+    controls = [{"top_k": 3}] * 5 + [{"top_p": 0.0625}] * 3  # two of 32
+    rows = [Row(str(i), SamplingParams(max_tokens=1, seed=i, **alone), [0], 1) for i, alone in enumerate(controls)]
     drawn = fused_ids(rows, logits)
     assert drawn == torch_ids(rows, logits)
-    assert set(drawn) == {0, 1, 2}
+    assert set(drawn[:5]) == {0, 1, 2} and set(drawn[5:]) == {0, 1}
 
 
 def test_greedy_takes_the_lowest_index_of_equal_logits(small):
@@ -134,6 +153,22 @@ def test_edited_rows_draw_what_the_reference_draws(small):
     expected = torch_ids(rows, logits, masks)
     assert fused_ids(rows, logits, masks) == expected
     assert expected[4] == NOTHING
+
+
+def test_penalties_are_those_of_the_definition():
+    rows, logits = random_rows(2, 34, seed=1)
+    for row, penalties in zip(rows, ((1.7, 0.4, -0.5), (0.6, -1.0, 0.8)), strict=True):
+        repetition, frequency, presence = penalties
+        row.sampling = SamplingParams(
+            max_tokens=9, repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence
+        )
+        row.token_ids = [0, 1, 2, 3, 4, 2, 2, 9, 4]
+    sampler = Sampler(34, DEVICE, fused=True)
+    edits = sampler.prepare(rows).edits
+    edited = edit_rows(logits.to(DEVICE), edits.changed, *sampler.history.tables, sampler.biases.values, None)
+    for row, before, after in zip(rows, logits, edited, strict=True):
+        expected = penalised(before.tolist(), row.sampling, row.token_ids[:4], row.token_ids[4:])
+        torch.testing.assert_close(after.cpu(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 def replace_params(params: SamplingParams, **changes) -> SamplingParams:
