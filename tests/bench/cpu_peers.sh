@@ -6,6 +6,7 @@
 #
 # CHECKPOINTS holds small/ and 06b/ (Hugging Face format) and small-f32.gguf, small-q8_0.gguf, 06b-f32.gguf and
 # 06b-q8_0.gguf, made of them by llama.cpp's convert_hf_to_gguf.py and llama-quantize.
+# REPEATS (3) and SHAPES ("small 06b") cut it short: some 10 minutes for small, 35 for 06b, 5 for the rest.
 # Engines of `small` stay up side by side (idle ones sleep); of `06b` only vLLM does, because memory does not hold all.
 set -euo pipefail
 CHECKPOINTS=$(cd "$1" && pwd) VLLM=$2 LLAMA=$3
@@ -15,8 +16,9 @@ OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 export COLUMNS=${COLUMNS:-160}
 
 "$PYTHON" -m sojourn calibrate-device --device cpu
-for shape in small 06b; do
-  if [ $shape = small ]; then how=(--variant float32:weights=float32); else how=(--one-at-a-time --requests-per-stream 1); fi
+for shape in ${SHAPES:-small 06b}; do
+  how=(--variant float32:weights=float32)
+  if [ "$shape" = 06b ]; then how=(--one-at-a-time --requests-per-stream 1); fi
   "$PYTHON" -m sojourn bench online "$CHECKPOINTS/$shape" -c 1 -c 8 -c 32 --burst --repeats "$REPEATS" \
     --variant int8:weights=int8 "${how[@]}" \
     --peer "vllm=$VLLM" --peer "llama-server=$LLAMA" \
