@@ -48,7 +48,7 @@ def short_tiles(shape: Shape, num_new: int) -> Tiles:
         return Tiles(16, 32, 4, 2, 3, 2, 4) if rows == 16 else Tiles(min(rows, 64), 32, 8, 2, 1, 2, 4)
     rows = min(rows, 64 if size <= 128 else 32)
     if shape.kv_bytes == 1:
-        keys = 32 if size > 128 else 128 if rows == 16 else 64
+        keys = 32 if size > 128 else 128 if rows == 16 and size == shape.value_dim else 64
         return Tiles(rows, keys, 4, 3, 2, 4, 2)
     return Tiles(rows, max(32, min(128, 8192 // size)), 4, 3, 3 if rows == 16 else 2, 4, 2)
 
