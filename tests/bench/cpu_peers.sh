@@ -10,9 +10,9 @@
 # Engines of `small` stay up side by side (idle ones sleep); of `06b` only vLLM does, because memory does not hold all.
 set -euo pipefail
 CHECKPOINTS=$(cd "$1" && pwd) VLLM=$2 LLAMA=$3
+OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} REPEATS=${REPEATS:-3}
-OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 export COLUMNS=${COLUMNS:-160}
 
 "$PYTHON" -m sojourn calibrate-device --device cpu

@@ -12,9 +12,9 @@
 #               --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d WHEELS NAME ...
 # SECONDS_IN_ALL   how long it may take (540)
 set -uo pipefail
+OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
-OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 LIMIT=${SECONDS_IN_ALL:-540}
 export PYTHONUNBUFFERED=1 COLUMNS=160 HF_HUB_OFFLINE=1
 STAGES="$OUT/stages.txt"
