@@ -13,6 +13,7 @@
 # SECONDS_IN_ALL   how long it may take (540)
 set -uo pipefail
 OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
+WHEELS=${WHEELS:+$(cd "$WHEELS" && pwd)}
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 LIMIT=${SECONDS_IN_ALL:-540}

@@ -114,7 +114,8 @@ def _contenders(base: Contender, options: OfflineOptions) -> list[Contender]:
             "device": device,
             "dtype": base.facts["dtype"],
             "load_format": base.settings["load_format"],
-            "num_blocks": 2 * blocks // 256,  # pages that are not full count, too
+            # On a CPU it would take more than half of the memory. Its pages have 256 tokens; the last are not full.
+            "num_blocks": 2 * blocks // 256 if device == "cpu" else None,
         }
         contenders.append(transformers(options.transformers, base.model, peer))
     return contenders

@@ -1,6 +1,7 @@
 """transformers' continuous batching as a peer: the protocol of worker.py, run by any Python that has transformers.
 
-It imports nothing of ours. {"model", "settings": {"device", "dtype", "load_format", "num_blocks"}}, then workloads.
+It imports nothing of ours. {"model", "settings": {"device", "dtype", "load_format", "num_blocks"}}, then workloads;
+num_blocks null lets it size its cache by itself.
 """
 
 import json
@@ -12,9 +13,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-
-BLOCK_TOKENS = 256
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation import ContinuousBatchingConfig, GenerationConfig
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def _run(model: torch.nn.Module, settings: dict, order: dict) -> dict:
         max_new_tokens=max(order["output_lens"]), eos_token_id=-1, pad_token_id=0, do_sample=not greedy,
         **({} if greedy else {"temperature": order["temperature"], "top_k": 0, "top_p": 1.0}),
     )  # fmt: skip
-    batching = ContinuousBatchingConfig(page_size=BLOCK_TOKENS, num_blocks=settings.get("num_blocks"))
+    batching = ContinuousBatchingConfig(num_blocks=settings["num_blocks"])
     with model.continuous_batching_context_manager(generation, continuous_batching_config=batching) as manager:
         begin_ns = time.monotonic_ns()
         for prompt, length in zip(order["prompts"], order["output_lens"], strict=True):
