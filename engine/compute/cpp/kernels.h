@@ -6,8 +6,8 @@
 
 #include "simd.h"
 
-inline constexpr int SPLIT = 1024;               // positions of one part of a long context
-inline constexpr int SPLIT_TOKENS = 16;          // sequences with more new tokens have enough work items without parts
+inline constexpr int SPLIT = 512;        // positions of one part of a long context
+inline constexpr int SPLIT_TOKENS = 16;  // sequences with more new tokens have enough work items without parts
 
 // As engine/compute/operations_cpp.py and layers_cpp.py lay it out.
 struct Heads {
