@@ -20,7 +20,7 @@ from engine.token.checkpoint import ModelError
 from engine.token.models.registry import load_model
 from metrics.roofline import CeilingError, Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
 from tests.bench import client, shapes, tables, worker, workloads
-from tests.bench.breakdown import Steps, complaint, explain, roofline_percent, steps_of_records
+from tests.bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
 from tests.bench.command import _peers
 from tests.bench.results import BenchError, Point, Report, Row, read_report, write_report
 from tests.bench.variants import ablations, assignments, check_settings, named_variants
@@ -139,8 +139,11 @@ def test_padding_and_overrun_take_their_share_of_the_device(measured):
 
 
 def test_the_roofline_takes_what_bounds_each_step():
-    columns = {"flops": np.array([8e6, 0.0]), "bytes": np.array([0.0, 4e6])}  # 1 ms of arithmetic, 2 ms of memory
-    assert roofline_percent(Steps(columns), 6_000_000, CEILINGS, "float32") == pytest.approx(50)
+    columns = {"flops": [8e6, 0.0], "bytes": [0.0, 4e6], "device_ns": [3e6, 2e6], "gap_ns": [0.0, 1e6]}
+    steps = Steps({name: np.array(values) for name, values in columns.items()})  # 1 ms of arithmetic, 2 ms of memory
+    told = utilisation(steps, 6_000_000, CEILINGS, "float32")
+    assert told["roofline_percent"] == pytest.approx(50) and told["mfu_percent"] == pytest.approx(100 / 6)
+    assert told["mbu_percent"] == pytest.approx(100 / 3) and told["device_idle_percent"] == pytest.approx(100 / 6)
     assert CEILINGS.ridge("float32") == 4.0 and CEILINGS.roofline_ns(8e6, 0, "float32") == pytest.approx(1e6)
     assert CEILINGS.mfu(4e6, 1e6, "float32") == pytest.approx(0.5) and CEILINGS.mbu(1e6, 1e6) == pytest.approx(0.5)
     with pytest.raises(CeilingError, match=r"int8.*float32.*calibrate-device"):

@@ -100,14 +100,22 @@ def complaint(told: dict[str, float]) -> str | None:
     return None
 
 
-def host_gap_percent(steps: Steps) -> float:
-    """The part of the steps' time in which the device had nothing to do."""
-    device, gaps = steps.total("device_ns"), steps.total("gap_ns")
-    return 100 * gaps / max(1, device + gaps)
+def utilisation(steps: Steps, wall_ns: int, ceilings: Ceilings, precision: str) -> dict[str, float]:
+    """How much of the device the steps used, in percent.
 
-
-def roofline_percent(steps: Steps, wall_ns: int, ceilings: Ceilings, precision: str) -> float:
-    """The time that the steps' exact FLOPs and bytes need at the measured ceilings, over the time that passed."""
+    `roofline`: the time that their exact FLOPs and bytes need at the measured ceilings, the greater of both in each
+    step, over the time that passed. `mfu`, `mbu`: of its arithmetic and of its bandwidth alone. `device_idle`: of the
+    steps' time, what the device had nothing to do in.
+    """
     columns = steps.columns
-    flops, moved = columns["flops"] / ceilings.peak_flops(precision), columns["bytes"] / ceilings.bandwidth
-    return 100 * 1e9 * float(np.maximum(flops, moved).sum()) / wall_ns
+    needed_ns = sum(
+        ceilings.roofline_ns(flops, moved, precision)
+        for flops, moved in zip(columns["flops"].tolist(), columns["bytes"].tolist(), strict=True)
+    )
+    device_ns, gaps_ns = steps.total("device_ns"), steps.total("gap_ns")
+    return {
+        "roofline_percent": 100 * needed_ns / wall_ns,
+        "mfu_percent": 100 * ceilings.mfu(steps.total("flops"), wall_ns, precision),
+        "mbu_percent": 100 * ceilings.mbu(steps.total("bytes"), wall_ns),
+        "device_idle_percent": 100 * gaps_ns / max(1, device_ns + gaps_ns),
+    }

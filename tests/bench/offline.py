@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from metrics.roofline import Ceilings
-from tests.bench.breakdown import Steps, complaint, explain, host_gap_percent, roofline_percent
+from tests.bench.breakdown import Steps, complaint, explain, utilisation
 from tests.bench.ceilings import measured_ceilings, precision_of
 from tests.bench.contenders import Contender, Run, ours, transformers
 from tests.bench.results import BenchError, Report, new_report
@@ -144,8 +144,7 @@ def _book(report: Report, contender: Contender, workload: Workload, run: Run, ce
     if run.steps is not None:
         steps = Steps({name: np.array(values) for name, values in run.steps.items()})
         precision = precision_of(contender.settings, contender.facts["dtype"])
-        figures["roofline_percent"] = roofline_percent(steps, run.wall_ns, ceilings, precision)
-        figures["host_gap_percent"] = host_gap_percent(steps)
+        figures |= utilisation(steps, run.wall_ns, ceilings, precision)
         breakdown = explain(steps, run.begin_ns, run.end_ns)
         if sentence := complaint(breakdown):
             report.notes.append(f"{contender.name}: {sentence}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from metrics.roofline import Ceilings
 from metrics.rundir import RunDirectory
-from tests.bench.breakdown import complaint, explain, host_gap_percent, roofline_percent, steps_of_table
+from tests.bench.breakdown import complaint, explain, steps_of_table, utilisation
 from tests.bench.ceilings import measured_ceilings, precision_of
 from tests.bench.contenders import ROOT, environment
 from tests.bench.results import BenchError, Report, new_report
@@ -175,8 +175,7 @@ def _book(report: Report, server: Server, name: str, measured: dict[str, Any], c
         steps = steps_of_table(RunDirectory(server.run_dir).table("steps"), begin_ns, end_ns)
         breakdown = explain(steps, begin_ns, end_ns)
         precision = precision_of(server.settings, _dtype(server.settings))
-        figures["roofline_percent"] = roofline_percent(steps, end_ns - begin_ns, ceilings, precision)
-        figures["host_gap_percent"] = host_gap_percent(steps)
+        figures |= utilisation(steps, end_ns - begin_ns, ceilings, precision)
         if sentence := complaint(breakdown):
             report.notes.append(f"{server.name}, {name}: {sentence}")
     point.add(figures, breakdown)

@@ -17,7 +17,9 @@ FIGURES = {
     "itl_p50_ms": ("ITL p50 ms", 1),
     "itl_p99_ms": ("ITL p99 ms", 1),
     "roofline_percent": ("% of roofline", 0),
-    "host_gap_percent": ("device idle %", 1),
+    "mfu_percent": ("MFU %", 0),
+    "mbu_percent": ("MBU %", 0),
+    "device_idle_percent": ("device idle %", 1),
 }
 COUNTS = ("steps", "replayed", "launches")  # of a breakdown; all else is time
 BREAKDOWN_TITLE = "% of the wall time: with pauses and outside, the host's accounts sum to it, and so do the device's"
