@@ -79,7 +79,7 @@ class TritonAttention:
         self._short, self._long = short, long
         self._max_sequences = self._max_tokens = 0
         self._rooms: dict[Kind, Room] = {}
-        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
+        self._slopes: dict[AttentionSpec, torch.Tensor] = {}
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
         """Makes room for steps of so many sequences and new tokens. A graph captured before is void if this grows."""
@@ -231,7 +231,10 @@ class TritonAttention:
         return room
 
     def _device_slopes(self, spec: AttentionSpec) -> torch.Tensor | None:
-        slopes = spec.alibi_slopes
-        if slopes is not None and slopes not in self._slopes:
-            self._slopes[slopes] = torch.tensor([slope * LOG2_E for slope in slopes], device=self._device)
-        return None if slopes is None else self._slopes[slopes]
+        """Over the scale, because the kernel scales its logits after it has added them."""
+        if spec.alibi_slopes is None:
+            return None
+        if spec not in self._slopes:
+            slopes = [slope / spec.scale for slope in spec.alibi_slopes]
+            self._slopes[spec] = torch.tensor(slopes, dtype=torch.float32, device=self._device)
+        return self._slopes[spec]

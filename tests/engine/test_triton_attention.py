@@ -254,6 +254,8 @@ def test_the_plan_covers_each_segment_once_within_its_bounds(seed, monkeypatch):
         assert len(places) == len(set(places)) and max(places, default=-1) < kind.most_work
         assert all(sorted(parts) == list(range(segments)) for (_, _, segments), parts in cut.items())
         assert len(cut) <= kind.max_splits
+        if window:
+            assert max((segments for _, _, segments in cut), default=1) <= (window + tiles.block_m) // tiles.block_n + 2
         splits = [index for index in room.splits.tolist() if index >= 0]
         assert sorted(room.items[index, :2].tolist() for index in splits) == sorted([s, b] for s, b, _ in cut)
         assert all(room.items[index, 2] == 0 for index in splits)

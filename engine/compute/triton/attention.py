@@ -92,9 +92,7 @@ def _attend_tiles(
                 key_rest = key_rest.to(tl.float16)
             logits = tl.dot(query_rest, tl.trans(key_rest), logits, input_precision="ieee")
         if EIGHT_BIT:
-            logits = logits * (_load(key_scales + offsets, live if MASKED else None) * scale_log2)[None, :]
-        else:
-            logits = logits * scale_log2
+            logits = logits * _load(key_scales + offsets, live if MASKED else None)[None, :]
         if SLOPED:
             logits += row_slopes[:, None] * (places[None, :] - positions[:, None]).to(tl.float32)
         if MASKED:
@@ -102,8 +100,8 @@ def _attend_tiles(
             if WINDOW > 0:
                 seen = seen & (places[None, :] > positions[:, None] - WINDOW)
             logits = tl.where(seen, logits, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(logits, 1))
-        shares = tl.exp2(logits - new_peak[:, None])
+        new_peak = tl.maximum(peak, tl.max(logits, 1) * scale_log2)
+        shares = tl.exp2(logits * scale_log2 - new_peak[:, None])  # one instruction before the exponential
         fading = tl.exp2(peak - new_peak)
         total = total * fading + tl.sum(shares, 1)
         peak = new_peak
@@ -179,7 +177,7 @@ def attend_kernel(
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
 
     query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_slots, NUM_KV_HEADS, HEAD_DIM]; scales [num_slots,
-    NUM_KV_HEADS] float32, read if EIGHT_BIT; slopes [num_heads] float32, times log2(e), read if SLOPED; output
+    NUM_KV_HEADS] float32, read if EIGHT_BIT; slopes [num_heads] float32, over the scale, read if SLOPED; output
     [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
     NUM_KV_HEADS, BLOCK_M] float32; block_tables [num_sequences, table_stride], query_start [num_sequences + 1],
     contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
