@@ -76,27 +76,6 @@ class DecodeGraphs:
         return inputs, capture(work), results
 
 
-class CudaCapture:
-    """Captures into CUDA graphs that share one pool of memory: they are replayed one after another."""
-
-    WARM_UPS = 2  # kernels are compiled and libraries take their workspaces before anything is captured
-
-    def __init__(self, device: torch.device):
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, work: Callable[[], None]) -> Replay:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(self.WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            work()
-        return graph.replay
-
-
 def run_again(work: Callable[[], None]) -> Replay:
     """The capture of a device without graphs."""
     work()

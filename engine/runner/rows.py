@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 
 UNKNOWN = -1  # a token that the device drew and the host has not read
+ALIGNED = 4  # numbers: each part begins at 16 bytes, or kernels would be compiled for every way in which it may not
 NOBODY = -1  # the row of a padding sequence; as an index it names the tables' last row, which belongs to no request
 
 
@@ -80,14 +81,18 @@ def pack(
             begun.append(request.blocks[end // block_size])
     starts = [0, *accumulate(lengths)]
     sources, targets = zip(*copies, strict=True) if copies else ((), ())
-    parts = (rows, starts, past, known, tokens, drawing, *fills, *changes, begun, sources, targets)
-    whole = np.array([number for part in parts for number in part], dtype=np.int32)
-    return _split(whole, [len(part) for part in parts])
+    filled, changed, copied = ([*chain.from_iterable(columns)] for columns in (fills, changes, (sources, targets)))
+    parts = (rows, starts, past, known, tokens, drawing, filled, changed, begun, copied)
+    whole: list[int] = []
+    for part in parts:
+        whole += part
+        whole += [0] * (-len(part) % ALIGNED)
+    return _split(np.array(whole, dtype=np.int32), [len(part) for part in parts])
 
 
 def empty_step() -> PackedStep:
     """A step of nobody."""
-    return _split(np.zeros(1, dtype=np.int32), (0, 1, *[0] * 12))
+    return _split(np.zeros(ALIGNED, dtype=np.int32), (0, 1, *[0] * 8))
 
 
 def _note_changes(request: Request, row: int, fills: tuple[list, list], changes: tuple[list, list, list]) -> None:
@@ -105,8 +110,9 @@ def _note_changes(request: Request, row: int, fills: tuple[list, list], changes:
 
 
 def _split(whole: np.ndarray, lengths: Sequence[int]) -> PackedStep:
-    ends = list(accumulate(lengths))
-    parts = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    fills = whole[ends[5] : ends[7]].reshape(2, -1)
-    changes = whole[ends[7] : ends[10]].reshape(3, -1)
-    return PackedStep(whole, *parts[:6], fills, changes, parts[11], whole[ends[11] : ends[13]].reshape(2, -1))
+    parts, begin = [], 0
+    for length in lengths:
+        parts.append(whole[begin : begin + length])
+        begin += length + -length % ALIGNED
+    *plain, fills, changes, begun, copies = parts
+    return PackedStep(whole, *plain, fills.reshape(2, -1), changes.reshape(3, -1), begun, copies.reshape(2, -1))

@@ -14,14 +14,14 @@ from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.batch import Batch, Drawn, PromptRows, prompt_rows, told_draws, told_prompts
+from engine.runner.capture import captured, graph_bytes, wants_graphs
 from engine.runner.endings import OVERFLOWED, endings
-from engine.runner.graphs import CudaCapture, Decoded, DecodeGraphs, graph_sizes
+from engine.runner.graphs import Decoded, DecodeGraphs, graph_sizes
 from engine.runner.rows import StableRows, pack
 from engine.runner.sizing import (
     allocate,
     blocks_that_fit,
     costliest_plans,
-    enough_memory,
     free_cuda_bytes,
     free_host_bytes,
 )
@@ -61,8 +61,6 @@ class ModelRunner:
             raise ModelError("device cuda was asked for, but torch finds none; use --device cpu")
         self.device = torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
         on_cuda = self.device.type == "cuda"
-        if config.graphs == "on" and not on_cuda:
-            raise ModelError("graphs=on needs a CUDA device, and this is a CPU; leave the choice to `auto`")
         self.overlap = on_cuda if config.overlap == "auto" else config.overlap == "on"
         wanted = config.dtype if config.dtype != "auto" else ("bfloat16" if on_cuda else "float32")
         self.dtype = getattr(torch, wanted)
@@ -86,13 +84,14 @@ class ModelRunner:
         size = (config.max_num_seqs, -(-self.max_model_len // self.block_size), self.block_size)
         self.tables = DeviceTables(*size, self.device) if on_cuda else HostTables(*size)
         self.graphs: DecodeGraphs | None = None
+        has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
+        self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.attention.reserve(config.max_num_seqs, config.max_num_batched_tokens)
         self.num_blocks = config.num_kv_blocks or blocks_that_fit(
             config, self.max_model_len, self.shape, self._free_bytes(config)
         )
         self.kv_cache = self._allocate(self.num_blocks)
-        if on_cuda and config.graphs != "off":
-            self.graphs = self._capture(config, graph_sizes(config.max_num_seqs))
+        self.graphs = self._capture(config, self.graph_sizes)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
@@ -135,6 +134,7 @@ class ModelRunner:
             sampling_ns=task.end_ns - task.forward_ns,
             padding_tokens=handle.graph_size - len(batch.query_lens) if replayed else 0,
             graph=f"decode-{handle.graph_size}" if replayed else "eager",
+            launches=int(replayed),
             logprobs=told_draws(batch, drawn.scores) if batch.told else {},
             prompt_logprobs=told_prompts(batch.prompts, drawn.prompt_scores) if batch.prompts else {},
             ended=ended,
@@ -278,33 +278,14 @@ class ModelRunner:
             self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
 
         free = free_cuda_bytes(self.device, lambda plan: self.collect(self.launch(plan)), plans, forget)
-        free -= self._graph_bytes(config) if config.graphs != "off" else 0
+        free -= graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
         given_back = self.kv_cache.nbytes
         del self.kv_cache
         return free + given_back
 
-    def _graph_bytes(self, config: EngineConfig) -> int:
-        """What graphs of all sizes will take: the largest has the memory that all share, the others their launches."""
-        sizes, taken = graph_sizes(config.max_num_seqs), []
-        for count in (1, 2):
-            torch.cuda.empty_cache()
-            before = torch.cuda.mem_get_info(self.device)[0]
-            graphs = self._capture(config, sizes[-count:])
-            taken.append(before - torch.cuda.mem_get_info(self.device)[0])
-            del graphs
-        return taken[0] + max(0, taken[1] - taken[0]) * (len(sizes) - 1)
-
     @torch.inference_mode()
     def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:
-        """Raises ModelError if graphs were asked for and cannot be had; `auto` goes on without."""
-        try:
-            with enough_memory("CUDA graphs"):
-                return DecodeGraphs(sizes, self.tables.static, self._decode, CudaCapture(self.device))
-        except RuntimeError as error:
-            if config.graphs == "on":
-                raise ModelError(f"decode steps cannot be captured in CUDA graphs ({error}); use graphs=off") from error
-            torch.cuda.synchronize(self.device)
-            return None
+        return captured(config, sizes, self.tables.static, self._decode, self.device)
 
     def _sent(self, values: list[int]) -> torch.Tensor:
         """[n] int64 on the device, without waiting for it."""

@@ -1,7 +1,6 @@
 """How many KV blocks a device has room for, found out before anything is served: never a guess that dies later."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import psutil
 import torch
@@ -79,24 +78,17 @@ def free_cuda_bytes(
     Raises ModelError if they do not fit.
     """
     before, peaks = torch.cuda.memory_allocated(device), []
-    with enough_memory("one step"):
+    try:
         for plan in plans:
             torch.cuda.reset_peak_memory_stats(device)
             run(plan)
             torch.cuda.synchronize(device)
             peaks.append(torch.cuda.max_memory_allocated(device) - before)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelError(
+            "the device has too little memory for one step of the largest size; lower max_num_batched_tokens, "
+            f"max_num_seqs or max_model_len ({str(error).splitlines()[0]})"
+        ) from None
     forget()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0] - max(peaks)
-
-
-@contextmanager
-def enough_memory(what: str):
-    """Turns the device's refusal into a ModelError."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise ModelError(
-            f"the device has too little memory for {what} of the largest size; lower max_num_batched_tokens, "
-            f"max_num_seqs or max_model_len ({str(error).splitlines()[0]})"
-        ) from None

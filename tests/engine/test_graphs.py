@@ -10,9 +10,12 @@ import torch
 from engine.compute.cpp import extension
 from engine.config import EngineConfig
 from engine.core import build
+from engine.request.plan import ScheduledTokens
+from engine.request.request import Request
 from engine.runner.graphs import DecodeGraphs, graph_sizes, run_again
-from engine.runner.rows import NOBODY, UNKNOWN, PackedStep
+from engine.runner.rows import NOBODY, UNKNOWN, PackedStep, StableRows, pack
 from engine.runner.tables import HostTables, padded
+from engine.sampling import SamplingParams
 from engine.token.checkpoint import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -108,6 +111,21 @@ def test_the_inputs_made_on_the_host_are_those_that_a_gpus_kernel_makes(decodes)
         assert torch.equal(made.block_tables, torch.from_numpy(tables._blocks[step.rows]))
         tables.remember(made.sample_rows, torch.from_numpy(dice.integers(-2, 99, len(step.rows))))
         assert tables._last_ids.min() >= 0
+
+
+def test_a_row_that_changes_hands_keeps_no_block_of_its_last_owner():
+    """What stands behind a sequence's blocks is read, and masked: it must be numbers of its own."""
+    stable, tables = StableRows(2), HostTables(2, 8, 4)
+    for name, blocks in (("long", [3, 4, 5, 6, 7]), ("short", [9, 1])):
+        tokens = [5] * 4 * len(blocks)
+        request = Request(1, name, len(tokens), tokens, SamplingParams(max_tokens=1), blocks=blocks)
+        item = ScheduledTokens(request, 2, len(tokens) - 2, "prefill", True)
+        step = pack([item], stable, 4)
+        assert tables.inputs(step, 8).block_tables.tolist() == [blocks + blocks[:1] * (8 - len(blocks))]
+        assert not pack([item], stable, 4).changes.size, "what was sent is not sent again"
+        request.blocks[1], request.changed_from = 2, 1
+        assert tables.inputs(pack([item], stable, 4), 8).block_tables[0, :2].tolist() == [blocks[0], 2]
+        stable.release(name)
 
 
 def test_padding_has_no_slot_and_no_context_and_no_owner():
