@@ -1,6 +1,7 @@
 """Which format a CPU's weights get: the registry."""
 
 import logging
+import platform
 
 import torch
 
@@ -38,6 +39,8 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16. Where it does not, torch converts: 4 to 5 times slower than float32 from
-    some 64 rows on, and slower from 8 (Cascade Lake, tests/bench/linear.py)."""
+    """Whether this CPU multiplies in bfloat16. An x86 that does not has to convert: on a Cascade Lake Xeon torch's
+    products of 8 rows and more were slower than in float32, those of 64 four to five times. Others are not known."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
