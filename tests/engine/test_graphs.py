@@ -17,6 +17,7 @@ from engine.runner.rows import NOBODY, UNKNOWN, PackedStep, StableRows, pack
 from engine.runner.tables import HostTables, padded
 from engine.sampling import SamplingParams
 from engine.token.checkpoint import ModelError
+from tests.engine import triton_harness  # noqa: F401  (settles how Triton's kernels run before they are imported)
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 needs_kernels = pytest.mark.skipif(

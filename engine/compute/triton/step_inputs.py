@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 128
+SEARCH_STEPS = 12  # enough for 4096 sequences, which is as many as an engine may run
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def empty_step_inputs(num_sequences: int, num_tokens: int, device: torch.device)
     return StepInputs(ids, positions, slots, torch.empty(num_sequences, dtype=torch.int32, device=device))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "num_tokens"])  # or it would be compiled again while requests wait
 def step_kernel(
     rows_pointer, query_start_pointer, past_pointer, known_pointer, tables_pointer, last_ids_pointer,
     ids_pointer, positions_pointer, slots_pointer, contexts_pointer,
@@ -90,7 +91,7 @@ def step_inputs(step: StepRows, block_size: int, out: StepInputs | None = None) 
         step.rows, step.query_start, step.past, step.known_ids, step.block_tables, step.last_ids,
         out.ids, out.positions, out.slots, out.contexts,
         num_sequences, num_tokens, step.block_tables.stride(0), block_size,
-        STEPS=max(num_sequences - 1, 0).bit_length(), BLOCK=BLOCK,
+        STEPS=SEARCH_STEPS, BLOCK=BLOCK,
     )  # fmt: skip
     return out
 
