@@ -143,3 +143,57 @@ def test_padding_has_no_slot_and_no_context_and_no_owner():
     before = tables._last_ids[:6].copy()
     tables.remember(made.sample_rows[count:], torch.full((8 - count,), 77))
     assert (tables._last_ids[:6] == before).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_graphs_and_overlap_change_no_token_on_a_device(overlap, checkpoints):
+    wishes = [{}, {"temperature": 0.9, "seed": 3}, {"frequency_penalty": 1.0}, {"logprobs": 2}, {"top_k": 5, "seed": 7}]
+    messages = [submit(f"r{i}", [9 + i] * (5 + 11 * i), 20 + 3 * i, **wish) for i, wish in enumerate(wishes)]
+    told = {}
+    for graphs in ("off", "on"):
+        engine, published = make_engine(
+            checkpoints["qwen3"],
+            device="cuda",
+            graphs=graphs,
+            max_num_seqs=8,
+            overlap=overlap if graphs == "on" else "off",
+        )
+        hand_over(engine, messages)
+        drain(engine, check=True)
+        told[graphs] = published
+    assert told["on"].tokens == told["off"].tokens
+    decodes = [record.graph for record in told["on"].records if set(record.kinds) == {"decode"}]
+    assert decodes and all(graph.startswith("decode-") for graph in decodes)
+    assert all(record.launches == (record.graph != "eager") for record in told["on"].records)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_launching_a_decode_never_waits_for_the_device(graphs, checkpoints):
+    engine, _ = make_engine(checkpoints["qwen3"], device="cuda", graphs=graphs, max_num_seqs=8)
+    wishes = [{}, {"temperature": 0.9, "seed": 3}, {"frequency_penalty": 1.0}, {"logprobs": 2}]
+    hand_over(engine, [submit(f"r{i}", [9 + i] * 20, 40, **wish) for i, wish in enumerate(wishes)])
+    for _ in range(5):
+        engine.receive([], engine.step())
+    launch = engine.runner.launch
+
+    def watched(plan):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine.runner.launch = watched
+    drain(engine, check=True)
+
+
+@pytest.mark.gpu
+def test_kv_blocks_leave_room_for_graphs_and_the_largest_steps(checkpoints):
+    engine, published = make_engine(
+        checkpoints["qwen3"], device="cuda", num_kv_blocks=None, memory_fraction=0.98, max_num_seqs=16
+    )
+    hand_over(engine, [submit(f"r{i}", [9 + i] * 400, 60, temperature=0.9, frequency_penalty=0.5) for i in range(16)])
+    drain(engine, check=True)
+    assert {ended.reason for ended in published.ended.values()} == {"length"}
