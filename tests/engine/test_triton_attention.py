@@ -192,6 +192,18 @@ def test_a_launch_serves_lengths_that_the_host_does_not_know():
     assert torch.equal(attend(case, blind, query, cache), expected)
 
 
+def test_every_step_is_planned_anew():
+    case = Case(((90, 1), (3, 1), (60, 1)))
+    inputs, query, cache = case.build()
+    backend = TritonAttention(DEVICE, num_multiprocessors=8, short=SMALL, long=SMALL)
+    alone, first = restricted(inputs, query, 1)
+    for step, rows in ((alone, first), (inputs, query)):
+        backend.begin(step)
+        got = backend.attend(rows, cache, case.spec)
+        assert torch.equal(got, backend.attend(rows, cache, case.spec))
+        torch.testing.assert_close(got, reference(case, step, rows, cache), rtol=1e-5, atol=1e-5)
+
+
 def test_a_result_does_not_depend_on_company_that_leaves_its_segments_as_they_are():
     items = ((37, 1), (20, 1), (50, 1))
     case = Case(items)
