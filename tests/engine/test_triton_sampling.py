@@ -116,11 +116,18 @@ def test_ids_of_a_large_vocabulary_on_a_device(controls):
 def test_equal_logits_are_cut_at_exactly_k_and_the_lower_indices_stay(small):
     logits = torch.zeros(8, 32)
     logits[:, 1] = -0.0
-    controls = [{"top_k": 3}] * 5 + [{"top_p": 0.0625}] * 3  # two of 32
+    controls = [{"top_k": 3}] * 5 + [{"top_p": 0.05}] * 3  # 1.6 of 32 are two
     rows = [Row(str(i), SamplingParams(max_tokens=1, seed=i, **alone), [0], 1) for i, alone in enumerate(controls)]
     drawn = fused_ids(rows, logits)
     assert drawn == torch_ids(rows, logits)
     assert set(drawn[:5]) == {0, 1, 2} and set(drawn[5:]) == {0, 1}
+
+
+def test_tokens_that_top_p_is_sure_to_cut_count_in_what_it_is_a_share_of(small):
+    logits = torch.tensor([0.0] * 4 + [-3.0] * 28).repeat(3, 1)  # a quarter of 5.4 is more than one, of 4 it is one
+    rows = [Row(str(seed), SamplingParams(max_tokens=1, top_p=0.25, seed=seed), [0], 1) for seed in range(5, 8)]
+    drawn = fused_ids(rows, logits)
+    assert drawn == torch_ids(rows, logits) and set(drawn) == {0, 1}
 
 
 def test_greedy_takes_the_lowest_index_of_equal_logits(small):
@@ -176,12 +183,13 @@ def replace_params(params: SamplingParams, **changes) -> SamplingParams:
 
 
 def test_penalties_follow_the_draws(small):
-    """Several steps of two requests, of which one leaves and comes back; its neighbour's row goes to another."""
+    """Several steps of two penalised requests behind a plain one; one leaves, and its row goes to another."""
     controls = dict(max_tokens=9, temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.9, presence_penalty=0.3)
     samplers = [Sampler(12, CPU), Sampler(12, DEVICE, fused=True)]
-    rows = [Row("a", SamplingParams(**controls), [2, 3], 2), Row("b", SamplingParams(**controls), [1], 1)]
+    plain = Row("plain", SamplingParams(max_tokens=9, temperature=0.0), [0], 1)
+    rows = [plain, Row("a", SamplingParams(**controls), [2, 3], 2), Row("b", SamplingParams(**controls), [1], 1)]
     for step in range(5):
-        logits = torch.randn(2, 12, generator=torch.Generator().manual_seed(step))
+        logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(step))
         drawn = [s.draw(logits.to(s.device), s.prepare(rows)).tolist() for s in samplers]
         assert drawn[0] == drawn[1]
         for row, token in zip(rows, drawn[0], strict=True):
@@ -189,7 +197,7 @@ def test_penalties_follow_the_draws(small):
         if step == 2:
             for sampler in samplers:
                 sampler.forget("b")
-            rows[1] = replace(rows[1], id="c", token_ids=[5])
+            rows[2] = replace(rows[2], id="c", token_ids=[5])
 
 
 def test_padding_rows_draw_nothing_and_a_row_draws_the_same_in_any_company(small):
