@@ -48,7 +48,8 @@ def short_tiles(shape: Shape, num_new: int) -> Tiles:
         return Tiles(16, 32, 4, 2, 3, 2, 4) if rows == 16 else Tiles(min(rows, 64), 32, 8, 2, 1, 2, 4)
     rows = min(rows, 64 if size <= 128 else 32)
     if shape.kv_bytes == 1:
-        keys = 32 if size > 128 else 128 if rows == 16 and size == shape.value_dim else 64
+        # What is read as bytes and multiplied in 16 bits takes registers twice; masks of padding take more.
+        keys = 32 if size > 128 else 128 // (1 if rows == 16 else 2) // (1 if size == shape.value_dim else 2)
         return Tiles(rows, keys, 4, 3, 2, 4, 2)
     return Tiles(rows, max(32, min(128, 8192 // size)), 4, 3, 3 if rows == 16 else 2, 4, 2)
 
@@ -62,7 +63,7 @@ def long_tiles(shape: Shape) -> Tiles:
         return Tiles(64 if shape.kv_bytes == 2 else 32, 32, 8, 2, 1, 2, 8, 3)
     if size > 128:
         return Tiles(128, *((32, 8, 3) if shape.kv_bytes == 2 else (16, 8, 2)), 1, 2, 8, 3, True)
-    if shape.wide:
+    if shape.wide or shape.kv_bytes == 1:
         return Tiles(128, 64, 8, 3, 1, 2, 8, 3, True)
     return Tiles(128, 128, 8, 2, 1, 2, 4, 3, True)
 
