@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.config import EngineConfig, complaint
+from engine.cores import let_threads_sleep
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.rundir import RunDirectory
 
@@ -225,7 +226,7 @@ def calibrate_device(
 ) -> None:
     """Measure what a device can do at most (bandwidth, matrix products by precision and rows), and keep it."""
     _need("engine", "torch")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: with a busy neighbour, spinning is what one measures
+    let_threads_sleep(os.environ, sys.modules)  # before torch: beside a busy process, spinning is what one measures
     from engine.compute.calibration import calibrate
     from metrics.roofline import ceilings_table, store_ceilings
 

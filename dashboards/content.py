@@ -64,7 +64,8 @@ TOKEN = (
         share("Fill of the token budget", rate("sojourn_token_scheduled_tokens_total"),
               rate("sojourn_token_budget_tokens_total"), "scheduled / budget"),
         quantiles("Tokens of a step", "sojourn_token_step_tokens"),
-        rates("Padding", "sojourn_token_padding_tokens_total", width=12),
+        rates("Padding and overrun", "sojourn_token_padding_tokens_total", "sojourn_token_overrun_tokens_total",
+              width=12),
         rates("Speculation", "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total", width=12),
     )),
     Row("What ended requests brought", (
@@ -88,8 +89,9 @@ COMPUTE = (
     )),
     Row("Device", (
         Panel("Device busy", "percentunit",
-              (Query(rate("sojourn_compute_device_seconds_total", operator="avg"), "busy"),), width=6,
-              note="Share of wall time, mean over instances."),
+              (Query(rate("sojourn_compute_device_seconds_total", operator="avg"), "busy"),
+               Query(rate("sojourn_compute_device_gap_seconds_total", operator="avg"), "idle between steps")), width=6,
+              note="Share of wall time, mean over instances. The rest is a loop without work."),
         rates("Floating-point operations", "sojourn_compute_flops_total", width=6, note="Over wall time."),
         rates("Bytes moved at least", "sojourn_compute_moved_bytes_total", width=6, note="Over wall time."),
         Panel("Arithmetic intensity", "suffix: flop/B", (Query(

@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, MutableMapping
 from pathlib import Path
 
-import psutil
 import zmq
 
 from engine import messages
 from engine.config import EngineConfig, model_folder
+from engine.cores import let_threads_sleep, num_cores
 from engine.engine import Engine, make_scheduler
 
 
@@ -70,19 +69,6 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         shape=runner.shape,
     )
     return Engine(scheduler, runner, runner.shape, publish, first_step=first_step, overlap=runner.overlap), ready
-
-
-def let_threads_sleep(environment: MutableMapping[str, str], loaded: Container[str]) -> None:
-    """Keeps threads that wait for each other from spinning, which takes their cores from everybody else and, beside a
-    busy process, ten times as long. libgomp asks once, when torch brings it in; what a user has set stands."""
-    if "torch" not in loaded:
-        environment.setdefault("GOMP_SPINCOUNT", "0")
-
-
-def num_cores() -> int:
-    """Physical cores that this process may use: a second thread on a core finds its vector units taken."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
 def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:

@@ -99,8 +99,10 @@ class Exporter:
         for reason, count in step.refusals.items():
             refusals[(reason,)] += count
         values["sojourn_token_padding_tokens_total"][()] += step.padding_tokens
+        values["sojourn_token_overrun_tokens_total"][()] += step.overrun_tokens
         values["sojourn_token_budget_tokens_total"][()] += step.budget
         values["sojourn_compute_device_seconds_total"][()] += step.device_ns
+        values["sojourn_compute_device_gap_seconds_total"][()] += step.gap_ns
         values["sojourn_compute_flops_total"][()] += step.flops
         values["sojourn_compute_moved_bytes_total"][()] += step.bytes
         values["sojourn_compute_steps_total"][(step.graph,)] += 1

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "metrics": set(),
     "engine.config": set(),
     "engine.sampling": set(),
+    "engine.cores": set(),
     "engine.messages": {"engine.sampling", "metrics"},
     "engine.memory": set(),
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
         "engine.sampling", "metrics",
     },
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
-    "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config"},
+    "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config", "engine.cores"},
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
         "engine.token.template", "engine.token.tokenizer", "metrics",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
         "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",
-        "engine.messages", "engine.sampling", "engine.config", "metrics",
+        "engine.messages", "engine.sampling", "engine.config", "engine.cores", "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (
@@ -49,6 +50,7 @@ WITHOUT_TORCH = (
     "engine.request",
     "engine.server",
     "engine.config",
+    "engine.cores",
 )
 
 

@@ -10,6 +10,7 @@ from engine.compute.attention import AttentionInputs, KVCache
 from engine.compute.backends import BackendError, make_attention, make_operations
 from engine.compute.kv_cache import clear_blocks, copy_blocks
 from engine.compute.kv_fp8 import KV_FP8
+from engine.compute.linear import Linear
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request
@@ -27,6 +28,7 @@ from engine.runner.sizing import (
 )
 from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
+from engine.runner.threads import KV_SHARE, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
 from engine.token.checkpoint import ModelError
 from engine.token.guides import Guides, Preparation, refused
@@ -91,6 +93,8 @@ class ModelRunner:
             config, self.max_model_len, self.shape, self._free_bytes(config)
         )
         self.kv_cache = self._allocate(self.num_blocks)
+        packed = self.model.held_as is not None  # on a CPU, whatever computes it there
+        self.threads = self._step_threads(torch.get_num_threads()) if packed else None
         self.graphs = self._capture(config, self.graph_sizes)
 
     @torch.inference_mode()
@@ -176,6 +180,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _execute(self, task: Task, batch: Batch, drawn: Drawn, graph_size: int | None) -> None:
         """The device's work of a step, in its order."""
+        if self.threads is not None:
+            self.threads.take(len(batch.step.known_ids), sum(batch.context_lens))
         if graph_size is None:
             width = -(-max(batch.context_lens) // self.block_size)
             step = self.tables.inputs(batch.step, width)
@@ -263,6 +269,12 @@ class ModelRunner:
     def _allocate(self, num_blocks: int) -> KVCache:
         layers = len(self.model.layers)
         return allocate(self.model.kv_layout, layers, num_blocks, self.block_size, self.kv_dtype, self.device)
+
+    def _step_threads(self, most: int) -> StepThreads:
+        """By the matrices that every step multiplies by."""
+        linears = [module for module in self.model.modules() if isinstance(module, Linear)]
+        kv_tokens = int(KV_SHARE * self.shape.weight_bytes / self.shape.kv_bytes_per_token)
+        return measured_threads(linears, [linear.in_features for linear in linears], kv_tokens, most)
 
     def _free_bytes(self, config: EngineConfig) -> int:
         """What KV blocks may take of the device's memory, before `memory_fraction`."""

@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from engine import messages
 from engine.config import EngineConfig
+from engine.cores import let_threads_sleep
 from engine.sampling import TokenLogprobs
 from engine.server.queue_speed import QueueSpeed
 
@@ -169,8 +170,8 @@ class CoreClient:
             socket.set_hwm(0)
             socket.bind(f"ipc://{generation}/{name}")
         self._to_core = to_core
-        # libgomp's threads spin while they wait; with any busy neighbour that makes a step ten times slower.
-        environment = {"GOMP_SPINCOUNT": "0"} | os.environ
+        environment = dict(os.environ)
+        let_threads_sleep(environment)
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine.core", generation, str(self.next_step), str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, env=environment,

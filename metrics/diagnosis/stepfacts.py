@@ -37,7 +37,7 @@ class StepFacts:
     wall_ns: float
     device_ns: float
     stage_share: dict[str, float]  # of the wall time of steps
-    host_share: float  # of the wall time of steps, in host stages
+    host_share: float  # of the wall time of steps, in host stages that the device did not hide
     mean_batch: float  # requests of a step, weighted by its wall time
     budget_use: float  # tokens / budget over steps in which somebody waited; of all steps if nobody did
     waiting_share: float  # of the wall time, with at least one request waiting
@@ -81,12 +81,13 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     both = (mix.prompt > 0) & (mix.decoding > 0)
     alone = (mix.prompt == 0) & (mix.decoding > 0)
     stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / max(wall.sum(), 1)) for stage in STAGES}
+    host_share = sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES)
     return StepFacts(
         count=len(steps),
         wall_ns=float(wall.sum()),
         device_ns=float(device.sum()),
         stage_share=stage_share,
-        host_share=sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES),
+        host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / max(wall.sum(), 1)))),
         mean_batch=float((mix.requests * wall).sum() / max(wall.sum(), 1)),
         budget_use=float(full[waiting].mean() if waiting.any() else full.mean()),
         waiting_share=float(wall[waiting].sum() / max(wall.sum(), 1)),

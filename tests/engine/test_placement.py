@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engine.core import let_threads_sleep, num_cores
+from engine.cores import SPIN_COUNT, let_threads_sleep, num_cores
 
 
 def test_threads_are_the_cores_that_the_process_may_use(monkeypatch):
@@ -20,7 +20,7 @@ def test_threads_are_the_cores_that_the_process_may_use(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "loaded", "after"),
     [
-        ({}, ["os"], {"GOMP_SPINCOUNT": "0"}),
+        ({}, ["os"], {"GOMP_SPINCOUNT": SPIN_COUNT}),
         ({"GOMP_SPINCOUNT": "7000"}, ["os"], {"GOMP_SPINCOUNT": "7000"}),
         ({}, ["os", "torch"], {}),
     ],

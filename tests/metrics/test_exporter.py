@@ -60,12 +60,14 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         assert value(samples, "token_scheduled_tokens_total", kind=kind) == total
     sums = {
         "token_padding_tokens_total": [step.padding_tokens for step in steps],
+        "token_overrun_tokens_total": [step.overrun_tokens for step in steps],
         "token_budget_tokens_total": [step.budget for step in steps],
         "token_step_tokens_sum": [sum(step.new_tokens) for step in steps],
         "token_step_tokens_count": [1] * count,
         "compute_flops_total": [step.flops for step in steps],
         "compute_moved_bytes_total": [step.bytes for step in steps],
         "compute_device_seconds_total": [step.device_ns / 1e9 for step in steps],
+        "compute_device_gap_seconds_total": [step.gap_ns / 1e9 for step in steps],
         "compute_predicted_seconds_total": [(step.predicted_ns or 0) / 1e9 for step in steps],
         "compute_prediction_ratio_count": [step.predicted_ns is not None for step in steps],
         "memory_evicted_blocks_total": [step.evicted_blocks for step in steps],
