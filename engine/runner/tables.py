@@ -192,8 +192,9 @@ class DeviceStatic:
         self._room = tables.room(size)
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
-        step, missing = padded(step, self._size), self._size - len(draw_rows)
-        sent = np.concatenate((step.rows, step.past, step.known_ids, draw_rows, [NOBODY] * missing), dtype=np.int32)
+        step, rows = padded(step, self._size), np.full(self._size, NOBODY, dtype=np.int32)
+        rows[: len(draw_rows)] = draw_rows
+        sent = np.concatenate((step.rows, step.past, step.known_ids, rows))
         self._sent.copy_(torch.from_numpy(sent).pin_memory(), non_blocking=True)
 
     def tensors(self) -> StepTensors:

@@ -194,7 +194,7 @@ def _sigma(moments_pointer, chunks, inside):
     return tl.sqrt(tl.sum(squares + count * (mean - center) * (mean - center), axis=0) / number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_pointer"])  # or it would be compiled again while requests wait
 def chunk_kernel(
     logits_pointer, edited_pointer, edited_rows_pointer, rows_pointer, parameters_pointer,
     maxima_pointer, best_pointer, masses_pointer, moments_pointer,
@@ -233,7 +233,7 @@ def chunk_kernel(
             tl.store(moments_pointer + 3 * out + 2, squares)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_pointer", "positions_pointer"])
 def draw_kernel(
     logits_pointer, edited_pointer, edited_rows_pointer, rows_pointer, positions_pointer, parameters_pointer,
     maxima_pointer, best_pointer, masses_pointer, moments_pointer, kept_pointer, index_pointer, ids_pointer,

@@ -41,7 +41,8 @@ class StepInputs:
 
 def empty_step_inputs(num_sequences: int, num_tokens: int, device: torch.device) -> StepInputs:
     """Room for steps of this size, for a CUDA graph to read."""
-    ids, positions, slots = torch.empty((3, num_tokens), dtype=torch.int64, device=device).unbind(0)
+    aligned = num_tokens + num_tokens % 2  # each part begins at 16 bytes, or kernels would be compiled for both ways
+    ids, positions, slots = torch.empty((3, aligned), dtype=torch.int64, device=device)[:, :num_tokens].unbind(0)
     return StepInputs(ids, positions, slots, torch.empty(num_sequences, dtype=torch.int32, device=device))
 
 

@@ -164,7 +164,9 @@ class Decoder(nn.Module):
         """Made once for an engine's kernels and cache."""
         made_for = (operations, attention, kv_cache)
         if any(a is not b for a, b in zip(self._joined[0], made_for, strict=True)):
-            self._joined = made_for, joined_layers(self, *made_for)
+            joined = joined_layers(self, *made_for)
+            # Where there are none, nothing is held: a cache that was only a probe has to give its memory back.
+            self._joined = made_for if joined is not None else (None, None, None), joined
         return self._joined[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
