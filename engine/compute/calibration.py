@@ -135,6 +135,7 @@ def _rotating(packed: list, multiply: Callable) -> Product:
 
 def _best_seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Seconds of one call: the best of batches that are long enough for the clock."""
+    _timed(device, work, 1)  # libraries choose and load their kernels
     seconds = _timed(device, work, 2)
     batch = max(1, min(200, round(CELL_SECONDS / 8 / max(seconds, 1e-6))))
     best, end = seconds, time.perf_counter() + CELL_SECONDS

@@ -111,7 +111,7 @@ def kernels(
     markdown: MarkdownFile = None,
 ) -> None:
     """Single kernels, beside the limits that bound them."""
-    _finish(bench_kernels(names or [], _tell), json, markdown)
+    _finish(bench_kernels(names or [], _tell, _keeper(json)), json, markdown)
 
 
 def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
