@@ -89,12 +89,12 @@ class ModelRunner:
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.attention.reserve(config.max_num_seqs, config.max_num_batched_tokens)
+        packed = self.model.held_as is not None  # on a CPU, whatever computes it there
+        self.threads = self._step_threads(torch.get_num_threads()) if packed else None
         self.num_blocks = config.num_kv_blocks or blocks_that_fit(
             config, self.max_model_len, self.shape, self._free_bytes(config)
         )
         self.kv_cache = self._allocate(self.num_blocks)
-        packed = self.model.held_as is not None  # on a CPU, whatever computes it there
-        self.threads = self._step_threads(torch.get_num_threads()) if packed else None
         self.graphs = self._capture(config, self.graph_sizes)
 
     @torch.inference_mode()
