@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -224,11 +225,13 @@ class ModelRunner:
         self.attention.begin(inputs)
         return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache)
 
-    def _decode(self, step: StepTensors, draw_rows: torch.Tensor) -> Decoded:
-        """What a graph holds: a step of single tokens whose lengths only the device knows, and their draws."""
+    def _decode(self, step: StepTensors, draw_rows: torch.Tensor, room: torch.Tensor | None = None) -> Decoded:
+        """What a graph holds: a step of single tokens whose lengths only the device knows, and their draws. `room`
+        [size at least, vocab_size] float32 takes the logits."""
         size = len(step.ids)
         hidden = self._hidden(step, [1] * size, [1] * size)
-        logits, overflowed = self.model.logits(hidden), hidden.isnan().any(dim=-1)
+        logits = self.model.logits(hidden, None if room is None else room[:size])
+        overflowed = hidden.isnan().any(dim=-1)
         if self.sampler.fused is None:
             ids = logits.argmax(dim=-1)
         else:
@@ -297,7 +300,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:
-        return captured(config, sizes, self.tables.static, self._decode, self.device)
+        # All graphs leave their logits in one place: beside each other they would take gigabytes.
+        room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=torch.float32, device=self.device)
+        return captured(config, sizes, self.tables.static, partial(self._decode, room=room), self.device)
 
     def _sent(self, values: list[int]) -> torch.Tensor:
         """[n] int64 on the device, without waiting for it."""

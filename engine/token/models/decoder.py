@@ -169,9 +169,10 @@ class Decoder(nn.Module):
             self._joined = made_for if joined is not None else (None, None, None), joined
         return self._joined[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] → [rows, vocab_size] in float32."""
-        return self.head(hidden).float()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, hidden_size] → [rows, vocab_size] in float32; `out` is filled and returned where it is given."""
+        logits = self.head(hidden)
+        return logits.float() if out is None else out.copy_(logits)
 
     def shape(self, kv_dtype: torch.dtype | None = None) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""
