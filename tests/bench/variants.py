@@ -43,7 +43,8 @@ def named_variants(texts: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def ablations(settings: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
-    """One variant for each optimisation that this device and these settings have: everything but that one."""
+    """One variant for each optimisation that this device and these settings have: everything but that one. Graphs hold
+    no reference kernels: on CUDA, who goes without attention's or the fused operations goes without graphs, too."""
     kind = "cpu" if device == "cpu" else "cuda"
     variants = {}
     for name, (off, devices) in OFF_SWITCHES.items():
