@@ -2,9 +2,10 @@
 
     python -m tests.bench.triton_operations
 
-`measure` gives the rows to `sojourn bench kernels`. Calls are replayed in a CUDA graph; each reads other inputs, of up to
-MOST_SETS sets: large ones pass the device's own cache, small ones stay in it, as between the kernels of a step. The bytes
-are those that a kernel cannot do without: every input once, every result once, of a table only the rows that are used.
+`measure` gives the rows to `sojourn bench kernels`. Calls are replayed in a CUDA graph; each reads other inputs, of
+MOST_SETS sets at most: large ones pass the device's own cache, small ones stay in it, as they do between the kernels of
+a step. The bytes are those that a kernel cannot do without: every input once, every result once, of a table only the
+rows that are used.
 """
 
 from collections.abc import Callable
