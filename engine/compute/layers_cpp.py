@@ -76,12 +76,12 @@ class CppLayers:
         caches = kv_cache.layers()
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
         first, heads, spec = layers[0], layers[0].heads, layers[0].spec
-        self._hidden_size, intermediate_size = first.o.out_features, first.down.in_features
+        hidden_size, intermediate_size = first.o.out_features, first.down.in_features
         query_size = heads.num_heads * heads.head_dim
-        self._room_size = 2 * query_size + self._hidden_size + max(first.qkv.out_features, 3 * intermediate_size)
-        self._room, self._normed = torch.empty(0), torch.empty(0, self._hidden_size)
+        self._room_size = 2 * query_size + hidden_size + max(first.qkv.out_features, 3 * intermediate_size)
+        self._room = torch.empty(0)
         self._arguments = _Layers(
-            layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=self._hidden_size,
+            layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=hidden_size,
             intermediate_size=intermediate_size, gate=library.address(GATES[gate]), eps=eps, shift=SHIFTS[norm],
             heads=HeadArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,

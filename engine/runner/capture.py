@@ -1,5 +1,6 @@
 """CUDA graphs: whether they can be had, how they are captured, and what memory they take."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,8 @@ from engine.config import EngineConfig
 from engine.runner.graphs import Decode, DecodeGraphs, Replay
 from engine.runner.tables import StaticInputs
 from engine.token.checkpoint import ModelError
+
+log = logging.getLogger(__name__)
 
 
 def wants_graphs(
@@ -42,6 +45,7 @@ def captured(
     except RuntimeError as error:
         if config.graphs == "on":
             raise ModelError(f"decode steps cannot be captured in CUDA graphs ({error}); use graphs=off") from error
+        log.warning("decode steps are launched kernel by kernel, for CUDA graphs could not be captured: %s", error)
         torch.cuda.synchronize(device)
         return None
 
