@@ -29,7 +29,7 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
         name = str(stored).removeprefix("torch.")
         return formats.get(name, formats["float32"]) if name in ("bfloat16", "float16") else formats["float32"]
     if name not in formats:
-        reason = unavailable() or "this CPU lacks AVX512"
+        reason = unavailable() or "this CPU lacks AVX512, or for int8 its VNNI"
         raise UnsupportedWeights(
             f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32"
         )
