@@ -42,7 +42,7 @@ def captured(
         return None
     try:
         return DecodeGraphs(sizes, static, decode, CudaCapture(device))
-    except RuntimeError as error:
+    except Exception as error:  # torch raises RuntimeError, Triton whatever kept a kernel from being built
         if config.graphs == "on":
             raise ModelError(f"decode steps cannot be captured in CUDA graphs ({error}); use graphs=off") from error
         log.warning("decode steps are launched kernel by kernel, for CUDA graphs could not be captured: %s", error)

@@ -38,6 +38,12 @@ def test_sizes_are_few_and_hold_every_batch(most, sizes):
     assert graph_sizes(most) == sizes
 
 
+def test_the_largest_batches_have_graphs_far_apart():
+    sizes = graph_sizes(4096)
+    assert len(sizes) < 100 and sizes[-1] == 4096
+    assert max(b - a for a, b in zip(sizes, sizes[1:], strict=False)) == 64
+
+
 @needs_kernels
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_a_replayed_step_gives_what_an_eager_one_gives_and_padding_writes_nothing(overlap, checkpoints):
