@@ -26,8 +26,10 @@ Decode = Callable[[StepTensors, torch.Tensor], Decoded]  # a step, and its rows 
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, then by 8 up to 256 and by 64 from there, up to `max_num_seqs`, which is the last: each takes a moment
-    to capture, and a larger batch does not notice more padding."""
+    """1, 2, 4, 8, then by 8 up to 256 and by 64 from there, up to `max_num_seqs`, which is the last.
+
+    Each takes a moment to capture, and a larger batch notices the same padding less.
+    """
     steps = (1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 64))
     sizes = [size for size in steps if size < max_num_seqs]
     return [*sizes, max_num_seqs]

@@ -29,7 +29,7 @@ from engine.runner.sizing import (
 )
 from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
-from engine.runner.threads import KV_SHARE, StepThreads, measured_threads
+from engine.runner.threads import KV_SHARE, TRIED_BYTES, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
 from engine.token.checkpoint import ModelError
 from engine.token.guides import Guides, Preparation, refused
@@ -274,8 +274,12 @@ class ModelRunner:
         return allocate(self.model.kv_layout, layers, num_blocks, self.block_size, self.kv_dtype, self.device)
 
     def _step_threads(self, most: int) -> StepThreads:
-        """By the matrices that every step multiplies by."""
-        linears = [module for module in self.model.modules() if isinstance(module, Linear)]
+        """By the matrices of the first layers: as many as no cache holds, and no more, for the start waits for it."""
+        linears, tried = [], 0
+        for module in self.model.modules():
+            if isinstance(module, Linear) and tried < TRIED_BYTES:
+                linears.append(module)
+                tried += module.nbytes
         kv_tokens = int(KV_SHARE * self.shape.weight_bytes / self.shape.kv_bytes_per_token)
         return measured_threads(linears, [linear.in_features for linear in linears], kv_tokens, most)
 

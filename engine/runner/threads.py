@@ -10,6 +10,7 @@ import torch
 FEW_ROWS = (1, 2, 4)  # steps of so many tokens are tried
 WORTH = 1.2  # times as fast all threads must be: they also take the cores of those who send and read
 TRIALS = 3
+TRIED_BYTES = 1 << 28  # of weights, in each trial
 KV_SHARE = 0.25  # of the weights' bytes: where a step reads more keys and values than that, all threads attend
 
 

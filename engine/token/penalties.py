@@ -34,8 +34,8 @@ class TokenHistory:
 
     def enter(self, prompt: Sequence[int], output: Sequence[int]) -> int:
         """The row of a new request."""
-        row = self._counts.take()
-        assert row == self._prompt.take(), "both tables give the same rows"
+        row, twin = self._counts.take(), self._prompt.take()
+        assert row == twin, "both tables give the same rows"
         vocab_size = self._counts.values.shape[1]
         seen = torch.bincount(torch.tensor(prompt), minlength=vocab_size) > 0
         counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=vocab_size)

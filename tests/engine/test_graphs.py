@@ -3,6 +3,8 @@
 A CPU has no graphs: it runs the captured work again, which leaves all but the capture as it is on a GPU.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,7 @@ def test_sizes_are_few_and_hold_every_batch(most, sizes):
 def test_the_largest_batches_have_graphs_far_apart():
     sizes = graph_sizes(4096)
     assert len(sizes) < 100 and sizes[-1] == 4096
-    assert max(b - a for a, b in zip(sizes, sizes[1:], strict=False)) == 64
+    assert max(b - a for a, b in pairwise(sizes)) == 64
 
 
 @needs_kernels

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from metrics.costmodel import ExpertShape, ModelShape, StepTimeModel, request_flops, step_bytes
+from metrics.costmodel import ExpertShape, ModelShape, StepTimeModel, decode_flops, request_flops, step_bytes
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 4, 2, 8, 32, 48
 SHAPE = ModelShape(  # three layers of grouped attention, one of them with a window
@@ -41,6 +41,11 @@ def test_flops_equal_their_definition(new, past):
 def test_a_prompt_in_chunks_costs_the_same_flops_as_at_once():
     chunks = itertools.pairwise([0, 5, 6, 20, 40])
     assert sum(request_flops(SHAPE, end - begin, begin) for begin, end in chunks) == request_flops(SHAPE, 40, 0)
+
+
+@pytest.mark.parametrize("pasts", [[0], [3, 3], [1, 7, 8, 9, 200]])
+def test_flops_of_decodes_are_those_of_each(pasts):
+    assert decode_flops(SHAPE, pasts) == sum(by_definition(1, past, 1) for past in pasts)
 
 
 def test_bytes_hold_the_weights_once_and_each_visible_context_once():
