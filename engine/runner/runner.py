@@ -279,7 +279,7 @@ class ModelRunner:
         for module in self.model.modules():
             if isinstance(module, Linear) and tried < TRIED_BYTES:
                 linears.append(module)
-                tried += module.nbytes
+                tried += module.packed_bytes
         kv_tokens = int(KV_SHARE * self.shape.weight_bytes / self.shape.kv_bytes_per_token)
         return measured_threads(linears, [linear.in_features for linear in linears], kv_tokens, most)
 
