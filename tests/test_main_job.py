@@ -118,6 +118,7 @@ def test_diagnosis_and_report_can_be_made_again_from_the_run_alone(demo, tmp_pat
     assert process.returncode == 0 and (tmp_path / "again.html").exists(), output
 
 
+@pytest.mark.slow
 def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
     with serving(tmp_path, "tiny-model", "--max-num-seqs", "8", "--run-dir", str(tmp_path / "server")) as server:
         arguments = ["--base-url", server.url, "--server-run", tmp_path / "server", "--run-dir", tmp_path / "run"]

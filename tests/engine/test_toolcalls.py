@@ -158,8 +158,9 @@ def test_a_megabyte_of_openers_takes_linear_time(name):
         return spent
 
     for unit in HOSTILE[name]:  # eight times the text: linear work takes 8 times as long, quadratic 64 times
-        small, large = seconds(unit, 125_000), seconds(unit, 1_000_000)
-        assert large < 20 * small + 0.3, (unit, small, large)
+        small = seconds(unit, 125_000)
+        # A busy machine makes one turn slow, quadratic work makes all of them so.
+        assert any(seconds(unit, 1_000_000) < 20 * small + 0.3 for _ in range(4)), (unit, small)
 
 
 @pytest.mark.parametrize(
