@@ -161,13 +161,15 @@ class Decoder(nn.Module):
     def _joined_layers(
         self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache
     ) -> CppLayers | None:
-        """Made once for an engine's kernels and cache."""
-        made_for = (operations, attention, kv_cache)
-        if any(a is not b for a, b in zip(self._joined[0], made_for, strict=True)):
-            joined = joined_layers(self, *made_for)
-            # Where there are none, nothing is held: a cache that was only a probe has to give its memory back.
-            self._joined = made_for if joined is not None else (None, None, None), joined
-        return self._joined[1]
+        """Made once for an engine's kernels and cache. Where there are none the cache is not held: one that was only a
+        probe has to give its memory back."""
+        (known_operations, known_attention, known_cache), joined = self._joined
+        same_kernels = operations is known_operations and attention is known_attention
+        if same_kernels and (joined is None or known_cache is kv_cache):
+            return joined
+        joined = joined_layers(self, operations, attention, kv_cache)
+        self._joined = (operations, attention, None if joined is None else kv_cache), joined
+        return joined
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in float32; `out` is filled and returned where it is given."""
