@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "engine.messages": {"engine.sampling", "metrics"},
     "engine.memory": set(),
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
-    "engine.compute": {"engine.config", "metrics"},
+    "engine.compute": {"engine.config", "engine.cores", "metrics"},
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",

@@ -5,7 +5,6 @@ caches have. The best of several batches of calls counts, because a ceiling is w
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from engine.compute.cpp.extension import library
 from engine.compute.weight_formats.cpp_formats import cpp_formats
 from engine.compute.weight_formats.registry import has_bfloat16
 from engine.compute.weight_formats.torch_formats import torch_formats
+from engine.cores import num_cores
 from metrics.machine import versions
 from metrics.roofline import CeilingError, Ceilings, Gemm, device_name
 
@@ -40,7 +40,7 @@ def calibrate(kind: str, threads: int | None = None) -> Ceilings:
         raise CeilingError("device cuda was asked for, but torch finds none; use --device cpu")
     device = torch.device("cuda" if cuda else "cpu")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or len(device_cores()))
+    torch.set_num_threads(threads or num_cores())
     try:
         with torch.inference_mode():
             read, copy = _bandwidths(device)
@@ -70,11 +70,6 @@ def _weight_rate(product: Gemm) -> float:
     """Bytes of weights a second that a product has read."""
     size = {"float32": 4, "int8": 1}.get(product.precision, 2)
     return size * product.flops_per_s / (2 * product.rows)
-
-
-def device_cores() -> range | set[int]:
-    """The cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _bandwidths(device: torch.device) -> tuple[float, float]:
