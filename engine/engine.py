@@ -276,7 +276,6 @@ class Engine:
                 bytes=step_bytes(self.shape, new_tokens, past_tokens),
                 predicted_ns=predicted_ns,
                 gap_ns=outcome.device_begin_ns - self._idle_since_ns,
-                launches=outcome.launches,
                 overrun_tokens=present.num_overrun,
             )
         )

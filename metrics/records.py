@@ -49,7 +49,6 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
-    launches: int = 0  # graphs that were replayed; 0: the host launched every kernel by itself, or there is no GPU
     overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
 
 

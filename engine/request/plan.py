@@ -66,7 +66,6 @@ class StepOutcome:
     sampling_ns: int  # the last part of the device's time
     padding_tokens: int = 0
     graph: str = "eager"
-    launches: int = 0
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner ends, after their drawn token if they have one: finish reason, and a sentence for error.

@@ -139,7 +139,6 @@ class ModelRunner:
             sampling_ns=task.end_ns - task.forward_ns,
             padding_tokens=handle.graph_size - len(batch.query_lens) if replayed else 0,
             graph=f"decode-{handle.graph_size}" if replayed else "eager",
-            launches=int(replayed),
             logprobs=told_draws(batch, drawn.scores) if batch.told else {},
             prompt_logprobs=told_prompts(batch.prompts, drawn.prompt_scores) if batch.prompts else {},
             ended=ended,

@@ -17,7 +17,7 @@ from tests.bench.results import BenchError
 
 CLOSURE = 0.01  # of the wall time that may stay unexplained
 COLUMNS = (
-    "begin_ns", "end_ns", "device_ns", "gap_ns", "launches", "padding_tokens", "overrun_tokens", "tokens", "flops",
+    "begin_ns", "end_ns", "device_ns", "gap_ns", "padding_tokens", "overrun_tokens", "tokens", "flops",
     "bytes", "replayed", *(f"stage_{stage}_ns" for stage in STAGES),
 )  # fmt: skip
 
@@ -84,7 +84,6 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     return {name: float(value) / 1e6 for name, value in told.items()} | {
         "steps": steps.count,
         "replayed": steps.total("replayed"),
-        "launches": steps.total("launches"),
     }
 
 

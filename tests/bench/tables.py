@@ -21,7 +21,7 @@ FIGURES = {
     "mbu_percent": ("MBU %", 0),
     "device_idle_percent": ("device idle %", 1),
 }
-COUNTS = ("steps", "replayed", "launches")  # of a breakdown; all else is time
+COUNTS = ("steps", "replayed")  # of a breakdown; all else is time
 BREAKDOWN_TITLE = "% of the wall time: with pauses and outside, the host's accounts sum to it, and so do the device's"
 HEADLINE = "output_tokens_per_s"
 

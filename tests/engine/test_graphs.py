@@ -173,7 +173,6 @@ def test_graphs_and_overlap_change_no_token_on_a_device(overlap, checkpoints):
     assert told["on"].tokens == told["off"].tokens
     decodes = [record.graph for record in told["on"].records if set(record.kinds) == {"decode"}]
     assert decodes and all(graph.startswith("decode-") for graph in decodes)
-    assert all(record.launches == (record.graph != "eager") for record in told["on"].records)
 
 
 @pytest.mark.gpu
