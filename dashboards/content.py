@@ -35,6 +35,9 @@ REQUEST = (
         per_request("Ledger to the last byte, mean per request", "sojourn_request_ledger_seconds_total"),
         per_request("Ledger to the first text, mean per request", "sojourn_request_ttft_ledger_seconds_total"),
         quantiles("Time in the queue", "sojourn_request_queue_seconds"),
+        quantiles("Due to other requests' prompts", "sojourn_request_interference_seconds"),
+        quantiles("Hand-over to the scheduler", "sojourn_request_admission_seconds"),
+        quantiles("Text to socket", "sojourn_request_stream_seconds"),
         rates("Refused by the scheduler, by reason", "sojourn_request_refusals_total", by="reason"),
         rates("Rejected at the door, by reason", "sojourn_request_rejected_total", by="reason"),
     )),
@@ -55,6 +58,8 @@ REQUEST = (
         rates("Time spent writing /metrics", "sojourn_telemetry_render_seconds_total", width=4),
         Panel("Core restarts", "suffix: restarts", (Query(_RESTARTS, "restarts"),), shape="number", width=4,
               note="In the time range shown."),
+        rates("Traces, by why they are kept or not", "sojourn_telemetry_traces_total", by="decision", width=12),
+        rates("Kept traces, by what became of them", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
     )),
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ VALUE_UNITS = {
 RATE_UNITS = {
     "seconds": "percentunit", "tokens": "suffix: tokens/s", "bytes": "Bps", "flops": "flops", "requests": "reqps",
     "blocks": "suffix: blocks/s", "steps": "suffix: steps/s", "records": "suffix: records/s",
+    "traces": "suffix: traces/s",
 }  # fmt: skip
 
 

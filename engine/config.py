@@ -1,6 +1,7 @@
 """Every setting of the engine, its default and its bounds, once. The command line and `docs` are made from this."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -101,6 +102,20 @@ class EngineConfig(BaseModel):
     objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
     objective_e2e_ms: float | None = Field(None, gt=0, description="... this time to the last byte")
     run_dir: Path | None = Field(None, description="folder to record requests, steps and system into")
+    compat: Literal["none", "vllm"] = Field(
+        "none",
+        description="vllm adds the names of vLLM to /metrics, for its dashboards, KEDA rules and endpoint pickers",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        description="base address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318",
+    )
+    trace_sample_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of traces sent there, by trace id; missed objectives and errors always are; 1",
+    )
 
     @field_validator("max_prefill_chunk_tokens")
     @classmethod
@@ -119,6 +134,20 @@ class EngineConfig(BaseModel):
         if cap is not None and cap > info.data.get("max_num_seqs", cap):
             raise ValueError(f"max_long_prefills={cap} is above max_num_seqs={info.data['max_num_seqs']}; lower it")
         return length
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", endpoint):
+            raise ValueError("give the collector's address, such as http://127.0.0.1:4318")
+        return endpoint
+
+    @field_validator("trace_sample_ratio")
+    @classmethod
+    def _belongs_to_tracing(cls, ratio: float | None, info: ValidationInfo) -> float | None:
+        if ratio is not None and info.data.get("otlp_endpoint", "") is None:
+            raise ValueError("only traces are sampled, and otlp_endpoint is not set; set it, or leave this out")
+        return ratio
 
     @field_validator("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
     @classmethod

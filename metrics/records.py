@@ -50,6 +50,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
     overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
+    emitted_tokens: int = 0  # that it gave to requests
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -75,6 +76,11 @@ class RequestRecord(msgspec.Struct, frozen=True):
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop
     written_ns: int | None = None  # last byte handed to the socket
     first_written_ns: int | None = None  # first text handed to the socket
+    encoded_ns: int | None = None  # its prompt was ready, in the front
+    queued_ns: int | None = None  # the scheduler saw it first
+    scheduled_ns: int | None = None  # it got its first place in the batch
+    longest_output_tokens: int = 0  # of its choices
+    traceparent: str | None = None  # the caller's span, as the header of that name has it
     ledger: list[int] = msgspec.field(default_factory=new_ledger)  # up to the last byte
     ttft: list[int] = msgspec.field(default_factory=new_ledger)  # up to the first text
 

@@ -21,6 +21,7 @@ class Origin:
     arrived_ns: int
     tenant: str
     klass: str
+    traceparent: str | None = None  # of W3C Trace Context, if it has the form
 
 
 class Call:
@@ -147,6 +148,9 @@ class Call:
             token_ns=self._token_ns(),
             written_ns=self._written_ns,
             first_written_ns=self._first_written_ns,
+            encoded_ns=self.encoded_ns,
+            longest_output_tokens=max((sequence.output_tokens for sequence in self.sequences), default=0),
+            traceparent=self.origin.traceparent,
             ledger=ledger,
             ttft=self._ttft or new_ledger(),
         )

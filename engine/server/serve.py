@@ -10,6 +10,7 @@ from engine.server.app import build_app
 from engine.server.core_client import CoreClient
 from engine.token.checkpoint import ModelError
 from metrics.rundir import RunError
+from metrics.tracing import TracingError
 
 
 class ServeError(Exception):
@@ -21,7 +22,7 @@ def serve(config: EngineConfig) -> None:
     listener = _listen(config.host, config.port)
     try:
         app = build_app(config)
-    except (ModelError, RunError) as error:
+    except (ModelError, RunError, TracingError) as error:
         listener.close()
         raise ServeError(str(error)) from None
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)

@@ -13,6 +13,7 @@ from engine.config import EngineConfig, model_folder
 from engine.messages import Submit
 from engine.sampling import Grammar, choice_seed
 from engine.server import controls, prompts
+from engine.server.asked import asked
 from engine.server.call import Call, Origin, admit
 from engine.server.chat_wording import ChatWording
 from engine.server.completion_wording import CompletionWording
@@ -31,6 +32,7 @@ from engine.server.wording import Wording
 from engine.token.template import ChatTemplate
 from engine.token.tokenizer import Tokenizer
 from metrics.records import RequestRecord
+from metrics.spans import parent_of
 
 
 class Service:
@@ -49,7 +51,7 @@ class Service:
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
-        self._open: set[str] = set()  # ids of calls that are under way
+        self._open: dict[str, dict[str, Any]] = {}  # ids of calls that are under way, and what they asked for
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
@@ -196,15 +198,14 @@ class Service:
             return sequences
 
         call = Call(self.core, origin, encoded_ns, submit)
-        self._open.add(origin.request_id)
+        self._open[origin.request_id] = asked(body, max_tokens) if self.telemetry.is_tracing else {}
         return call
 
     def respond(self, call: Call, wording: Wording, *, stream: bool) -> Response:
         """The response that follows a call to its record."""
 
         def close(record: RequestRecord) -> None:
-            self._open.discard(record.request_id)
-            self.telemetry.request(record)
+            self.telemetry.request(record, self._open.pop(record.request_id, {}))
 
         return CallResponse(call, wording, close, stream=stream)
 
@@ -252,4 +253,11 @@ class Service:
             arrived_ns=request.state.arrived_ns,
             tenant=request.headers.get("x-sojourn-tenant", tenant)[:128],
             klass=request.headers.get("x-sojourn-class", "")[:128],
+            traceparent=_traceparent(request),
         )
+
+
+def _traceparent(request: Request) -> str | None:
+    """The caller's span, if the header has the form of W3C Trace Context."""
+    header = request.headers.get("traceparent", "")
+    return header if parent_of(header) is not None else None

@@ -3,29 +3,36 @@
 import asyncio
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
+from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.machine import hardware, versions
 from metrics.recorder import Recorder
 from metrics.records import RequestRecord
 from metrics.rundir import RunDirectory, RunError, wall_anchor
 from metrics.system import SystemSampler
+from metrics.tracing import Tracer
 
 SAMPLE_SECONDS = 1.0
 
 
 class Telemetry:
-    """Owns the exporter and the recorder. Both see nothing but the two records and the state of the pool.
+    """Owns the exporter, the recorder and the tracer. They see nothing but the records and the state of the pool.
 
-    Raises RunError if the run directory cannot be written, or holds a finished run.
+    Raises RunError if the run directory cannot be written, or holds a finished run, and TracingError if traces are
+    wanted and OpenTelemetry is not installed.
     """
 
     def __init__(self, config: EngineConfig):
         bounds = objectives(config)
         name = config.served_model_name or model_folder(config.model).name
-        self.exporter = Exporter(name, [{"klass": "all"} | bounds] if bounds else None)
+        self.exporter = Exporter(name, [{"klass": "all"} | bounds] if bounds else None, config.compat)
+        self._config = config
+        self.tracer = _tracer(config, self.exporter)
         self.recorder: Recorder | None = None
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
@@ -33,7 +40,16 @@ class Telemetry:
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free."""
-        self.exporter.observe_idle(message.num_kv_blocks, 0, 0, 0)
+        dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
+        facts = EngineFacts(
+            num_kv_blocks=message.num_kv_blocks,
+            block_size=message.block_size,
+            max_model_len=message.max_model_len,
+            kv_bytes_per_token=message.shape.kv_bytes_per_token,
+            cache_dtype=dtype,
+            prefix_caching=self._config.prefix_caching,
+        )
+        self.exporter.observe_ready(facts)
 
     def outputs(self, message: messages.Outputs) -> None:
         for record in message.records:
@@ -43,14 +59,23 @@ class Telemetry:
         if not message.running:
             self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
 
-    def request(self, record: RequestRecord) -> None:
+    @property
+    def is_tracing(self) -> bool:
+        return self.tracer is not None
+
+    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
+        """Takes an ended request; `asked` are its attributes in a trace."""
         self.exporter.observe_request(record)
+        if self.tracer is not None:
+            self.tracer.observe(record, asked)
         if self.recorder is not None:
             self.recorder.append("requests", record)
 
     def scrape(self) -> bytes:
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
+        if self.tracer is not None:
+            self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
         return self.exporter.render()
 
     async def sample_system(self, core_pid) -> None:
@@ -64,6 +89,8 @@ class Telemetry:
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
+        if self.tracer is not None:
+            self.tracer.close()
         if self.recorder is not None:
             self.recorder.close()
             if self._owns_run:
@@ -72,6 +99,15 @@ class Telemetry:
                 print(
                     f"Sojourn has stopped; {len(run.table('requests'))} requests are recorded in {run.path}", flush=True
                 )
+
+
+def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:
+    if config.otlp_endpoint is None:
+        return None
+    ratio = 1.0 if config.trace_sample_ratio is None else config.trace_sample_ratio
+    anchor = wall_anchor()
+    offset_ns = anchor["unix_ns"] - anchor["monotonic_ns"]
+    return Tracer(config.otlp_endpoint, exporter.model_name, ratio, exporter.objectives, offset_ns)
 
 
 def _open_run(config: EngineConfig) -> bool:

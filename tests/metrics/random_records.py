@@ -26,6 +26,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
         blocks_pinned=rng.randint(0, 10), flops=rng.randint(0, 10**15), bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
+        gap_ns=rng.randint(0, MS), overrun_tokens=rng.randint(0, 3), emitted_tokens=rng.randint(0, 8),
     )  # fmt: skip
 
 
@@ -53,4 +54,6 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         first_step=index if ran else None, last_step=index + tokens if ran else None, token_ns=token_ns,
         written_ns=written_ns if ran else None, first_written_ns=arrived_ns + sum(ttft) if ran else None,
         ledger=ledger, ttft=ttft,
+        encoded_ns=arrived_ns + 1000, queued_ns=arrived_ns + 2000, scheduled_ns=arrived_ns + 3000 if ran else None,
+        longest_output_tokens=tokens,
     )  # fmt: skip

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from metrics.catalog import CATALOG, METRIC_BY_NAME, OWNERS, log_buckets, render_markdown, sample_names
+from metrics.catalog import CATALOG, METRIC_BY_NAME, OWNERS, render_markdown, sample_names
+from metrics.metric import log_buckets
 from metrics.objectives import OBJECTIVES
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.catalog import METRIC_BY_NAME, RATIO_BOUNDS
+from metrics.catalog import METRIC_BY_NAME
 from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes
+from metrics.metric import RATIO_BOUNDS
 from metrics.records import KINDS, STAGES, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 

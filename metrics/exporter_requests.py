@@ -1,0 +1,135 @@
+"""RequestRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+
+from collections.abc import Mapping
+from operator import add
+
+from metrics.catalog import GOOD
+from metrics.judgement import Bounds, accounted_ns, gaps_ns, latencies_ns, met, outcome
+from metrics.ledger import SERVER_ACCOUNTS, Account, closes, new_ledger
+from metrics.objectives import EVERY_CLASS
+from metrics.records import RequestRecord
+from metrics.series import Histogram, Series, Spectra, Sums, Tallies
+
+# Counters that are sums of a number field.
+SUMS = {
+    "sojourn_token_prompt_tokens_total": "prompt_tokens",
+    "sojourn_token_computed_tokens_total": "computed_tokens",
+    "sojourn_token_generated_tokens_total": "output_tokens",
+    "sojourn_token_drafted_tokens_total": "drafted_tokens",
+    "sojourn_token_accepted_tokens_total": "accepted_tokens",
+    "sojourn_memory_recomputed_tokens_total": "recomputed_tokens",
+}
+# Counters whose label values are the keys of a map.
+TALLIES: dict[str, str] = {}
+# Histograms of a number field.
+SPECTRA = {
+    "sojourn_request_prompt_length_tokens": "prompt_tokens",
+    "sojourn_request_output_length_tokens": "output_tokens",
+}
+# Histograms of an account of the ledger up to the last byte.
+ACCOUNTS = {
+    "sojourn_request_admission_seconds": Account.REQUEST_ADMISSION,
+    "sojourn_request_queue_seconds": Account.REQUEST_QUEUE,
+    "sojourn_request_interference_seconds": Account.REQUEST_INTERFERENCE,
+    "sojourn_request_stream_seconds": Account.REQUEST_STREAM,
+    "sojourn_memory_blocked_seconds": Account.MEMORY_BLOCKED,
+    "sojourn_token_encode_seconds": Account.TOKEN_ENCODE,
+    "sojourn_token_sample_seconds": Account.TOKEN_SAMPLE,
+    "sojourn_token_decode_seconds": Account.TOKEN_DECODE,
+}
+
+
+class RequestFold:
+    """Folds ended requests in, and judges them by the objectives of their class."""
+
+    def __init__(self, series: Series, objectives: Bounds):
+        numbers, histograms = series.numbers, series.histograms
+        self._objectives = objectives
+        self._sums = Sums(series, SUMS)
+        self._tallies = Tallies(series, TALLIES)
+        self._spectra = Spectra(series, SPECTRA)
+        self._accounts = [(histograms[name][()], account) for name, account in ACCOUNTS.items()]
+        self._ledgers = [
+            _LedgerSum(series, f"sojourn_request_{kind}_seconds_total") for kind in ("ledger", "ttft_ledger")
+        ]
+        self._finished = numbers["sojourn_request_finished_total"]
+        self._prefix = numbers["sojourn_memory_prefix_tokens_total"]
+        self._unaccounted = numbers["sojourn_request_unaccounted_seconds_total"]
+        self._unclosed = numbers["sojourn_request_unclosed_total"]
+        self._preempted = histograms["sojourn_memory_preempted_seconds"][()]
+        self._gaps = histograms["sojourn_request_itl_seconds"][()]
+        self._latencies: dict[str, Histogram] = {
+            objective: histograms[histogram_of(objective)][()] for objective in ("ttft_ms", "tpot_ms", "e2e_ms")
+        }
+        self._judged = numbers["sojourn_request_objective_total"]
+        for klass, bounds in objectives.items():
+            for objective in (*bounds, GOOD):
+                for verdict in ("met", "missed"):
+                    self._judged[klass, objective, verdict] = 0
+
+    def observe(self, request: RequestRecord) -> None:
+        self._finished[(outcome(request),)] += 1
+        self._sums.add(request)
+        self._tallies.add(request)
+        self._spectra.observe(request)
+        if request.first_step is not None:  # one that never ran has asked the prefix cache for nothing
+            self._prefix[("hit",)] += request.cached_tokens
+            self._prefix[("miss",)] += request.prompt_tokens - request.cached_tokens
+        self._observe_ledger(request)
+        if len(request.token_ns) > 1:
+            self._gaps.observe_all(gaps_ns(request.token_ns))
+        latencies = latencies_ns(request)
+        for objective, latency_ns in latencies.items():
+            self._latencies[objective].observe(latency_ns)
+        if self._objectives:
+            self._judge(request, latencies)
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        self._sums.settle()
+        for ledger in self._ledgers:
+            ledger.settle()
+
+    def _observe_ledger(self, request: RequestRecord) -> None:
+        booked = request.ledger
+        self._ledgers[0].add(booked)
+        self._ledgers[1].add(request.ttft)
+        if request.written_ns is not None:
+            latency_ns = request.written_ns - request.arrived_ns
+            unaccounted_ns = latency_ns - accounted_ns(booked)
+            self._unaccounted[()] += abs(unaccounted_ns)
+            self._unclosed[()] += not closes(unaccounted_ns, latency_ns)
+        for histogram, account in self._accounts:
+            histogram.observe(booked[account])
+        if request.preemptions:
+            self._preempted.observe(booked[Account.MEMORY_PREEMPTED])
+
+    def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> None:
+        """Met or missed, for each objective of the request's class and for all of them together."""
+        klass = request.klass if request.klass in self._objectives else EVERY_CLASS
+        if klass not in self._objectives:
+            return
+        verdicts = met(request, latencies, self._objectives[klass])
+        for objective, is_met in verdicts.items():
+            self._judged[klass, objective, "met" if is_met else "missed"] += 1
+        self._judged[klass, GOOD, "met" if all(verdicts.values()) else "missed"] += 1
+
+
+class _LedgerSum:
+    """A counter by account, the sum of ledgers. The client's accounts are no server's to export."""
+
+    def __init__(self, series: Series, name: str):
+        self._samples = series.numbers[name]
+        self._totals = new_ledger()
+
+    def add(self, ledger: list[int]) -> None:
+        self._totals = list(map(add, self._totals, ledger))
+
+    def settle(self) -> None:
+        for info in SERVER_ACCOUNTS:
+            self._samples[info.lifecycle, info.name] = self._totals[info.account]
+
+
+def histogram_of(objective: str) -> str:
+    """The histogram of the latency that an objective bounds."""
+    return f"sojourn_request_{objective.removesuffix('_ms')}_seconds"

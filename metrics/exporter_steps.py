@@ -1,0 +1,84 @@
+"""StepRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+
+from metrics.records import StepRecord
+from metrics.series import Series, Spectra, Spread, Sums, Tallies
+
+# Counters that are sums of a number field.
+SUMS = {
+    "sojourn_token_padding_tokens_total": "padding_tokens",
+    "sojourn_token_overrun_tokens_total": "overrun_tokens",
+    "sojourn_token_budget_tokens_total": "budget",
+    "sojourn_compute_device_seconds_total": "device_ns",
+    "sojourn_compute_device_gap_seconds_total": "gap_ns",
+    "sojourn_compute_flops_total": "flops",
+    "sojourn_compute_moved_bytes_total": "bytes",
+    "sojourn_memory_evicted_blocks_total": "evicted_blocks",
+}
+# Counters whose label values are the keys of a map.
+TALLIES = {
+    "sojourn_request_refusals_total": "refusals",
+}
+# Histograms of list fields that are empty in most steps.
+SAMPLES: dict[str, str] = {}
+
+_DECODE = ("decode",)
+
+
+class StepFold:
+    """Folds engine steps in. A step that only decodes is not walked request by request."""
+
+    def __init__(self, series: Series):
+        numbers, histograms = series.numbers, series.histograms
+        self._sums = Sums(series, SUMS)
+        self._tallies = Tallies(series, TALLIES)
+        self._samples = Spectra(series, SAMPLES)
+        self._stages = Spread(series, "sojourn_compute_stage_seconds_total")
+        self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
+        self._graphs = numbers["sojourn_compute_steps_total"]
+        self._preemptions = numbers["sojourn_memory_preemptions_total"]
+        self._predicted = numbers["sojourn_compute_predicted_seconds_total"]
+        self._residual = numbers["sojourn_compute_residual_seconds_total"]
+        self._ratio = histograms["sojourn_compute_prediction_ratio"][()]
+        self._tokens = histograms["sojourn_token_step_tokens"][()]
+        self._wall = histograms["sojourn_compute_step_seconds"]
+
+    def observe(self, step: StepRecord) -> None:
+        self._sums.add(step)
+        self._tallies.add(step)
+        self._samples.observe_all(step)
+        self._stages.add(step.stages)
+        self._graphs[(step.graph,)] += 1
+        kinds, tokens = step.kinds, sum(step.new_tokens)
+        self._tokens.observe(tokens)
+        if kinds.count("decode") == len(kinds):
+            composition = _DECODE
+            self._scheduled[_DECODE] += tokens
+        else:
+            composition = (_composition(kinds),)
+            for kind, new in zip(kinds, step.new_tokens, strict=True):
+                self._scheduled[(kind,)] += new
+        if kinds:
+            self._wall[composition].observe(step.end_ns - step.begin_ns)
+        if step.preempted_ids:
+            self._preemptions[()] += len(step.preempted_ids)
+        if step.predicted_ns:
+            self._observe_prediction(step.device_ns, step.predicted_ns)
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        self._sums.settle()
+        self._stages.settle()
+
+    def _observe_prediction(self, device_ns: int, predicted_ns: int) -> None:
+        residual_ns = device_ns - predicted_ns
+        self._predicted[()] += predicted_ns
+        self._residual[("slower" if residual_ns > 0 else "faster",)] += abs(residual_ns)
+        self._ratio.observe(device_ns / predicted_ns)
+
+
+def _composition(kinds: list[str]) -> str:
+    """What a step was made of. Rebuilding KV is prompt work; verifying drafts is decoding."""
+    decodes = kinds.count("decode") + kinds.count("verify")
+    if decodes == len(kinds):
+        return "decode"
+    return "mixed" if decodes else "prefill"

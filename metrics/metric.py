@@ -1,0 +1,73 @@
+"""How a metric is declared: what the files `catalog_<lifecycle>.py` are written in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+NS_PER_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family of time series. A histogram's buckets are upper bounds, inclusive, in `unit`."""
+
+    name: str
+    kind: Kind
+    unit: str
+    lifecycle: str
+    meaning: str
+    cannot: str
+    labels: tuple[str, ...] = ()
+    # Label values known beforehand: their series exist from the start, so that a rate never misses the first event.
+    values: tuple[tuple[str, ...], ...] = ()
+    buckets: tuple[float, ...] = ()
+    scale: int = 1  # how many of what a record holds are one `unit`, where that is not seconds
+
+    @property
+    def stored_per_unit(self) -> int:
+        """What is kept is an integer of the records: nanoseconds for seconds."""
+        return NS_PER_SECOND if self.unit == "seconds" else self.scale
+
+    @property
+    def help(self) -> str:
+        return f"{self.meaning} {self.cannot}"
+
+
+def log_buckets(first: float, last: float, per_decade: int) -> tuple[float, ...]:
+    """Bounds from `first` to at least `last`, evenly spaced on a logarithmic axis, rounded to two digits."""
+    bounds, index = [], 0
+    while not bounds or bounds[-1] < last:
+        bounds.append(float(f"{first * 10 ** (index / per_decade):.1e}"))
+        index += 1
+    return tuple(bounds)
+
+
+TOKEN_BOUNDS = (1.0, *(float(base << power) for power in range(17) for base in (2, 3)))  # 1 2 3 4 6 8 12 … 196608
+LATENCY_BOUNDS = log_buckets(0.001, 600, per_decade=6)
+GAP_BOUNDS = log_buckets(0.000_1, 30, per_decade=6)
+STEP_BOUNDS = log_buckets(0.000_05, 10, per_decade=6)
+WORK_BOUNDS = log_buckets(0.000_01, 10, per_decade=5)  # work on the host, from one short prompt to a huge one
+RATIO_BOUNDS = log_buckets(0.1, 10, per_decade=14)
+
+
+def counter(lifecycle: str, name: str, unit: str, meaning: str, cannot: str, **labels: Iterable[str]) -> Metric:
+    return _labelled(Metric(f"sojourn_{lifecycle}_{name}", "counter", unit, lifecycle, meaning, cannot), labels)
+
+
+def gauge(lifecycle: str, name: str, unit: str, meaning: str, cannot: str, **labels: Iterable[str]) -> Metric:
+    return _labelled(Metric(f"sojourn_{lifecycle}_{name}", "gauge", unit, lifecycle, meaning, cannot), labels)
+
+
+def histogram(
+    lifecycle: str, name: str, unit: str, buckets: tuple[float, ...], meaning: str, cannot: str, **labels: Iterable[str]
+) -> Metric:
+    metric = Metric(f"sojourn_{lifecycle}_{name}", "histogram", unit, lifecycle, meaning, cannot, buckets=buckets)
+    return _labelled(metric, labels)
+
+
+def _labelled(metric: Metric, labels: Mapping[str, Iterable[str]]) -> Metric:
+    """One label with its values; an empty list of values says that they are only known once they occur."""
+    names = tuple(labels)
+    values = tuple((value,) for value in labels[names[0]]) if len(names) == 1 else ()
+    return replace(metric, labels=names, values=values or (() if names else ((),)))

@@ -1,0 +1,129 @@
+"""A trace is the record, placed in time: nothing is added, nothing is lost."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metrics.judgement import accounted_ns
+from metrics.ledger import SERVER_ACCOUNTS, Account, new_ledger
+from metrics.records import RequestRecord
+from metrics.spans import account_spans, is_sampled, parent_of, root_span
+from tests.metrics.random_records import MS, random_request
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def streamed() -> RequestRecord:
+    """60 ms to the first text and 140 ms from there, all of it in accounts."""
+    ttft, ledger = new_ledger(), new_ledger()
+    ttft[Account.TOKEN_ENCODE], ttft[Account.REQUEST_QUEUE], ttft[Account.COMPUTE_PREFILL] = 2 * MS, 20 * MS, 35 * MS
+    ttft[Account.REQUEST_STREAM] = 3 * MS
+    ledger[:] = ttft
+    ledger[Account.COMPUTE_DECODE], ledger[Account.MEMORY_PREEMPTED] = 90 * MS, 40 * MS
+    ledger[Account.REQUEST_STREAM] = 13 * MS
+    return RequestRecord(
+        "r", arrived_ns=100 * MS, finished_ns=300 * MS, finish_reason="stop", prompt_tokens=9, output_tokens=3,
+        first_step=4, last_step=7, encoded_ns=102 * MS, queued_ns=103 * MS, scheduled_ns=122 * MS,
+        token_ns=[157 * MS, 200 * MS, 290 * MS], first_written_ns=160 * MS, written_ns=300 * MS, ledger=ledger,
+        ttft=ttft,
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_spans_of_the_accounts_sum_to_the_ledger(seed):
+    request = random_request(Random(seed))
+    spans = account_spans(request)
+    assert sum(span.end_ns - span.begin_ns for span in spans) == accounted_ns(request.ledger)
+    for info in SERVER_ACCOUNTS:
+        own = [span for span in spans if span.name == info.name]
+        assert sum(span.end_ns - span.begin_ns for span in own) == request.ledger[info.account]
+        assert all(span.attributes["sojourn.lifecycle"] == info.lifecycle for span in own)
+
+
+def test_spans_before_the_first_text_sum_to_the_time_to_it():
+    request = streamed()
+    first = [span for span in account_spans(request) if span.attributes["sojourn.part"] == "to_first_text"]
+    assert sum(span.end_ns - span.begin_ns for span in first) == request.first_written_ns - request.arrived_ns
+
+
+def test_span_begins_where_the_record_knows_it_and_else_where_the_last_one_ended():
+    placed = [(span.name, span.begin_ns // MS, span.attributes["sojourn.begins"]) for span in account_spans(streamed())]
+    assert placed == [
+        ("token.encode", 100, "measured"),
+        ("request.queue", 102, "measured"),
+        ("compute.prefill", 122, "measured"),
+        ("request.stream", 157, "measured"),
+        ("memory.preempted", 160, "measured"),
+        ("compute.decode", 200, "end_to_end"),
+        ("request.stream", 290, "measured"),
+    ]
+
+
+def test_answer_that_is_not_streamed_has_one_part():
+    request = streamed()
+    ledger = list(request.ledger)
+    whole = RequestRecord(
+        "r", 100 * MS, 300 * MS, finish_reason="stop", token_ns=request.token_ns, first_written_ns=300 * MS,
+        written_ns=300 * MS, ledger=ledger, ttft=ledger,
+    )  # fmt: skip
+    spans = account_spans(whole)
+    assert {span.attributes["sojourn.part"] for span in spans} == {"to_first_text"}
+    assert spans[-1].name == "request.stream" and spans[-1].begin_ns == 290 * MS
+
+
+def test_request_that_never_wrote_shows_where_it_was_stuck():
+    ledger = new_ledger()
+    ledger[Account.MEMORY_BLOCKED] = 80 * MS
+    stuck = RequestRecord("r", 0, 80 * MS, finish_reason="abort", encoded_ns=0, ledger=ledger)
+    assert [(span.name, span.begin_ns, span.end_ns) for span in account_spans(stuck)] == [
+        ("memory.blocked", 0, 80 * MS)
+    ]
+
+
+def test_root_lasts_from_arrival_to_the_last_byte_and_names_its_steps():
+    root = root_span(streamed(), "tiny", {"gen_ai.operation.name": "text_completion", "gen_ai.request.top_p": 0.9})
+    assert (root.name, root.begin_ns, root.end_ns) == ("text_completion tiny", 100 * MS, 300 * MS)
+    expected = {
+        "gen_ai.request.model": "tiny", "gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.finish_reasons": ["stop"], "gen_ai.response.time_to_first_chunk": 0.06,
+        "gen_ai.request.top_p": 0.9, "sojourn.step.first": 4, "sojourn.step.last": 7,
+        "sojourn.ledger.compute.decode_ns": 90 * MS,
+    }  # fmt: skip
+    assert {name: root.attributes.get(name) for name in expected} == expected
+    assert "error.type" not in root.attributes
+
+
+@pytest.mark.parametrize(
+    ("header", "is_parent"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", True),
+        (f"00-{TRACE}-{SPAN}-00", True),
+        (f"01-{TRACE}-{SPAN}-01-later", True),  # a version that is not known yet
+        (f"ff-{TRACE}-{SPAN}-01", False),
+        (f"00-{'0' * 32}-{SPAN}-01", False),
+        (f"00-{TRACE}-{'0' * 16}-01", False),
+        (f"00-{TRACE.upper()}-{SPAN}-01", False),
+        (f"00-{TRACE}-{SPAN}", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_parent_is_read_from_a_header_of_the_right_form_only(header, is_parent):
+    parent = parent_of(header)
+    assert (parent is not None) == is_parent
+    if parent is not None:
+        assert (parent.trace_id, parent.span_id) == (int(TRACE, 16), int(SPAN, 16))
+        assert parent.is_sampled == (header.split("-")[3] == "01")
+
+
+def test_sampling_is_decided_by_the_low_half_of_the_trace_id_as_opentelemetry_does():
+    sampler = pytest.importorskip("opentelemetry.sdk.trace.sampling")
+    rng = Random(11)
+    for ratio in (0.0, 0.01, 0.5, 1.0):
+        theirs = sampler.TraceIdRatioBased(ratio)
+        for trace_id in [rng.getrandbits(128) for _ in range(500)]:
+            kept = theirs.should_sample(None, trace_id, "").decision is sampler.Decision.RECORD_AND_SAMPLE
+            assert is_sampled(trace_id, ratio) == kept
