@@ -108,7 +108,8 @@ class ClientRecord(msgspec.Struct, frozen=True):
 
 
 class SystemRecord(msgspec.Struct, frozen=True):
-    """One second of the machine. `None` where this machine has no such sensor."""
+    """One second of the machine. `None` where this machine has no such sensor. CPU seconds are user and system time
+    since the process began."""
 
     ns: int
     host_cpu_percent: float  # of all cores together: 0 to 100
@@ -120,6 +121,25 @@ class SystemRecord(msgspec.Struct, frozen=True):
     gpu_memory_used_bytes: int | None = None
     gpu_power_watts: float | None = None
     gpu_sm_clock_mhz: float | None = None
+    gpu_memory_clock_mhz: float | None = None
+    gpu_temperature_celsius: float | None = None
+    gpu_throttle_reasons: list[str] | None = None  # why the clock is below what was asked for: system.THROTTLE_REASONS
+    cpu_power_watts: float | None = None  # of all packages, mean since the sample before
+    front_cpu_seconds: float | None = None
+    core_cpu_seconds: float | None = None
+    front_rss_bytes: int | None = None
+
+
+class KernelRecord(msgspec.Struct, frozen=True):
+    """What the kernels of one name took of one step of a profile burst. Over all rows of a burst, gaps included, the
+    times sum to its wall time: where kernels overlap, the time is that of the one that began last."""
+
+    step: int
+    klass: str  # one of kernels.CLASSES
+    name: str
+    count: int
+    total_ns: int
+    begin_ns: int  # of the first
 
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {
@@ -158,6 +178,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "requests": pa.schema(_fields(RequestRecord)),
     "client": pa.schema(_fields(ClientRecord)),
     "system": pa.schema(_fields(SystemRecord)),
+    "kernels": pa.schema(_fields(KernelRecord)),
     "scrapes": pa.schema([("ns", pa.int64()), ("name", pa.string()), ("labels", pa.map_(pa.string(), pa.string())),
                           ("value", pa.float64())]),
 }  # fmt: skip

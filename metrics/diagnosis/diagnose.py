@@ -13,6 +13,7 @@ from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
+from metrics.energy import run_energy
 from metrics.goodput import class_goodput
 from metrics.ledger import LIFECYCLES
 from metrics.objectives import short
@@ -53,6 +54,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
         warnings=warnings,
+        energy=run_energy(run, facts.rows),
     )
 
 

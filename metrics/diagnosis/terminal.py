@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.diagnosis.verdict import Diagnosis, Evidence, Finding, without_finding
+from metrics.energy import energy_line
 from metrics.goodput import QUANTILE_MIN_SAMPLES, ClassGoodput
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from metrics.objectives import short
@@ -30,6 +31,7 @@ STATUS_MARKS = {"present": ("●", "bold yellow"), "absent": ("○", "green"), "
 def render(diagnosis: Diagnosis) -> RenderableType:
     """The whole report for `rich.print`. All text of the run is shown as it is, never read as markup."""
     parts: list[RenderableType] = [_headline(diagnosis), _section("Goodput"), _goodput(diagnosis.goodput)]
+    parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
     if diagnosis.ledger_share:
         parts += [_section("Where the time went"), _lifecycles(diagnosis), _accounts(diagnosis)]
     parts += [_section("Findings")]

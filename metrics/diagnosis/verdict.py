@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from metrics.energy import EnergyUse
 from metrics.goodput import ClassGoodput
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]
@@ -96,6 +97,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[SymptomCheck]  # all six, in the order of symptoms.SYMPTOMS
     closure: Closure
     warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
+    energy: EnergyUse | None = None  # of the measured window; None where the machine has no power sensor
 
 
 def without_finding(diagnosis: Diagnosis) -> str:

@@ -1,0 +1,151 @@
+"""The machine's sensors: a scripted NVIDIA driver, and energy counters of a kernel in a folder."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from metrics.records import SystemRecord
+from metrics.system import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
+
+S = 1_000_000_000
+
+
+class DriverError(Exception):
+    """As the driver's module raises them."""
+
+
+class Driver:
+    """A driver with two devices that answers as nvidia-ml-py does; `broken` names the calls that have no sensor."""
+
+    NVMLError = DriverError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, *broken: str):
+        self.broken = set(broken)
+        self.opened = None
+
+    def __getattribute__(self, name: str):
+        if name.startswith("nvml") and name in object.__getattribute__(self, "broken"):
+
+            def refuse(*_):
+                raise DriverError("Not Supported")
+
+            return refuse
+        return object.__getattribute__(self, name)
+
+    def nvmlInit(self):
+        """The library was found."""
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index > 1:
+            raise DriverError("Invalid Argument")
+        self.opened = index
+        return f"device {index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        self.opened = uuid
+        return "device by name"
+
+    def nvmlDeviceGetUtilizationRates(self, device):
+        return SimpleNamespace(gpu=87, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, device):
+        return SimpleNamespace(total=150_000_000_000, free=50_000_000_000, used=100_000_000_000)
+
+    def nvmlDeviceGetPowerUsage(self, device):
+        return 612_345  # milliwatts
+
+    def nvmlDeviceGetClockInfo(self, device, kind):
+        return {1: 1755, 2: 3201}[kind]
+
+    def nvmlDeviceGetTemperature(self, device, sensor):
+        return 61
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device):
+        return 0x4 | 0x20
+
+
+ALL = {
+    "gpu_utilisation_percent": 87.0, "gpu_memory_used_bytes": 100_000_000_000, "gpu_power_watts": 612.345,
+    "gpu_sm_clock_mhz": 1755.0, "gpu_memory_clock_mhz": 3201.0, "gpu_temperature_celsius": 61.0,
+    "gpu_throttle_reasons": ["sw_power_cap", "sw_thermal"],
+}  # fmt: skip
+
+
+def test_every_sensor_of_the_driver_is_read_in_the_units_of_the_record():
+    assert GpuSensors(Driver(), {}).read() == ALL
+    assert set(ALL) <= {field for field in SystemRecord.__struct_fields__}
+
+
+@pytest.mark.parametrize(("call", "lost"), [
+    ("nvmlDeviceGetUtilizationRates", "gpu_utilisation_percent"), ("nvmlDeviceGetPowerUsage", "gpu_power_watts"),
+    ("nvmlDeviceGetCurrentClocksEventReasons", "gpu_throttle_reasons"),
+])  # fmt: skip
+def test_a_missing_sensor_hides_no_other(call, lost):
+    assert GpuSensors(Driver(call), {}).read() == {name: value for name, value in ALL.items() if name != lost}
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_without_a_device_there_is_nothing_to_read(broken):
+    assert GpuSensors(Driver(broken), {}).read() == {}
+
+
+@pytest.mark.parametrize(("visible", "opened"), [("", 0), ("1", 1), ("1,0", 1), ("GPU-8f2a", "GPU-8f2a")])
+def test_the_device_is_the_first_that_cuda_sees(visible, opened):
+    driver = Driver()
+    GpuSensors(driver, {"CUDA_VISIBLE_DEVICES": visible})
+    assert driver.opened == opened
+
+
+def test_reasons_are_named_as_nvml_names_them():
+    import pynvml
+
+    named = {
+        bit: name for bit, name in THROTTLE_REASONS.items()
+    }  # fmt: skip
+    constants = [value for name, value in vars(pynvml).items()
+                 if name.startswith("nvmlClocksEventReason") and not name.endswith(("All", "None"))]  # fmt: skip
+    assert set(named) == set(constants)
+    assert throttle_reasons(0) == []
+    assert throttle_reasons(0x1 | 0x8) == ["gpu_idle", "hw_slowdown"]
+    assert throttle_reasons(0x4 | 0x8000) == ["sw_power_cap", "bits_0x8000"]
+
+
+def counters(folder, **microjoules):
+    for name, value in microjoules.items():
+        zone = folder / name.replace("_", ":")
+        zone.mkdir(exist_ok=True)
+        (zone / "energy_uj").write_text(f"{value}\n")
+        (zone / "max_energy_range_uj").write_text("1000000\n")
+    return folder
+
+
+def test_power_of_the_packages_is_what_their_counters_gain(tmp_path):
+    names = ("intel-rapl_0", "intel-rapl_1", "intel-rapl_0_0")  # the last is a part of the first
+    energy = CpuEnergy(counters(tmp_path, **dict.fromkeys(names, 100_000)))
+    assert energy.watts(0) is None  # nothing to compare with
+    counters(tmp_path, **dict(zip(names, (600_000, 350_000, 300_000), strict=True)))
+    assert energy.watts(S // 2) == pytest.approx((0.5 + 0.25) / 0.5)
+    counters(tmp_path, **{names[0]: 100_000})  # it wrapped at one joule
+    assert energy.watts(S) == pytest.approx(0.5 / 0.5)
+
+
+def test_without_readable_counters_there_is_no_power(tmp_path):
+    energy = CpuEnergy(tmp_path)
+    assert energy.watts(0) is None and energy.watts(S) is None
+
+
+def test_a_sample_knows_both_processes_and_their_ends(tmp_path):
+    sampler = SystemSampler(os.getpid(), nvml=Driver(), powercap=tmp_path)
+    record = sampler.sample(os.getpid())
+    assert record.front_cpu_seconds == pytest.approx(record.core_cpu_seconds, abs=0.5) and record.front_cpu_seconds > 0
+    assert record.core_rss_bytes == pytest.approx(record.front_rss_bytes, rel=0.2)
+    assert record.gpu_power_watts == 612.345 and record.cpu_power_watts is None
+    gone = sampler.sample(None)
+    assert gone.core_cpu_seconds is gone.core_rss_bytes is gone.core_cpu_percent is None
+
+
+def test_a_machine_without_a_driver_has_none_of_its_sensors(tmp_path):
+    record = SystemSampler(os.getpid(), nvml=None, powercap=tmp_path).sample(None)
+    assert {getattr(record, name) for name in ALL} == {None}
