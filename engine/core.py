@@ -36,7 +36,7 @@ def main() -> None:
         raise
     else:
         outbox.send(messages.encode(ready))
-        loop(engine, inbox, front_pid)
+        loop(engine, inbox, outbox, front_pid)
     finally:
         outbox.close(linger=1000)
         inbox.close()
@@ -71,14 +71,18 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
     return Engine(scheduler, runner, runner.shape, publish, first_step=first_step, overlap=runner.overlap), ready
 
 
-def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:
+def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) -> None:
     """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
+    from engine.burst import ProfileBurst  # torch is loaded by now, as it has to be
+
     begin_ns = time.monotonic_ns()
+    burst: ProfileBurst | None = None
     while os.getppid() == front_pid:  # else nobody is left to compute for
         if not engine.has_work:
             engine.idle()
-            # A grammar that is being compiled calls nobody when it is done.
-            if not inbox.poll(timeout=1 if engine.is_preparing else 1000) and not engine.is_preparing:
+            # A grammar that is being compiled calls nobody when it is done, nor does a deadline.
+            watches = engine.is_preparing or burst is not None
+            if not inbox.poll(timeout=1 if watches else 1000) and not watches:
                 continue
             begin_ns = time.monotonic_ns()
         arrived = []
@@ -86,8 +90,14 @@ def loop(engine: Engine, inbox: zmq.Socket, front_pid: int) -> None:
             message = messages.decode_to_core(inbox.recv())
             if isinstance(message, messages.Stop):
                 return
-            arrived.append(message)
+            if isinstance(message, messages.Profile):
+                burst = ProfileBurst(message, engine)
+            else:
+                arrived.append(message)
         engine.receive(arrived, begin_ns)
+        if burst is not None and (answer := burst.advance()) is not None:
+            outbox.send(messages.encode(messages.Profiled(answer)), copy=False)
+            burst = None
         if engine.has_work:
             begin_ns = engine.step()
 

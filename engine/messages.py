@@ -4,6 +4,7 @@ import msgspec
 
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.costmodel import ModelShape
+from metrics.kernels import Burst
 from metrics.records import StepRecord
 
 
@@ -30,7 +31,14 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Front → core: end the process."""
 
 
-ToCore = Submit | Abort | Stop
+class Profile(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: profile the next steps. Answered once, by `Profiled`; the front asks for one burst at a time."""
+
+    steps: int
+    timeout_ms: int  # then the burst ends with the steps that it has
+
+
+ToCore = Submit | Abort | Stop | Profile
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +101,13 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     running: int
 
 
-FromCore = Ready | Failed | Outputs
+class Profiled(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: what a profile burst saw. Without windows no step came in time."""
+
+    burst: Burst
+
+
+FromCore = Ready | Failed | Outputs | Profiled
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

@@ -30,7 +30,10 @@ MAY_IMPORT = {
         "engine.sampling", "metrics",
     },
     "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
-    "engine.core": {"engine.engine", "engine.runner", "engine.messages", "engine.config", "engine.cores"},
+    "engine.burst": {"engine.engine", "engine.runner", "engine.compute", "engine.messages", "metrics"},
+    "engine.core": {
+        "engine.engine", "engine.burst", "engine.runner", "engine.messages", "engine.config", "engine.cores",
+    },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
         "engine.token.template", "engine.token.tokenizer", "metrics",

@@ -1,7 +1,7 @@
 """All layers of a decoder in one call, for a CPU: `cpp/layers.cpp` does the work, by the kernels that it calls."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,12 @@ from engine.compute.operations_cpp import GATES, SHIFTS, HeadArguments
 from engine.compute.weight_formats.cpp_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+
+# What a layer computes, in order: class of the kernel (metrics.kernels.CLASSES) and its name. `marks` tells when.
+PARTS = (
+    ("gemm", "qkv"), ("rope_kv", "rope and cache write"), ("attention", "attend"), ("gemm", "o"), ("norm", "add norm"),
+    ("gemm", "gate up"), ("other", "gate"), ("gemm", "down"), ("norm", "add norm"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class _Layers(ctypes.Structure):
         ("layers", POINTER), *((name, INT) for name in ("num_layers", "hidden_size", "intermediate_size")),
         *((name, POINTER) for name in ("gate", "residual", "normed", "room")),
         ("heads", HeadArguments), ("attention", AttentionArguments),
-        ("eps", ctypes.c_float), ("shift", ctypes.c_float),
+        ("eps", ctypes.c_float), ("shift", ctypes.c_float), ("marks", POINTER),
     )  # fmt: skip
 
 
@@ -94,6 +100,7 @@ class CppLayers:
             ),
         )  # fmt: skip
         self._address = ctypes.addressof(self._arguments)
+        self.watch: Callable[[Sequence[int]], None] | None = None  # is told the marks of each call
 
     def __call__(
         self, normed: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
@@ -108,7 +115,14 @@ class CppLayers:
         heads = arguments.heads
         heads.num_tokens, heads.slots, heads.positions = num_tokens, inputs.slots.data_ptr(), positions.data_ptr()
         arguments.attention.place(inputs)
-        self._run(self._address)
+        if self.watch is None:
+            self._run(self._address)
+        else:
+            marks = (INT * (1 + len(PARTS) * arguments.num_layers))()
+            arguments.marks = ctypes.addressof(marks)
+            self._run(self._address)
+            arguments.marks = None
+            self.watch(marks)
         return normed
 
 

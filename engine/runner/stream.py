@@ -41,6 +41,10 @@ class Stream(Protocol):
         """Until all that was submitted no longer reads or writes memory of the host."""
         ...
 
+    def call(self, work: Callable[[], None]) -> None:
+        """Does something that is no step, in the thread that does the steps, after those that were submitted."""
+        ...
+
 
 class InlineStream:
     """A CPU that computes in the host's own thread, when the host waits."""
@@ -53,6 +57,9 @@ class InlineStream:
 
     def drain(self) -> None:
         """Nothing is under way when the host does anything else."""
+
+    def call(self, work: Callable[[], None]) -> None:
+        work()
 
 
 class ThreadStream:
@@ -73,6 +80,9 @@ class ThreadStream:
     def drain(self) -> None:
         if self._last is not None:
             self._last.exception()  # waits; whoever collects the task is told
+
+    def call(self, work: Callable[[], None]) -> None:
+        self._worker.submit(work).result()
 
 
 class CudaStream:
@@ -107,6 +117,9 @@ class CudaStream:
 
     def drain(self) -> None:
         """The host's changes of device memory queue behind what was submitted."""
+
+    def call(self, work: Callable[[], None]) -> None:
+        work()  # in the thread that launches; the device may be behind it
 
 
 def make_stream(device: torch.device, overlap: bool) -> Stream:

@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.cores import let_threads_sleep
 from engine.sampling import TokenLogprobs
 from engine.server.queue_speed import QueueSpeed
+from metrics.kernels import Burst
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
@@ -78,6 +79,7 @@ class CoreClient:
         self._context = zmq.asyncio.Context()
         self._to_core: zmq.asyncio.Socket | None = None
         self._core_waits = False  # the core reported a queue of its own after its last step
+        self._burst: asyncio.Future[Burst | None] | None = None  # being waited for
 
     @property
     def num_waiting(self) -> int:
@@ -132,6 +134,19 @@ class CoreClient:
         work = self.works[message.request_id] = Work(message.request_id, news)
         self._send(encoded)
         return work
+
+    @property
+    def is_profiling(self) -> bool:
+        return self._burst is not None
+
+    async def profile(self, wish: messages.Profile) -> Burst | None:
+        """What the next steps of the core did; None if it died over that. One burst at a time."""
+        self._burst = asyncio.get_running_loop().create_future()
+        try:
+            self._send(messages.encode(wish))
+            return await self._burst
+        finally:
+            self._burst = None
 
     def abort(self, work: Work) -> None:
         """Makes the core forget a request; `over` is set when it has."""
@@ -197,6 +212,8 @@ class CoreClient:
             message = messages.decode_from_core(await from_core.recv())
             if isinstance(message, messages.Outputs):
                 self._take(message)
+            elif isinstance(message, messages.Profiled):
+                self._end_burst(message.burst)
             elif isinstance(message, messages.Ready):
                 self.ready, self.failure = message, None
                 self._on_ready(message)
@@ -234,7 +251,12 @@ class CoreClient:
             work.over.set()
         self.works.clear()
         self._core_waits = False
+        self._end_burst(None)
         self.queue_speed.reset()
+
+    def _end_burst(self, burst: Burst | None) -> None:
+        if self._burst is not None and not self._burst.done():
+            self._burst.set_result(burst)
 
     def _set_state(self, state: str) -> None:
         if self.state != "draining":  # which is for good, whatever the core does meanwhile

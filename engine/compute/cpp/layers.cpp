@@ -1,5 +1,7 @@
 // All layers of a decoder in one call: between its kernels stands no Python.
 
+#include <chrono>
+
 #include "kernels.h"
 
 extern "C" {
@@ -35,6 +37,12 @@ struct Layer {
     int64_t window;  // 0: none
 };
 
+// Python's time.monotonic_ns
+int64_t monotonic_ns() {
+    auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
 }  // namespace
 
 // As engine/compute/layers_cpp.py lays it out.
@@ -48,6 +56,7 @@ struct Layers {
     Heads heads;      // what all layers share
     Attention attention;
     float eps, shift;
+    int64_t *marks;  // [1 + 9 * num_layers] readings of the clock, before and after every part; null: none
 };
 
 extern "C" void sojourn_layers(Layers *arguments) {
@@ -59,19 +68,32 @@ extern "C" void sojourn_layers(Layers *arguments) {
     float *qkv = attended + rows * query_size, *gate_up = qkv, *gated = gate_up + rows * 2 * all.intermediate_size;
     heads.qkv = qkv, heads.query = query;
     all.attention.query = query, all.attention.output = attended;
+    auto mark = [marks = all.marks]() mutable {
+        if (marks) *marks++ = monotonic_ns();
+    };
+    mark();
     for (const Layer *layer = all.layers; layer != all.layers + all.num_layers; layer++) {
         layer->qkv(all.normed, qkv, rows);
+        mark();
         heads.q_norm = layer->q_norm, heads.k_norm = layer->k_norm;
         heads.keys = layer->keys, heads.values = layer->values;
         sojourn_write_heads(&heads);
+        mark();
         all.attention.keys = layer->keys, all.attention.values = layer->values;
         all.attention.window = layer->window;
         sojourn_attend(&all.attention);
+        mark();
         layer->o(attended, x, rows);
+        mark();
         sojourn_add_rms_norm(x, all.residual, layer->post_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+        mark();
         layer->gate_up(all.normed, gate_up, rows);
+        mark();
         all.gate(gate_up, gated, rows, all.intermediate_size);
+        mark();
         layer->down(gated, x, rows);
+        mark();
         sojourn_add_rms_norm(x, all.residual, layer->next_norm, all.normed, rows, all.hidden_size, all.eps, all.shift);
+        mark();
     }
 }

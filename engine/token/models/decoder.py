@@ -150,7 +150,7 @@ class Decoder(nn.Module):
         rope = None if self.cos is None else Rope(self.cos, self.sin, positions)
         step, norm, eps = Step(operations, attention, slots, rope), self.config.norm, self.config.norm_eps
         normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
-        if (joined := self._joined_layers(operations, attention, kv_cache)) is not None:
+        if (joined := self.joined(operations, attention, kv_cache)) is not None:
             return joined(normed, residual, positions, attention.inputs)
         following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm, layer_cache in zip(self.layers, following, kv_cache.layers(), strict=True):
@@ -158,11 +158,9 @@ class Decoder(nn.Module):
             normed, residual = operations.add_norm(norm, x, residual, next_norm, eps)
         return normed
 
-    def _joined_layers(
-        self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache
-    ) -> CppLayers | None:
-        """Made once for an engine's kernels and cache. Where there are none the cache is not held: one that was only a
-        probe has to give its memory back."""
+    def joined(self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache) -> CppLayers | None:
+        """The layers in one call, made once for an engine's kernels and cache; None where they are computed part by
+        part. Then the cache is not held: one that was only a probe has to give its memory back."""
         (known_operations, known_attention, known_cache), joined = self._joined
         same_kernels = operations is known_operations and attention is known_attention
         if same_kernels and (joined is None or known_cache is kv_cache):

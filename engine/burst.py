@@ -1,0 +1,193 @@
+"""One profile burst in the core: from the front's wish to the answer, between the turns of the loop."""
+
+import time
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
+from engine.engine import Engine
+from engine.messages import Profile
+from engine.runner import ModelRunner
+from metrics.kernels import Burst, Kernel, StepWindow, kernel_records, packed
+from metrics.records import KernelRecord
+
+READ_AT_ONCE = 2_000  # events between two turns: some 2 ms
+STEPS_AT_ONCE = 20
+OTHERS = {  # how a profiled step differs, by the type of device
+    "cpu": "each operation takes two readings of the clock, and torch's profiler notes each of torch's: the kernels "
+    "are those of any step",
+    "cuda": "torch's profiler has every kernel timed by the driver and notes each launch: the kernels, and the graphs "
+    "that are replayed, are those of any step, but gaps are longer where the host launches kernels one by one",
+}
+
+
+class ProfileBurst:
+    """Profiles the next steps of an engine. `advance` is called before each step, and gives the answer once.
+
+    The loop stands still while the profiler is started and stopped; what it noted is read in pieces between turns.
+    """
+
+    def __init__(self, wish: Profile, engine: Engine, clock_ns: Callable[[], int] = time.monotonic_ns):
+        self._engine, self._clock_ns = engine, clock_ns
+        self._runner: ModelRunner = engine.runner
+        self._steps = wish.steps
+        self._deadline_ns = clock_ns() + wish.timeout_ms * 1_000_000
+        self._profiler = TorchProfiler(self._runner.device)
+        self._spans = CpuSpans()
+        self._launched: list[Any] = []  # handles of steps to profile, that were not read yet
+        self._left = wish.steps  # to launch
+        self._windows: list[StepWindow] = []
+        self._blocked_ns = {"start": 0, "stop": 0, "read": 0}
+        self._reading: Iterator[Burst | None] | None = None
+        self._has_begun = self._is_watching = False
+
+    def advance(self) -> Burst | None:
+        """None while the burst goes on. Its answer has no windows where no step ended before the deadline, and a
+        `failure` where the profiler failed: that is no reason to end the process."""
+        try:
+            return self._advance()
+        except Exception as error:
+            traceback.print_exc()
+            self._leave()
+            return msgspec.structs.replace(self._answer([], [], 0), failure=f"{type(error).__name__}: {error}")
+
+    def _advance(self) -> Burst | None:
+        if self._reading is not None:
+            return self._timed("read", lambda: next(self._reading))
+        late = self._clock_ns() >= self._deadline_ns
+        if not self._has_begun:
+            if self._engine.has_work:
+                self._timed("start", self._start)
+            elif late:
+                return self._answer([], [], 0)
+        elif late or len(self._windows) == self._steps:
+            self._timed("stop", self._stop)
+        return None
+
+    def _timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        begin_ns = self._clock_ns()
+        done = work()
+        self._blocked_ns[phase] += self._clock_ns() - begin_ns
+        return done
+
+    def _start(self) -> None:
+        self._has_begun = True
+        runner = self._runner
+        if runner.device.type == "cpu":
+            joined = runner.model.joined(runner.operations, runner.attention, runner.kv_cache)
+            self._spans.install(runner.model, runner.operations, runner.attention, joined)
+        runner.launch, runner.collect = self._launch, self._collect
+        self._is_watching = True
+        runner.stream.call(self._profiler.start)
+
+    def _stop(self) -> None:
+        self._runner.stream.call(self._profiler.stop)
+        self._leave()
+        self._reading = self._read()
+
+    def _leave(self) -> None:
+        """The runner is what it was before."""
+        if self._is_watching:
+            self._is_watching = False
+            del self._runner.launch, self._runner.collect  # the class's own are seen again
+            self._spans.remove()
+
+    def _launch(self, plan: Any) -> Any:
+        handle = ModelRunner.launch(self._runner, plan)
+        if self._left:
+            self._left -= 1
+            self._launched.append(handle)
+        return handle
+
+    def _collect(self, handle: Any) -> Any:
+        outcome = ModelRunner.collect(self._runner, handle)
+        if self._launched and self._launched[0] is handle:
+            self._launched.pop(0)
+            self._windows.append(
+                StepWindow(
+                    self._engine.step_number,
+                    outcome.device_begin_ns,
+                    outcome.device_end_ns - outcome.sampling_ns,
+                    outcome.device_end_ns,
+                )
+            )
+        return outcome
+
+    def _read(self) -> Iterator[Burst | None]:
+        """In pieces: None after each."""
+        offset = self._profiler.offset()
+        yield None
+        events, kernels = self._profiler.events(), []
+        while piece := list(islice(events, READ_AT_ONCE)):
+            kernels += on_monotonic([event for event in piece if event is not None], offset)
+            yield None
+        if self._runner.device.type == "cpu":
+            computed = with_spans(self._spans.taken, self._of_device(kernels))
+            kernels = [*computed, *map(_sampling, self._windows)]
+        kernels.sort(key=lambda run: (run.begin_ns, -run.end_ns))
+        yield None
+        kernels = self._classed(kernels, offset.error_ns)
+        records: list[KernelRecord] = []
+        for part, windows, until_ns in _pieces(kernels, self._windows):
+            records += kernel_records(part, windows, until_ns)
+            yield None
+        yield self._answer(kernels, records, offset.error_ns)
+
+    def _of_device(self, kernels: list[Kernel]) -> list[Kernel]:
+        """Torch's operations in a step's own work: the others are the host's, that plans and prepares."""
+        inside, windows = [], iter(self._windows)
+        window = next(windows, None)
+        for run in sorted(kernels, key=lambda run: run.begin_ns):
+            middle = (run.begin_ns + run.end_ns) // 2
+            while window is not None and window.end_ns <= middle:
+                window = next(windows, None)
+            if window is not None and window.begin_ns <= middle:
+                inside.append(run)
+        return inside
+
+    def _classed(self, kernels: list[Kernel], error_ns: int) -> list[Kernel]:
+        """What the name does not tell, the place may: after the logits a step samples."""
+        classed, windows = [], iter(self._windows)
+        window = next(windows, None)
+        for run in kernels:
+            while window is not None and window.end_ns <= run.begin_ns:
+                window = next(windows, None)
+            if run.klass == "other" and window is not None and run.begin_ns >= window.forward_ns - error_ns:
+                run = run._replace(klass="sampling")
+            classed.append(run)
+        return classed
+
+    def _answer(self, kernels: list[Kernel], records: list[KernelRecord], error_ns: int) -> Burst:
+        names, columns, dropped = packed(kernels)
+        return Burst(
+            windows=self._windows,
+            records=records,
+            names=names,
+            kernels=columns,
+            dropped=dropped,
+            clock_error_ns=error_ns,
+            blocked_ns=self._blocked_ns,
+            device=self._runner.device.type,
+            differs=OTHERS[self._runner.device.type],
+        )
+
+
+def _sampling(window: StepWindow) -> Kernel:
+    """From the logits to the ids: what torch's operations in it do not explain is our own kernel, and its caller."""
+    return Kernel("draw", "sampling", window.forward_ns, window.end_ns)
+
+
+def _pieces(
+    kernels: Sequence[Kernel], windows: Sequence[StepWindow]
+) -> Iterator[tuple[Sequence[Kernel], Sequence[StepWindow], int | None]]:
+    """The kernels, the steps and the end of a few steps at a time: each lasts until the next begins."""
+    for first in range(0, len(windows), STEPS_AT_ONCE):
+        some, rest = windows[first : first + STEPS_AT_ONCE], windows[first + STEPS_AT_ONCE :][:1]
+        begin = bisect_left(kernels, some[0].begin_ns, key=lambda run: run.begin_ns) if first else 0
+        end = bisect_left(kernels, rest[0].begin_ns, key=lambda run: run.begin_ns) if rest else len(kernels)
+        yield kernels[begin:end], some, rest[0].begin_ns if rest else None

@@ -1,0 +1,138 @@
+"""Which kernels ran when: torch's profiler, and the operations of a CPU that it cannot see.
+
+On a GPU the profiler is told of every kernel, replayed graphs included. On a CPU our kernels are called by address,
+around torch: for the time of a burst their callers take the time of each call.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from engine.compute.attention import AttentionBackend
+from engine.compute.layers_cpp import PARTS, CppLayers
+from engine.compute.linear import Linear
+from engine.compute.operations import Operations
+from metrics.kernels import Kernel, Offset, align, apart, kernel_class, outermost
+
+MARK = "sojourn::mark"
+MARKS = 8  # at each end of a burst
+_OF_DEVICE = {"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset"}  # kineto's names of activities
+
+# Operation of a layer → class and name of what it computes
+_OPERATIONS = {
+    "norm": ("norm", "norm"),
+    "add_norm": ("norm", "add norm"),
+    "gate": ("other", "gate"),
+    "write_heads": ("rope_kv", "rope and cache write"),
+    "write": ("rope_kv", "cache write"),
+    "mixture": ("gemm", "experts"),
+}
+
+
+class TorchProfiler:
+    """One burst of torch's profiler. `start`, `mark` and `stop` are called in the thread that computes."""
+
+    def __init__(self, device: torch.device):
+        self._on_cuda = device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
+        self._profile = profile(activities=activities)
+        self._marked: list[tuple[int, int]] = []  # monotonic, around each mark
+
+    def start(self) -> None:
+        self._profile.start()
+        self._mark()
+
+    def stop(self) -> None:
+        self._mark()
+        self._profile.stop()
+
+    def events(self) -> Iterator[Kernel | None]:
+        """What ran on the device, by the profiler's own clock; None for anything else. Nothing else is done between two
+        of them, so that the reader can pause."""
+        for event in self._profile.profiler.kineto_results.events():
+            kind = event.activity_type()
+            if kind in _OF_DEVICE if self._on_cuda else kind == "cpu_op":
+                name = event.name()
+                track = event.device_resource_id() if self._on_cuda else 0
+                yield Kernel(name, kernel_class(name), event.start_ns(), event.end_ns(), track)
+            else:
+                yield None
+
+    def offset(self) -> Offset:
+        """Of the profiler's clock."""
+        events = self._profile.profiler.kineto_results.events()
+        found = [(event.start_ns(), event.end_ns()) for event in events if event.name() == MARK]
+        around = zip(self._marked, sorted(found), strict=True)
+        return align((before, begin, end, after) for (before, after), (begin, end) in around)
+
+    def _mark(self) -> None:
+        for _ in range(MARKS):
+            before = time.monotonic_ns()
+            with record_function(MARK):
+                pass
+            self._marked.append((before, time.monotonic_ns()))
+
+
+class CpuSpans:
+    """When a CPU computed what, by the host's clock: while they are installed, the owners' methods are timed."""
+
+    def __init__(self) -> None:
+        self.taken: list[Kernel] = []
+        self._replaced: list[tuple[Any, str]] = []
+        self._watched: CppLayers | None = None
+
+    def install(
+        self, model: torch.nn.Module, operations: Operations, attention: AttentionBackend, joined: CppLayers | None
+    ) -> None:
+        """`joined` are the layers that are computed in one call, if they are."""
+        for name, kernel in _OPERATIONS.items():
+            self._time(operations, name, kernel)
+        self._time(attention, "attend", ("attention", "attend"))
+        for path, module in model.named_modules():
+            if isinstance(module, Linear):
+                self._time(module, "forward", ("gemm", path.rpartition(".")[2]))
+        if joined is not None:
+            joined.watch = self._take_marks
+            self._watched = joined
+
+    def remove(self) -> None:
+        for owner, name in self._replaced:
+            delattr(owner, name)  # the class's own method is seen again
+        self._replaced.clear()
+        if self._watched is not None:
+            self._watched.watch = self._watched = None
+
+    def _time(self, owner: Any, name: str, kernel: tuple[str, str]) -> None:
+        setattr(owner, name, self._timed(getattr(owner, name), *kernel))
+        self._replaced.append((owner, name))
+
+    def _timed(self, work: Callable, klass: str, name: str) -> Callable:
+        taken, clock = self.taken, time.monotonic_ns
+
+        def timed(*arguments: Any) -> Any:
+            begin_ns = clock()
+            result = work(*arguments)
+            taken.append(Kernel(name, klass, begin_ns, clock()))
+            return result
+
+        return timed
+
+    def _take_marks(self, marks: Sequence[int]) -> None:
+        for number, (begin_ns, end_ns) in enumerate(pairwise(marks)):
+            klass, name = PARTS[number % len(PARTS)]
+            self.taken.append(Kernel(name, klass, begin_ns, end_ns))
+
+
+def on_monotonic(kernels: Sequence[Kernel], offset: Offset) -> list[Kernel]:
+    return [run._replace(begin_ns=run.begin_ns - offset.ns, end_ns=run.end_ns - offset.ns) for run in kernels]
+
+
+def with_spans(spans: Sequence[Kernel], operations: Sequence[Kernel]) -> list[Kernel]:
+    """The timed calls, and of torch's operations those outside them, each by the one that was called first: all that a
+    CPU computed, sorted by begin."""
+    kernels = [*spans, *apart(outermost(operations), outermost(spans))]
+    return sorted(kernels, key=lambda run: (run.begin_ns, -run.end_ns))
