@@ -181,6 +181,32 @@ def report(
 
 
 @app.command()
+def trace(
+    run: RunArgument,
+    from_: Annotated[
+        float | None, typer.Option("--from", min=0, help="seconds since the first record; by default all")
+    ] = None,
+    to: Annotated[float | None, typer.Option("--to", min=0, help="seconds since the first record")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file to write; by default trace.json.gz in the run")
+    ] = None,
+) -> None:
+    """Write a run's requests, steps and counters as a trace for ui.perfetto.dev or chrome://tracing."""
+    from metrics.perfetto import run_rows, write_trace
+
+    if from_ is not None and to is not None and to <= from_:
+        raise Failure(f"--to {to:g} is not after --from {from_:g}; give seconds since the first record", code=2)
+    opened = _open(run)
+    path = output or opened.path / "trace.json.gz"
+    try:
+        written = write_trace(path, run_rows(opened, from_, to))
+    except OSError as error:
+        raise Failure(f"{path} cannot be written: {error.strerror}; choose another with --output") from None
+    dropped = f"; {written.dropped:,} more did not fit, choose a window with --from and --to" if written.dropped else ""
+    out.print(f"wrote {path}: {written.events:,} events{dropped}; open it at https://ui.perfetto.dev", highlight=False)
+
+
+@app.command()
 def ui(
     run: Annotated[Path | None, typer.Argument(help="the run to show first")] = None,
     runs: Annotated[Path, typer.Option(help="folder of the run directories")] = RUNS,
