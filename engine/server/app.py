@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
 from engine.server import openresponses, protocol, protocol_chat, token_api
+from engine.server.debug import add_debug_routes
 from engine.server.edge import Edge, show_api_error, show_http_error
 from engine.server.errors import ApiError
 from engine.server.json_body import decode
@@ -30,9 +31,13 @@ def build_app(config: EngineConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.core.start()
         service.grammar_checks.start()
-        sampling = asyncio.create_task(service.telemetry.sample_system(service.core.pid))
+        watching = [
+            asyncio.create_task(service.telemetry.sample_system(service.core.pid)),
+            asyncio.create_task(service.telemetry.loop_lag.run()),
+        ]
         yield
-        sampling.cancel()
+        for task in watching:
+            task.cancel()
         await service.core.stop()
         await service.grammar_checks.stop()
         service.telemetry.close()
@@ -44,6 +49,7 @@ def build_app(config: EngineConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, show_http_error)
     _add_generation_routes(app, service)
     _add_service_routes(app, service)
+    add_debug_routes(app, service.core, service.telemetry.recent, service.telemetry.recorder, _body_of)
     return app
 
 

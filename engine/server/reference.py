@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.server.debug import ProfileRequest
 from engine.server.neutral import NEUTRAL, Neutral
 from engine.server.openresponses import ResponsesRequest
 from engine.server.protocol import CompletionRequest, GenerationRequest
@@ -25,6 +26,7 @@ BODIES = {
     "POST /v1/responses": ResponsesRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
+    "POST /debug/profile": ProfileRequest,
 }
 _TABLE = re.compile(r"(<!-- (fields|neutral): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -8,6 +8,8 @@ from typing import Any
 
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
+from engine.server.loop_lag import LoopLag
+from engine.server.recent import Recent
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.machine import hardware, versions
@@ -33,10 +35,12 @@ class Telemetry:
         self.exporter = Exporter(name, [{"klass": "all"} | bounds] if bounds else None, config.compat)
         self._config = config
         self.tracer = _tracer(config, self.exporter)
+        self.recent = Recent()
+        self.loop_lag = LoopLag()
         self.recorder: Recorder | None = None
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
-            self.recorder = Recorder(config.run_dir, ("requests", "steps", "system"))
+            self.recorder = Recorder(config.run_dir, ("requests", "steps", "system", "kernels"))
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free."""
@@ -54,6 +58,7 @@ class Telemetry:
     def outputs(self, message: messages.Outputs) -> None:
         for record in message.records:
             self.exporter.observe_step(record)
+            self.recent.add_step(record)
             if self.recorder is not None:
                 self.recorder.append("steps", record)
         if not message.running:
@@ -68,6 +73,7 @@ class Telemetry:
         self.exporter.observe_request(record)
         if self.tracer is not None:
             self.tracer.observe(record, asked)
+        self.recent.add_request(record)
         if self.recorder is not None:
             self.recorder.append("requests", record)
 

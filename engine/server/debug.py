@@ -1,0 +1,185 @@
+"""What the server did last, and what its kernels do now: GET /debug/steps, GET /debug/requests, POST /debug/profile."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from engine.messages import Profile
+from engine.server import protocol, recent
+from engine.server.core_client import CoreClient
+from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.json_body import decode
+from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent
+from metrics.kernels import Burst, by_class, by_name
+from metrics.ledger import SERVER_ACCOUNTS
+from metrics.perfetto import TraceRows, write_trace
+from metrics.recorder import Recorder
+from metrics.records import STAGES, RequestRecord, StepRecord, row
+
+SHOWN = 100  # records, by default
+SHOWN_AT_ONCE = 32  # ... before the event loop may do something else
+MAX_STEPS = 1_000  # of one burst
+TOP_KERNELS = 30
+RECORDS_SECONDS = 2.0  # a step's record leaves the core with the next message
+
+
+class ProfileRequest(protocol.Strict):
+    """POST /debug/profile: a burst of profiled steps."""
+
+    neutral: ClassVar[dict] = {}
+
+    steps: int = Field(ge=1, le=MAX_STEPS, description="engine steps to profile, the next ones")
+    timeout_s: float = Field(
+        10.0, gt=0, le=300, description="then the burst ends with the steps that it has; without any that is an error"
+    )
+
+
+def add_debug_routes(
+    app: FastAPI, core: CoreClient, kept: Recent, recorder: Recorder | None, body_of: Callable[[type], dict[str, Any]]
+) -> None:
+    """`recorder` writes what a burst gave into the run directory, if there is one."""
+
+    @app.get("/debug/steps")
+    async def steps(request: Request) -> Response:
+        packed = kept.packed_steps(_last(request, KEPT_STEPS))
+        return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
+
+    @app.get("/debug/requests")
+    async def requests(request: Request) -> Response:
+        packed = kept.packed_requests(_last(request, KEPT_REQUESTS))
+        return _shown("requests", packed, lambda record: shown_request(recent.request(record)))
+
+    @app.get("/debug/requests/{request_id}")
+    async def one_request(request_id: str) -> Response:
+        packed = kept.packed_request(request_id)
+        if packed is None:
+            message = f"no request {request_id[:128]!r} is among the last {KEPT_REQUESTS:,} that ended"
+            raise ApiError(404, message, param="request_id", code="request_not_found")
+        return JSONResponse(shown_request(recent.request(packed)))
+
+    @app.post("/debug/profile", openapi_extra=body_of(ProfileRequest))
+    async def profile(request: Request) -> Response:
+        body = protocol.parse(ProfileRequest, decode(await request.body()))
+        burst = await _burst(core, body)
+        await _wait_for_records(kept, burst)
+        steps = _steps_of(burst, kept)
+        shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
+        if recorder is not None:
+            shown["files"] = await _files(burst, steps, kept, recorder)
+        return JSONResponse(shown)
+
+
+def shown_step(record: StepRecord) -> dict[str, Any]:
+    """A step by the names of its fields, its stages by theirs."""
+    return msgspec.structs.asdict(record) | {"stages": dict(zip(STAGES, record.stages, strict=True))}
+
+
+def shown_request(record: RequestRecord) -> dict[str, Any]:
+    """A request by the names of its fields, its ledgers by the names of the accounts that a server can see."""
+    ledgers = {"ledger": record.ledger, "ttft": record.ttft}
+    return msgspec.structs.asdict(record) | {
+        name: {info.name: ledger[info.account] for info in SERVER_ACCOUNTS} for name, ledger in ledgers.items()
+    }
+
+
+def summary(burst: Burst, asked: int) -> dict[str, Any]:
+    """What a burst says without its single kernels. Times are nanoseconds of the device."""
+    windows, whole_ns = burst.windows, max(1, burst.window_ns)
+    classes = {klass: {"ns": ns, "share": ns / whole_ns} for klass, ns in by_class(burst.records).items()}
+    return {
+        "steps": {"asked": asked, "profiled": len(windows), "first": windows[0].step, "last": windows[-1].step},
+        "device": burst.device,
+        "window_ns": burst.window_ns,
+        "classes": classes,
+        "kernels": [msgspec.structs.asdict(kernel) for kernel in by_name(burst.records)[:TOP_KERNELS]],
+        "traced_kernels": sum(1 for _ in burst.runs()),
+        "dropped_kernels": burst.dropped,
+        "clock_error_ns": burst.clock_error_ns,
+        "blocked_ns": burst.blocked_ns,
+        "differs": burst.differs,
+    }
+
+
+def slowdown(steps: Sequence[StepRecord]) -> float | None:
+    """The device's time of the steps over what the step model expected; None while it expects nothing."""
+    known = [step for step in steps if step.predicted_ns]
+    return sum(step.device_ns for step in known) / sum(step.predicted_ns for step in known) if known else None
+
+
+async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
+    """Raises ApiError: 503 without a core, 409 beside another burst or without a step, 500 if the profiler failed."""
+    if core.state not in ("ready", "draining"):
+        raise ApiError(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
+    if core.is_profiling:
+        raise ApiError(409, "a profile burst is under way; wait for its answer", code="profile_running")
+    burst = await core.profile(Profile(body.steps, round(body.timeout_s * 1000)))
+    if burst is None:
+        raise shutting_down() if core.state == "draining" else core_died()
+    if burst.failure is not None:
+        raise ApiError(500, f"the profiler failed: {burst.failure}", code="profile_failed")
+    if not burst.windows:
+        message = f"no step ended within timeout_s={body.timeout_s:g}; send requests while you profile, or raise it"
+        raise ApiError(409, message, param="timeout_s", code="no_steps")
+    return burst
+
+
+async def _wait_for_records(kept: Recent, burst: Burst) -> None:
+    deadline = time.monotonic() + RECORDS_SECONDS
+    while kept.last_step < burst.windows[-1].step and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+
+
+def _steps_of(burst: Burst, kept: Recent) -> list[StepRecord]:
+    first, last = burst.windows[0].step, burst.windows[-1].step
+    # Not many steps have come since.
+    recorded = map(recent.step, kept.packed_steps(2 * (kept.last_step - first + 1)))
+    return [step for step in recorded if first <= step.step <= last]
+
+
+async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, recorder: Recorder) -> dict[str, str]:
+    for record in burst.records:
+        recorder.append("kernels", record)
+    name = f"trace-{time.strftime('%Y%m%d-%H%M%S')}-step{burst.windows[0].step}.json.gz"
+    packed = kept.packed_requests()
+
+    def write() -> None:
+        ended = [record for record in map(recent.request, packed) if record.finished_ns >= burst.windows[0].begin_ns]
+        write_trace(recorder.directory / name, TraceRows(list(map(row, steps)), list(map(row, ended))), burst)
+
+    await asyncio.to_thread(write)
+    return {"run_dir": str(Path(recorder.directory).resolve()), "table": "kernels", "trace": name}
+
+
+def _shown(name: str, packed: Sequence[bytes], shown: Callable[[bytes], dict[str, Any]]) -> Response:
+    """{name: [records]}, a few at a time: streams must not wait for megabytes of JSON."""
+    encode = msgspec.json.encode
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield f'{{"{name}":['.encode()
+        for first in range(0, len(packed), SHOWN_AT_ONCE):
+            records = packed[first : first + SHOWN_AT_ONCE]
+            yield (b"," if first else b"") + b",".join(encode(shown(record)) for record in records)
+            await asyncio.sleep(0)
+        yield b"]}"
+
+    return StreamingResponse(chunks(), media_type="application/json")
+
+
+def _last(request: Request, most: int) -> int:
+    """The query's `last`. Raises ApiError 400."""
+    unknown = sorted(set(request.query_params) - {"last"})
+    if unknown:
+        message = f"`{unknown[0][:40]}` is not a parameter of this path; it knows `last`"
+        raise ApiError(400, message, param=unknown[0][:40], code="unknown_parameter")
+    text = request.query_params.get("last", str(SHOWN))
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= most:
+        message = f"`last`={text[:40]} is out of bounds; it is how many records to show, from 1 to {most:,}"
+        raise ApiError(400, message, param="last", code="invalid_value")
+    return int(text[:9])

@@ -1,0 +1,45 @@
+"""The last steps and requests, in memory, with and without a run directory."""
+
+from collections import OrderedDict, deque
+
+import msgspec
+
+from metrics.records import RequestRecord, StepRecord
+
+KEPT_STEPS = 4_096
+KEPT_REQUESTS = 1_024
+
+
+class Recent:
+    """Two rings of packed records: as objects they would be several times as large, and all work for the collector."""
+
+    def __init__(self) -> None:
+        self._steps: deque[bytes] = deque(maxlen=KEPT_STEPS)
+        self._requests: OrderedDict[str, bytes] = OrderedDict()
+        self.last_step = -1  # number of the newest
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def add_step(self, record: StepRecord) -> None:
+        self._steps.append(self._encode(record))
+        self.last_step = record.step
+
+    def add_request(self, record: RequestRecord) -> None:
+        self._requests.pop(record.request_id, None)
+        self._requests[record.request_id] = self._encode(record)
+        if len(self._requests) > KEPT_REQUESTS:
+            self._requests.popitem(last=False)
+
+    def packed_steps(self, last: int = KEPT_STEPS) -> list[bytes]:
+        """For `step`; the newest is the last one."""
+        return list(self._steps)[-last:]
+
+    def packed_requests(self, last: int = KEPT_REQUESTS) -> list[bytes]:
+        """For `request`; those that ended, the newest is the last one."""
+        return list(self._requests.values())[-last:]
+
+    def packed_request(self, request_id: str) -> bytes | None:
+        return self._requests.get(request_id)
+
+
+step = msgspec.msgpack.Decoder(StepRecord).decode
+request = msgspec.msgpack.Decoder(RequestRecord).decode
