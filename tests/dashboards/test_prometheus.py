@@ -18,9 +18,11 @@ import yaml
 
 from dashboards.build import contents
 from dashboards.rules import rules
+from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from tests.dashboards.lint import expressions
 from tests.metrics.random_records import random_request, random_step
+from tests.metrics.vllm_families import DASHBOARDS
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -36,7 +38,8 @@ class GrowingPage:
     """A server of random life: each scrape finds some more steps and requests. Remembers how often it was asked."""
 
     def __init__(self):
-        self.exporter = Exporter("tiny", OBJECTIVES)
+        self.exporter = Exporter("tiny", OBJECTIVES, compat="vllm")
+        self.exporter.observe_ready(EngineFacts(300, 16, 8192, 64, "float32", prefix_caching=True))
         self.scrapes = 0
         self._rng = Random(7)
         self.live()
@@ -47,6 +50,7 @@ class GrowingPage:
             self.exporter.observe_request(random_request(self._rng, self.scrapes))
         self.exporter.observe_rejection("queue_full")
         self.exporter.observe_recorder(dropped=self.scrapes, failed=self.scrapes)
+        self.exporter.observe_tracer({"head": self.scrapes}, {"exported": self.scrapes, "dropped": self.scrapes})
 
     def scrape(self) -> bytes:
         self.live()
@@ -144,6 +148,29 @@ def test_panel_draws_finite_figures(prometheus, expr):
     assert any(math.isfinite(number) for number in numbers), numbers
     assert not any(math.isinf(number) for number in numbers), numbers
     assert min(number for number in numbers if not math.isnan(number)) >= 0
+
+
+def vllm_expression(name: str, kind: str) -> str:
+    """As vLLM's dashboards ask for a family."""
+    if kind == "histogram":
+        return f'histogram_quantile(0.99, sum by (le) (rate(vllm:{name}_bucket{{model_name="tiny"}}[10s])))'
+    return f"rate(vllm:{name}_total[10s])" if kind == "counter" else f'vllm:{name}{{model_name="tiny"}}'
+
+
+@pytest.mark.parametrize(("name", "kind"), DASHBOARDS.items())
+def test_panel_of_vllm_s_dashboards_fills(prometheus, name, kind):
+    base, _ = prometheus
+    numbers = [float(series["value"][1]) for series in ask(base, vllm_expression(name, kind))]
+    assert numbers and all(math.isfinite(number) for number in numbers)
+    assert sum(numbers) > 0
+
+
+def test_dashboards_of_vllm_find_the_model(prometheus):
+    base, _ = prometheus
+    with urllib.request.urlopen(f"{base}/api/v1/label/model_name/values") as answer:
+        assert json.load(answer)["data"] == ["tiny"]
+    (info,) = ask(base, "vllm:cache_config_info")
+    assert info["metric"]["num_gpu_blocks"] == "300" and info["value"][1] == "1"
 
 
 def test_scraped_counter_is_the_exporter_s(prometheus):

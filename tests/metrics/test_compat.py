@@ -10,30 +10,12 @@ from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.records import RequestRecord
 from tests.metrics.random_records import MS, random_request, random_step
+from tests.metrics.vllm_families import DASHBOARDS, OTHERS
 
 FACTS = EngineFacts(
     num_kv_blocks=100, block_size=16, max_model_len=300, kv_bytes_per_token=10, cache_dtype="float32",
     prefix_caching=True,
 )  # fmt: skip
-# What the three dashboards that vLLM ships query.
-DASHBOARDS = {
-    "e2e_request_latency_seconds": "histogram", "time_to_first_token_seconds": "histogram",
-    "inter_token_latency_seconds": "histogram", "request_time_per_output_token_seconds": "histogram",
-    "request_queue_time_seconds": "histogram", "request_prefill_time_seconds": "histogram",
-    "request_decode_time_seconds": "histogram", "request_prompt_tokens": "histogram",
-    "request_generation_tokens": "histogram", "request_max_num_generation_tokens": "histogram",
-    "iteration_tokens_total": "histogram", "prompt_tokens": "counter", "generation_tokens": "counter",
-    "request_success": "counter", "num_requests_running": "gauge", "num_requests_waiting": "gauge",
-    "kv_cache_usage_perc": "gauge",
-}  # fmt: skip
-OTHERS = {
-    "cache_config_info": "gauge", "prefix_cache_queries": "counter", "prefix_cache_hits": "counter",
-    "num_preemptions": "counter", "request_num_preemptions": "histogram",
-    "request_inference_time_seconds": "histogram", "prompt_tokens_by_source": "counter",
-    "kv_block_lifetime_seconds": "histogram", "kv_block_idle_before_evict_seconds": "histogram",
-    "kv_block_reuse_gap_seconds": "histogram", "estimated_flops_per_gpu": "counter",
-    "estimated_read_bytes_per_gpu": "counter", "estimated_write_bytes_per_gpu": "counter",
-}  # fmt: skip
 REQUEST = RequestRecord(
     "r", arrived_ns=1000 * MS, finished_ns=2000 * MS, finish_reason="length", prompt_tokens=60, cached_tokens=48,
     output_tokens=4, longest_output_tokens=4, preemptions=1, first_step=3, last_step=9, encoded_ns=1001 * MS,
