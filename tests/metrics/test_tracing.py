@@ -1,7 +1,5 @@
 """What a collector receives over OTLP/HTTP: everything that was promised, and never at a request's cost."""
 
-import http.server
-import threading
 import time
 from collections.abc import Iterator
 from random import Random
@@ -10,58 +8,15 @@ import msgspec
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
 from metrics import tracing
 from metrics.records import RequestRecord
 from metrics.spans import is_sampled
 from metrics.tracing import Tracer
+from tests.metrics.collector import Collector, attributes
 from tests.metrics.random_records import MS, random_request
 
 PARENT_TRACE, PARENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 OFFSET_NS = 1_700_000_000_000_000_000
-
-
-class Collector:
-    """A scripted OTLP/HTTP collector. `spans` are those that came, each with its attributes as a plain dict."""
-
-    def __init__(self, status: int = 200):
-        collector = self
-        self.spans: list = []
-        self.paths: set[str] = set()
-        self.posts = 0
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.posts += 1
-                collector.paths.add(self.path)
-                if status == 200:
-                    collector.take(body)
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def take(self, body: bytes) -> None:
-        message = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-        for resource in message.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-
-    @property
-    def roots(self) -> list:
-        return [span for span in self.spans if span.kind == span.SPAN_KIND_SERVER]
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -74,10 +29,6 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr(tracing, "EXPORT_SECONDS", 0.02)
-
-
-def attributes(span) -> dict:
-    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes}
 
 
 def tracer(url: str, ratio: float = 1.0, objectives=None, **options) -> Tracer:
