@@ -23,7 +23,7 @@ from loadgen.prompts import load_tokenizer
 from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
-from loadgen.scrape import Scraper, has_metrics
+from loadgen.scrape import Scraper
 from metrics.recorder import FLUSH_SECONDS, adopt
 from metrics.rundir import RunDirectory, RunError
 
@@ -124,8 +124,7 @@ def load_url(
     scraper = Scraper(endpoint, run.path)
     with _finishing(run, progress) as reasons:
         try:
-            if has_metrics(endpoint):
-                scraper.start()
+            scraper.start()
             begin_ns = time.monotonic_ns()
             _load(scenario, run, endpoint, seed, chosen, tokenizer, None, progress, reasons)
             if server is not None:
@@ -135,7 +134,7 @@ def load_url(
                     reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
         finally:
             scraper.stop()
-            run.update_meta(failed_scrapes=scraper.failed)
+            run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
     return run
 
 

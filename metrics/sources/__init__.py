@@ -1,0 +1,1 @@
+"""What servers tell of themselves at /metrics, translated into our catalogue and our accounts."""
