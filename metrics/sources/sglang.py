@@ -1,0 +1,159 @@
+"""SGLang: facts read from the code of its collectors (srt/observability/metrics_collector.py, req_time_stats.py).
+
+What to know of its figures. /metrics exists only with `--enable-metrics`. The tokenizer process books a request when
+it is finished (tokens, TTFT, end to end); each scheduler books its queue and its stages. With data-parallel attention
+the schedulers of one `dp_rank` see the same requests, and with `--enable-metrics-for-all-schedulers` each of them
+reports, under a `tp_rank` of its own that need not be 0: one of them speaks for all. With priorities, the gauges have
+a series a priority beside their total, whose label is empty. Gauges are written every few dozen decode steps, so that
+between scrapes they may stand still. FLOPs and bytes are left out: its estimate counts weights once a token and knows
+no experts.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from metrics.sources.source import Latency, Span, Sum, Term, Translation, count_of, partly, sum_of, unseen
+
+TTFT, E2E, QUEUE = (
+    "sglang:time_to_first_token_seconds",
+    "sglang:e2e_request_latency_seconds",
+    "sglang:queue_time_seconds",
+)
+STAGE = "sglang:per_stage_req_latency_seconds"
+EFFECTIVE = "sglang:prefill_effective_tokens_total"
+HIT_MODES = ("device_hit", "host_hit", "storage_hit")
+RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
+IN_PHASES = "its time lies inside SGLang's prefill and decode times, which do not tell it apart"
+
+
+def _one(ours: str, *names: str, differs: str = "") -> Translation:
+    return Translation(ours, tuple((Term(name),) for name in names), differs=differs)
+
+
+def _modes(*modes: str) -> Sum:
+    return tuple(Term(EFFECTIVE, (("mode", mode),)) for mode in modes)
+
+
+class SGLang:
+    key = "sglang"
+    title = "SGLang"
+    facts = "0.5.23"
+    translations = (
+        _one("sojourn_request_running", "sglang:num_running_reqs"),
+        Translation(
+            "sojourn_request_waiting",
+            ((Term("sglang:num_queue_reqs"), Term("sglang:num_grammar_queue_reqs")), (Term("sglang:num_queue_reqs"),)),
+            differs="the line for grammars included",
+        ),
+        Translation(
+            "sojourn_memory_kv_usage_ratio",
+            ((Term("sglang:token_usage"),),),
+            largest=True,
+            differs="of tokens; of several pools and replicas the fullest",
+        ),
+        _one("sojourn_token_prompt_tokens_total", "sglang:prompt_tokens_total"),
+        _one("sojourn_token_generated_tokens_total", "sglang:generation_tokens_total"),
+        Translation(
+            "sojourn_memory_preemptions_total",
+            ((Term("sglang:num_retracted_requests_total"),),),
+            begins_with_first=True,
+            differs="SGLang says retracted",
+        ),
+        Translation(
+            "sojourn_memory_prefix_tokens_total",
+            (_modes(*HIT_MODES), (Term("sglang:cached_tokens_total"),)),
+            labels=(("result", "hit"),),
+            differs="device, host and storage together",
+        ),
+        Translation(
+            "sojourn_memory_prefix_tokens_total",
+            (_modes("input"), (Term("sglang:prompt_tokens_total"), Term("sglang:cached_tokens_total", sign=-1))),
+            labels=(("result", "miss"),),
+        ),
+        _one(
+            "sojourn_request_finished_total",
+            "sglang:num_requests_total",
+            differs="not by outcome: stop and length are not told apart",
+        ),
+        _one(
+            "sojourn_compute_device_seconds_total",
+            "sglang:forward_execution_seconds_total",
+            differs="forward passes of one rank of each replica, by device events; sampling is not in it",
+        ),
+        _one("sojourn_request_ttft_seconds", TTFT, differs="from the tokenizer process's receipt to its first output"),
+        _one(
+            "sojourn_request_itl_seconds",
+            "sglang:inter_token_latency_seconds",
+            differs="a gap with several tokens counts once a token, each with its part of it",
+        ),
+        _one("sojourn_request_e2e_seconds", E2E, differs="until the tokenizer process had the last text"),
+        _one(
+            "sojourn_request_queue_seconds",
+            QUEUE,
+            differs="until first scheduled, whatever it waited for: KV, too",
+        ),
+        _one("sojourn_request_prompt_length_tokens", "sglang:prompt_tokens_histogram"),
+        _one("sojourn_request_output_length_tokens", "sglang:generation_tokens_histogram"),
+    )
+    spans = (
+        Span("receive", ("request.admission",), sum_of(STAGE, stage="request_process"),
+             count_of(STAGE, stage="request_process"), sum_of(STAGE, stage="request_process"),
+             count_of(STAGE, stage="request_process"), "received by the scheduler → in its waiting line"),
+        Span("queue", ("request.queue", "memory.blocked"), sum_of(QUEUE), count_of(QUEUE), sum_of(QUEUE),
+             count_of(QUEUE), "in the scheduler's waiting line, until first scheduled"),
+        Span("prefill", ("compute.prefill", "request.interference", "compute.host", "token.sample"),
+             sum_of(STAGE, stage="prefill_forward"), count_of(STAGE, stage="prefill_forward"),
+             sum_of(STAGE, stage="prefill_forward"), count_of(STAGE, stage="prefill_forward"),
+             "first scheduled → prompt computed, chunks and what lies between them included"),
+        Span("decode", ("compute.decode", "request.interference", "compute.host", "token.sample", "memory.preempted",
+                        "memory.recompute", "token.decode"),
+             (*sum_of(E2E), Term(f"{TTFT}_sum", sign=-1)), count_of(E2E), (), (),
+             "first output → last text in the tokenizer process: end to end less TTFT, so a difference of two means"),
+    )  # fmt: skip
+    latency = Latency(sum_of(E2E), count_of(E2E), ("client.network", "request.stream"))
+    sights: Mapping = {
+        "client.network": unseen("SGLang tells no moment at which a request reached its socket or left it"),
+        "token.encode": unseen("no metric of it, only a trace slice: it lies between TTFT's beginning and the queue"),
+        "request.admission": partly("the mean over the run of the stage request_process; the way there is not in it"),
+        "request.queue": partly("the mean over the run of queue_time, which also holds waits for KV"),
+        "memory.blocked": partly("inside queue_time; beside a token_usage below 1 it is not what they waited for"),
+        "compute.prefill": partly("the mean over the run of the stage prefill_forward, which also holds others' work"),
+        "request.interference": unseen(IN_PHASES),
+        "memory.preempted": partly(
+            "how often (num_retracted_requests), not how long: the wait lies in the decode time"
+        ),
+        "memory.recompute": partly("how many tokens were thrown away (num_retracted_*_tokens), not how long"),
+        "compute.decode": partly("end to end less TTFT, a mean over the run, which also holds others' work"),
+        "compute.host": unseen("seconds of the scheduler's loop by stage (scheduler_stage_seconds), of no request"),
+        "token.sample": unseen(IN_PHASES),
+        "token.decode": unseen("it lies inside end to end less TTFT"),
+        "request.stream": unseen("SGLang's latencies end before the answer is written"),
+    }
+    settings: Mapping = {
+        "batch cap": "--max-running-requests",
+        "KV block pool": "--mem-fraction-static, --kv-cache-dtype fp8_e5m2",
+        "prefix cache": "no --disable-radix-cache",
+    }
+
+    def recognises(self, names: AbstractSet[str]) -> bool:
+        return any(name.startswith("sglang:") for name in names)
+
+    def speakers(self, series: Sequence[Mapping[str, str]]) -> list[bool]:
+        """One rank of each replica, its first, and of priorities the total. Series without ranks all count."""
+        first: dict[tuple, tuple] = {}
+        for labels in series:
+            group, rank = _replica(labels), _rank(labels)
+            first[group] = min(first.get(group, rank), rank)
+        return [
+            "tp_rank" not in labels or (first[_replica(labels)] == _rank(labels) and not labels.get("priority"))
+            for labels in series
+        ]
+
+
+def _rank(labels: Mapping[str, str]) -> tuple[int, ...]:
+    return tuple(int(labels[name]) if labels.get(name, "").isdigit() else 0 for name in RANKS)
+
+
+def _replica(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What is left of the labels without the ranks: the replica (`dp_rank`), the model, the stage and so on."""
+    return tuple(sorted((name, value) for name, value in labels.items() if name not in (*RANKS, "priority", "pid")))

