@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from loadgen.scenario import SCENARIO_FOLDER
-from metrics.ledger import ACCOUNTS, closes
+from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
 from metrics.records import STAGES
 from metrics.rundir import RunDirectory
+from metrics.sources.view import observe
 from tests.engine.server import serving
 
 ROOT = Path(__file__).parent.parent
@@ -131,6 +132,13 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
     assert (requests.status == "ok").all() and len(steps) > 50 and nothing_but_lateness(run)
     assert all(closes(row.unaccounted_ns, row.last_byte_ns - row.due_ns) for row in requests.itertuples())
     assert len(run.table("requests")) == len(requests), "a request of another client came along"
+    # The same server once more, as one sees it who has only its metrics
+    view = observe(run, requests, requests)
+    assert view.source == "sojourn" and {pair.server - pair.client for pair in view.agreement} == {0}
+    for info, span in zip(SERVER_ACCOUNTS, view.spans, strict=True):
+        booked = requests[f"ledger_{info.column}"].mean() / 1e6
+        if info.name != "request.stream":  # cut where the client had read all
+            assert span.mean_ms == pytest.approx(booked, rel=1e-6, abs=1e-6), info.name
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.rules_compute import own_prefill, slow_decode, slow_device, slow_front, slow_host, slow_network
 from metrics.diagnosis.rules_memory import kv_pool, prefix_recomputed
 from metrics.diagnosis.rules_request import batch_cap, burst, long_prompts, overload, prompt_interference, token_budget
+from metrics.diagnosis.rules_server import seen_batch_cap, seen_kv_pool, seen_prefix
 
 Rule = Callable[[Facts, Excess | None], Candidate | None]
 
@@ -22,10 +23,13 @@ RULES: tuple[Rule, ...] = (
     burst, overload, prompt_interference, slow_decode, own_prefill,
 )  # fmt: skip
 
+# Of a server that recorded nothing for us, but shows metrics of its own.
+SERVER_RULES: tuple[Rule, ...] = (seen_prefix, seen_kv_pool, seen_batch_cap)
+
 # The symptoms that are not about an objective, and the rules that can name their cause.
 RULES_OF_SYMPTOM: dict[str, tuple[Rule, ...]] = {
     "low_device_utilisation": (slow_host,),
-    "vram_fills_quickly": (kv_pool,),
+    "vram_fills_quickly": (kv_pool, seen_kv_pool),
 }
 
 

@@ -6,11 +6,12 @@ import msgspec
 
 from metrics.diagnosis.candidate import Candidate
 from metrics.diagnosis.capacity import load
-from metrics.diagnosis.causes import cause_of_symptom, first_cause, helps
+from metrics.diagnosis.causes import RULES, SERVER_RULES, cause_of_symptom, first_cause, helps
 from metrics.diagnosis.compare import devices, product_latency
-from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, shares, tightest
+from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tightest
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
+from metrics.diagnosis.server import shares_seen, warnings_of, what_is_seen
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
 from metrics.energy import run_energy
@@ -39,7 +40,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
     closed = closure(facts.rows)
     warnings = _warnings(facts, closed.joined, closed.closed)
     state, headline = _state(facts, checks, findings)
-    account_shares = shares(facts.rows)
+    account_shares = shares_seen(facts)
     return Diagnosis(
         run=facts.name,
         against=other.name if other else None,
@@ -47,7 +48,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         headline=headline,
         goodput=class_goodput(facts.rows, facts.objectives),
         ledger_share=account_shares,
-        ttft_share=shares(facts.rows, "ttft"),
+        ttft_share=shares_seen(facts, "ttft"),
         lifecycle_share=by_lifecycle(account_shares),
         bottleneck=_bottleneck(facts, state, findings),
         findings=findings if state != "invalid" else [],
@@ -55,6 +56,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         closure=closed,
         warnings=warnings,
         energy=run_energy(run, facts.rows),
+        server=facts.server,
     )
 
 
@@ -70,7 +72,8 @@ def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool,
         if checks[symptom.key].status != "present":
             continue
         above = [excess for excess in late(facts, symptom.key) if significant(facts, excess)]
-        proposals = [(first_cause(facts, excess), excess) for excess in above if facts.joined]
+        rules = RULES if facts.joined else SERVER_RULES
+        proposals = [(first_cause(facts, excess, rules), excess) for excess in above]
         if not above:
             proposals = [(cause_of_symptom(facts, symptom.key), None)]
         for cause, excess in proposals:
@@ -173,7 +176,7 @@ def _healthy(facts: Facts, kept: float, findings: list[Finding]) -> str:
 def _inconclusive(facts: Facts, excess: Excess) -> str:
     words = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
     if not facts.joined:
-        return f"{words}; {UNSEEN}"
+        return f"{words}; {what_is_seen(facts, excess) if facts.server is not None else UNSEEN}"
     ranked = excess.ranked()
     if not ranked:
         return f"{words}, and no account is above {excess.baseline}: measure more requests first"
@@ -216,7 +219,9 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
         warnings.append(
             f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90), against {bound:g} ms allowed"
         )
-    if facts.served and not facts.joined:
+    if facts.server is not None:
+        warnings += warnings_of(facts.server, facts.served)
+    elif facts.served and not facts.joined:
         unseen = ", ".join(LIFECYCLES)
         warnings.append(f"no server records: the accounts of {unseen} cannot be seen, only client.lag")
     elif facts.joined < facts.served:

@@ -13,6 +13,7 @@ from metrics.goodput import judged, measured, measured_steps, window_ns
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
 from metrics.objectives import objectives_of
 from metrics.rundir import RunDirectory
+from metrics.sources.view import ServerView, observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Facts:
     declared_shared_share: float  # of the prompt tokens, what the scenario says is alike between requests
     cached_share: float | None  # of the prompt tokens, what came from the prefix cache
     work: "Work | None"
+    server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,15 @@ def gather(run: RunDirectory) -> Facts:
     """Reads the tables of a run. Empty tables, missing tables and a run under way are all fine."""
     meta = run.meta()
     objectives = meta.get("objectives") or []
-    rows = judged(measured(run.requests(), meta), objectives)
+    requests = run.requests()
+    rows = judged(measured(requests, meta), objectives)
     steps = measured_steps(run.table("steps"), rows)
     span = window_ns(rows)
     served = rows[rows.status == "ok"]
     unserved = rows[rows.status != "ok"]
     gaps = np.diff(np.sort(rows.due_ns.to_numpy(dtype="float64"))) if len(rows) > 2 else np.array([])
     lag = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")).dropna() / 1e6
+    joined = int(served.arrived_ns.notna().sum())
     scenario = meta.get("scenario")
     return Facts(
         name=run.name,
@@ -77,7 +81,7 @@ def gather(run: RunDirectory) -> Facts:
         sent=len(rows),
         served=len(served),
         errors={str(name): int(n) for name, n in unserved.error.fillna(unserved.status).value_counts().items()},
-        joined=int(served.arrived_ns.notna().sum()),
+        joined=joined,
         seconds=(span[1] - span[0]) / 1e9 if span else 0.0,
         offered_rps=float(len(gaps) / (gaps.sum() / 1e9)) if gaps.sum() > 0 else math.nan,
         arrival_cv=float(gaps.std() / gaps.mean()) if len(gaps) > 2 and gaps.mean() > 0 else None,
@@ -86,6 +90,7 @@ def gather(run: RunDirectory) -> Facts:
         declared_shared_share=_declared_shared_share(meta),
         cached_share=_cached_share(served),
         work=_work(served),
+        server=observe(run, requests, rows) if not joined else None,
     )
 
 

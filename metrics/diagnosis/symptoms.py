@@ -8,6 +8,7 @@ from metrics.diagnosis.excess import Excess, excesses
 from metrics.diagnosis.rules_compute import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from metrics.sources.view import ServerView
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.
@@ -72,6 +73,8 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
 
 
 def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
+    if facts.server is not None:
+        return _busy_by_metrics(facts.server)
     if facts.steps is None:
         return "unknown", NO_STEPS
     if facts.device_busy is None:
@@ -81,6 +84,8 @@ def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
 
 
 def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
+    if facts.server is not None:
+        return _pool_by_metrics(facts.server)
     steps = facts.steps
     if steps is None:
         return "unknown", NO_STEPS
@@ -91,6 +96,28 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
     )
     hurts = steps.preemptions > 0 or waits > BLOCKED
     return ("present" if steps.kv_use_max >= FULL_POOL and hurts else "absent"), words
+
+
+def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
+    if view.device_busy is None:
+        return (
+            "unknown",
+            f"no metric of {view.title} tells how busy the device was; measure it on its host (DCGM, perf)",
+        )
+    words = (
+        f"the device works about {view.device_busy:.0%} of the time in which requests run (by {view.title}'s metrics)"
+    )
+    return ("present" if view.device_busy < LOW_DEVICE_BUSY else "absent"), words
+
+
+def _pool_by_metrics(view: ServerView) -> tuple[Status, str]:
+    if view.kv_largest is None:
+        return "unknown", f"no metric of {view.title} tells the use of its KV cache"
+    told = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
+    full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
+    hurts = bool(view.preemptions) or full > BLOCKED
+    words = f"KV use peaks at {view.kv_largest:.0%} of the samples of {view.title}'s gauge, one a second{told}"
+    return ("present" if view.kv_largest >= FULL_POOL and hurts else "absent"), words
 
 
 SYMPTOMS: tuple[Symptom, ...] = (

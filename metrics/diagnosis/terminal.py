@@ -2,21 +2,20 @@
 
 import math
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from metrics.diagnosis.bars import BAR_CELLS, bar, ruled_table
+from metrics.diagnosis.terminal_server import render_server
 from metrics.diagnosis.verdict import Diagnosis, Evidence, Finding, without_finding
 from metrics.energy import energy_line
 from metrics.goodput import QUANTILE_MIN_SAMPLES, ClassGoodput
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from metrics.objectives import short
 
-BAR_CELLS = 28
-EIGHTHS = " ▏▎▍▌▋▊▉█"
 SMALLEST_SHOWN = 0.005  # an account below half a percent is noise in a table of shares
 STATE_STYLES = {
     "healthy": "bold green",
@@ -32,7 +31,9 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     """The whole report for `rich.print`. All text of the run is shown as it is, never read as markup."""
     parts: list[RenderableType] = [_headline(diagnosis), _section("Goodput"), _goodput(diagnosis.goodput)]
     parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
-    if diagnosis.ledger_share:
+    if diagnosis.server is not None:
+        parts += [_section("Where the time went"), render_server(diagnosis)]
+    elif diagnosis.ledger_share:
         parts += [_section("Where the time went"), _lifecycles(diagnosis), _accounts(diagnosis)]
     parts += [_section("Findings")]
     parts += [_finding(place, finding) for place, finding in enumerate(diagnosis.findings, start=1)]
@@ -55,17 +56,10 @@ def _section(title: str) -> RenderableType:
     return Padding(Text(title, style="bold"), (1, 0, 0, 0))
 
 
-def _table(*headings: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
-    for heading, justify in headings:
-        table.add_column(heading, justify=justify, header_style="dim")
-    return table
-
-
 def _goodput(rows: list[ClassGoodput]) -> RenderableType:
-    table = _table(("class", "left"), ("good / sent", "right"), ("kept", "right"), ("good req/s", "right"),
+    table = ruled_table(("class", "left"), ("good / sent", "right"), ("kept", "right"), ("good req/s", "right"),
                    ("good tok/s", "right"))  # fmt: skip
-    latency = _table(("class", "left"), ("latency, ms", "left"), ("objective", "right"), ("kept", "right"),
+    latency = ruled_table(("class", "left"), ("latency, ms", "left"), ("objective", "right"), ("kept", "right"),
                      ("p50", "right"), ("p90", "right"), ("p99", "right"), ("max", "right"))  # fmt: skip
     for row in rows:
         table.add_row(Text(row.klass), f"{row.good} / {row.sent}", _share(row.attainment if row.sent else None),
@@ -98,13 +92,6 @@ def _share(value: float | None) -> Text:
     return Text(f"{value:.0%}", style="green" if value >= 0.9 else "yellow" if value >= 0.5 else "red")
 
 
-def bar(share: float, colour: str, cells: int = BAR_CELLS) -> Text:
-    """A horizontal bar of `share` (0 to 1) of `cells` cells, to an eighth of a cell."""
-    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
-    full, rest = divmod(eighths, 8)
-    return Text("█" * full + (EIGHTHS[rest] if rest else ""), style=colour)
-
-
 def _lifecycles(diagnosis: Diagnosis) -> RenderableType:
     """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend."""
     line, legend = Text(), Text()
@@ -123,7 +110,7 @@ def _lifecycles(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _accounts(diagnosis: Diagnosis) -> RenderableType:
-    table = _table(("account", "left"), ("all time", "right"), ("", "left"), ("to first token", "right"))
+    table = ruled_table(("account", "left"), ("all time", "right"), ("", "left"), ("to first token", "right"))
     for info in ACCOUNTS:
         share, first = diagnosis.ledger_share.get(info.name, 0.0), diagnosis.ttft_share.get(info.name, 0.0)
         if max(share, first) >= SMALLEST_SHOWN:

@@ -6,6 +6,7 @@ import msgspec
 
 from metrics.energy import EnergyUse
 from metrics.goodput import ClassGoodput
+from metrics.sources.view import ServerView
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]
 Status = Literal["present", "absent", "unknown"]
@@ -98,6 +99,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     closure: Closure
     warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
     energy: EnergyUse | None = None  # of the measured window; None where the machine has no power sensor
+    server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
 
 
 def without_finding(diagnosis: Diagnosis) -> str:
@@ -109,6 +111,9 @@ def without_finding(diagnosis: Diagnosis) -> str:
     shows = any(check.status == "present" for check in diagnosis.checks)
     served, seen = bool(diagnosis.ledger_share), bool(diagnosis.closure.joined)
     if served and not seen and (shows or diagnosis.state in ("degraded", "overloaded")):
+        if diagnosis.server is not None:
+            title = diagnosis.server.title
+            return f"{title}'s metrics name no cause: they are means over all requests, and do not tell the late ones."
         return f"{UNSEEN[0].upper()}{UNSEEN[1:]}: {RECORD_THE_SERVER}."
     if shows:
         return "No rule explains what this run shows: look at its slowest requests first."

@@ -1,0 +1,110 @@
+"""A diagnosis of a foreign server uses what its metrics show, and says which measurement is missing for the rest."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.terminal import render
+from metrics.diagnosis.verdict import without_finding
+from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, steady
+
+# 40 requests in 4 s, of which two run at a time: the queue grows to 6 s.
+CROWD = [Life(due_s=0.1 * n, queue_s=0.15 * n, prefill_s=0.05, decode_s=0.45) for n in range(40)]
+
+
+def status(diagnosis, symptom: str) -> str:
+    return next(check.status for check in diagnosis.checks if check.symptom == symptom)
+
+
+def printed(diagnosis, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(render(diagnosis))
+    return out.getvalue()
+
+
+def test_shares_sum_to_one_with_what_is_unaccounted_and_unseen_accounts_have_none(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60, queue_s=0.3), VllmPage()))
+    assert sum(diagnosis.ledger_share.values()) == pytest.approx(1)
+    assert sum(diagnosis.ttft_share.values()) == pytest.approx(1)
+    assert diagnosis.ledger_share["request.queue + memory.blocked"] == pytest.approx(0.3 / 0.761, rel=1e-3)
+    assert "request.stream" not in diagnosis.ledger_share and "token.encode" not in diagnosis.ledger_share
+    assert diagnosis.ledger_share["unaccounted"] == pytest.approx(0.010 / 0.761, rel=1e-3)
+
+
+def test_batch_that_is_capped_while_the_kv_cache_has_room_is_named(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage(), kv_use=0.3))
+    first = diagnosis.findings[0]
+    assert first.object == "batch cap" and first.kind == "policy" and first.lifecycles[0] == "request"
+    assert "--max-num-seqs above 2" in first.fix.change and diagnosis.state == "degraded"
+    assert diagnosis.bottleneck == "request" and first.probe.rival.startswith("overload")
+    assert status(diagnosis, "vram_fills_quickly") == "absent"
+
+
+def test_full_kv_cache_beside_waiting_requests_is_named(tmp_path):
+    lives = [Life(due_s=life.due_s, queue_s=life.queue_s, prefill_s=0.05, decode_s=0.45, preemptions=n % 2)
+             for n, life in enumerate(CROWD)]  # fmt: skip
+    diagnosis = diagnose(foreign_run(tmp_path / "run", lives, SglangPage(), kv_use=0.98))
+    first = diagnosis.findings[0]
+    assert first.object == "KV block pool" and first.lifecycles[0] == "memory"
+    assert "20 preemptions" in first.cause and "--mem-fraction-static" in first.fix.change
+    assert status(diagnosis, "vram_fills_quickly") == "present" and status(diagnosis, "high_ttft") == "present"
+
+
+def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
+    lives = steady(40, every_s=1.0, prefill_s=0.6, prompt_tokens=1000, cached_tokens=100)
+    run = foreign_run(tmp_path / "run", lives, VllmPage(), scenario={"name": "x", "workload": {"classes": classes}})
+    first = diagnose(run).findings[0]
+    assert first.object == "prefix cache" and "80% of the prompt tokens are alike" in first.cause
+    assert "gave only 10%" in first.cause
+
+
+def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(40, every_s=1.0, prefill_s=0.6), VllmPage()))
+    assert diagnosis.state == "inconclusive" and not diagnosis.findings
+    assert "98% is vLLM's prefill time" in diagnosis.headline
+    assert "measure one of these prompts alone" in diagnosis.headline
+    assert without_finding(diagnosis).startswith("vLLM's metrics name no cause")
+
+
+def test_slow_way_to_the_server_is_not_blamed_on_it(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(40, every_s=1.0, way_in_s=0.5), VllmPage()))
+    assert "is in no metric of vLLM" in diagnosis.headline and "from the server's own host" in diagnosis.headline
+
+
+def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), VllmPage()))
+    assert diagnosis.state == "healthy" and status(diagnosis, "low_device_utilisation") == "unknown"
+    text = printed(diagnosis)
+    for account in diagnosis.server.accounts:
+        marks = {"seen": "seen", "partly": "seen in part", "unseen": "unseen by vLLM's metrics"}
+        told = marks[account.visibility]
+        assert any(line.split()[:1] == [account.account] and told in line for line in text.splitlines())
+    assert "Client and server agree: 60 finished requests, 6,000 prompt tokens, 1,260 output tokens" in text
+    assert "unaccounted: 4.0 ms inside vLLM's own end-to-end latency, 6.0 ms outside" in " ".join(text.split())
+
+
+def test_device_of_sglang_is_told_by_its_forward_passes(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), SglangPage()))
+    reason = next(check.reason for check in diagnosis.checks if check.symptom == "low_device_utilisation")
+    assert "by SGLang's metrics" in reason
+
+
+def test_limits_of_the_scrapes_are_warnings(tmp_path):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(60), VllmPage(), silent=(3.0, 9.0), restart_at_s=11.0,
+                                     fresh=VllmPage()))  # fmt: skip
+    said = " ".join(diagnosis.warnings)
+    assert "6 of " in said and "scrapes of /metrics failed" in said and "not answered for 7.0 s" in said
+    assert "began anew 1 times" in said and "unseen by vLLM's metrics: client.network, token.encode" in said
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_report_of_a_foreign_server_is_whole_at_any_width(tmp_path, width):
+    diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage()))
+    text = printed(diagnosis, width)
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    flat = set(text.replace("│", " ").split())
+    for account in diagnosis.server.accounts:
+        assert set(account.why.split()) <= flat
