@@ -11,8 +11,9 @@ from metrics.diagnosis.verdict import Diagnosis, without_finding
 from metrics.goodput import goodput_by_tpot
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.rundir import RunDirectory
-from ui import fragments
+from ui import fragments, server
 from ui.figures import goodput, ledger, steps
+from ui.figures.server import over_time, parts_of_the_time
 from ui.rundata import RunData, load
 from ui.tables import chosen, failures, longest_steps, slowest_requests
 from ui.theme import CONFIG, FONT
@@ -94,6 +95,8 @@ def _goodput(run: RunData) -> str:
 
 
 def _time(run: RunData) -> str:
+    if run.diagnosis is not None and run.diagnosis.server is not None:
+        return _time_by_metrics(run.diagnosis)
     parts = []
     if run.diagnosis is not None:
         parts.append(_figure(ledger.lifecycle_bar(run.diagnosis.lifecycle_share)))
@@ -102,6 +105,18 @@ def _time(run: RunData) -> str:
         parts += [f"<h3>{title}</h3>", _figure(ledger.where_the_time_went(run.requests, prefix))]
         parts.append(_caption(f"client.parquet joined with requests.parquet: {prefix}_*_ns and what is left over."))
     return "".join(parts)
+
+
+def _time_by_metrics(diagnosis: Diagnosis) -> str:
+    """Of a server that recorded nothing for us: what its own metrics show, and what they do not."""
+    view = diagnosis.server
+    return "".join([
+        _figure(parts_of_the_time(diagnosis)),
+        _caption("scrapes.parquet against client.parquet: means over all requests; what the server does not explain is "
+                 "grey."),
+        server.introduction(view), server.spans(view), fragments.tiles(server.tiles_of(view)), server.agreement(view),
+        "<h3>What can be seen of this server</h3>", server.accounts(view),
+    ])  # fmt: skip
 
 
 def _findings(diagnosis: Diagnosis) -> str:
@@ -132,7 +147,11 @@ def _requests(run: RunData) -> str:
 
 def _steps(run: RunData) -> str:
     if run.steps.empty:
-        return f"<p>{steps.NO_STEPS}</p>"
+        said = f"<p>{steps.NO_STEPS}</p>"
+        if run.server.empty:
+            return said
+        caption = _caption("scrapes.parquet, one point a scrape: gauges are samples, tokens are what counters grew by.")
+        return said + "<h3>What its own metrics showed</h3>" + _figure(over_time(run.server, run.begin_ns)) + caption
     table = longest_steps(run.steps, run.begin_ns)
     parts = [_figure(steps.over_time(run.steps, run.begin_ns))]
     parts.append(

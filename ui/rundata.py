@@ -12,6 +12,7 @@ from metrics.diagnosis.verdict import Diagnosis
 from metrics.goodput import measured, measured_steps
 from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory, RunError
+from metrics.sources.view import timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class RunData:
     no_diagnosis: str  # why there is none, "" where there is one
     recording: bool  # segments not yet compacted: the run goes on, or was cut short
     begin_ns: float  # of the first request or step: second 0 of every time axis
+    server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
 
     @property
     def has_ledger(self) -> bool:
@@ -75,6 +77,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         no_diagnosis=reason,
         recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
         begin_ns=float(starts.min()) if len(starts) else 0.0,
+        server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
     )
 
 

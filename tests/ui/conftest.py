@@ -8,6 +8,7 @@ import pytest
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.rundir import REQUIRED, RunDirectory
+from tests.metrics.foreign import Life, VllmPage, foreign_run
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from ui.rundata import RunData, load
 
@@ -40,13 +41,17 @@ def _hostile(records) -> None:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Path:
-    """A folder of runs: chat, tiny-kv, under-way, foreign, hostile, server-only, failing, empty."""
+    """A folder of runs: chat, tiny-kv, under-way, foreign, vllm, hostile, server-only, failing, empty."""
     folder = tmp_path_factory.mktemp("runs")
     for name, plant in (("chat", "long_beside_chat"), ("tiny-kv", "tiny_kv")):
         run = synthetic_run(folder / name, plant=plant, requests=80)
         run.write_json("diagnosis.json", msgspec.to_builtins(diagnose(run)))
     synthetic_run(folder / "under-way", requests=20, compact=False)
     synthetic_run(folder / "foreign", requests=20, keep=_forget_the_server)
+    crowd = [
+        Life(due_s=0.1 * n, queue_s=0.15 * n, prefill_s=0.05, decode_s=0.45, preemptions=n % 3 == 0) for n in range(40)
+    ]
+    foreign_run(folder / "vllm", crowd, VllmPage())
     synthetic_run(folder / "hostile", requests=15, name=HOSTILE_NAME, keep=_hostile)
     alone = synthetic_run(folder / "server-only", requests=10, keep=lambda records: records.client.clear())
     alone.update_meta(valid=False, invalid_reasons=["recorded by a server alone: no client measured it"])
@@ -64,6 +69,12 @@ def chat(runs) -> RunData:
 @pytest.fixture(scope="session")
 def tiny_kv(runs) -> RunData:
     return load(runs / "tiny-kv")
+
+
+@pytest.fixture(scope="session")
+def vllm(runs) -> RunData:
+    """A run of a vLLM that was scraped meanwhile."""
+    return load(runs / "vllm")
 
 
 @pytest.fixture(scope="session")

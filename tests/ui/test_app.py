@@ -45,7 +45,7 @@ def test_page_shows_a_diagnosed_run(runs, chat, page, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("run", ["under-way", "foreign", "hostile", "server-only", "failing", "empty"])
+@pytest.mark.parametrize("run", ["under-way", "foreign", "vllm", "hostile", "server-only", "failing", "empty"])
 def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
     app = opened(runs, page, run, monkeypatch)
     assert not app.exception, app.exception
@@ -56,6 +56,7 @@ def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
         "under-way": "still being recorded",
         "empty": "no request and no step",
         "foreign": {"requests": "No server recorded", "steps": "recorded no step"}.get(page, ""),
+        "vllm": {"requests": "No server recorded", "steps": "recorded no step"}.get(page, ""),
     }.get(run, "")
     assert expected in said(app)
     assert "<script" not in html(app) and "<img" not in html(app)
@@ -139,3 +140,10 @@ def test_growing_run_has_another_fingerprint(runs, tmp_path):
     segment = next((copy / "client.parts").glob("*.parquet"))
     shutil.copy(segment, segment.with_name("99999999999999999999-1.parquet"))
     assert fingerprint(copy) != before
+
+
+def test_what_the_metrics_of_a_foreign_server_show_and_do_not_stands_on_the_overview(runs, monkeypatch):
+    app = opened(runs, "overview", "vllm", monkeypatch)
+    assert not app.exception and html(app).count("unseen by vLLM&#x27;s metrics</td>") == 9
+    assert "Counts of both sides" in html(app) and len(app.get("plotly_chart")) == 2
+    assert app.get("plotly_chart") and not opened(runs, "steps", "vllm", monkeypatch).exception

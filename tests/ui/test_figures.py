@@ -11,11 +11,11 @@ from metrics.ledger import ACCOUNTS, COLOURS
 from metrics.objectives import OBJECTIVES
 from metrics.records import KINDS
 from ui import theme
-from ui.figures import goodput, ledger, steps
+from ui.figures import goodput, ledger, server, steps
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
 
 UNIT = re.compile(r"\((ms|s|%|requests|cumulative %|ms, log scale|% of sent.*)\)$|per second$|per step$|KV blocks$")
-RUNS = ("chat", "tiny_kv", "foreign")
+RUNS = ("chat", "tiny_kv", "foreign", "vllm")
 
 
 def figures(run) -> dict:
@@ -37,6 +37,8 @@ def figures(run) -> dict:
         "stages": steps.stage_breakdown(run.steps),
         "attainment": goodput.attainment(verdict.goodput),
         "lifecycles": ledger.lifecycle_bar(verdict.lifecycle_share),
+        "parts": server.parts_of_the_time(verdict),
+        "server": server.over_time(run.server, run.begin_ns),
     }
     for latency in OBJECTIVES:
         bounds = goodput.bounds(run.requests, objectives, latency)
@@ -64,7 +66,7 @@ def test_every_trace_has_a_name_and_every_number_says_its_unit(drawn):
 
 def test_figure_without_data_says_why_in_a_sentence(foreign):
     drawn = figures(foreign)
-    for name in ("where", "over_time", "expected", "stages"):
+    for name in ("where", "over_time", "expected", "stages", "parts", "server"):
         assert not drawn[name].data, name
         assert drawn[name].layout.annotations[0].text.endswith("."), name
     assert [trace.name for trace in drawn["waterfall"].data][:2] != []
@@ -153,3 +155,19 @@ def test_accounts_are_shades_of_their_lifecycle_and_all_differ():
         if info.lifecycle != "client":  # grey has no hue
             assert hue(theme.ACCOUNT_COLOURS[info.name]) == pytest.approx(hue(COLOURS[info.lifecycle]), abs=0.01)
     assert len(set(theme.ACCOUNT_COLOURS.values())) == len(theme.ACCOUNT_COLOURS)
+
+
+def test_parts_of_the_time_of_a_foreign_server_are_those_of_the_diagnosis_and_sum_to_all_of_it(vllm):
+    fig, share = server.parts_of_the_time(vllm.diagnosis), vllm.diagnosis.ledger_share
+    shown = {trace.name: trace.x for trace in fig.data}
+    assert {"queue", "prefill", "decode", "unaccounted"} <= set(shown)
+    assert shown["queue"][0] == pytest.approx(100 * share["request.queue + memory.blocked"])
+    np.testing.assert_allclose(np.sum(list(shown.values()), axis=0), 100, atol=0.2)
+
+
+def test_foreign_server_over_time_has_a_point_a_scrape(vllm):
+    fig = server.over_time(vllm.server, vllm.begin_ns)
+    drawn = {trace.name: trace for trace in fig.data}
+    assert {"running", "waiting", "KV use", "preemptions", "prompt tokens", "output tokens"} <= set(drawn)
+    assert len(drawn["waiting"].x) == vllm.diagnosis.server.scrapes
+    assert max(drawn["running"].y) == 2 and max(drawn["waiting"].y) > 10

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from ui import fragments, frame
+from ui import fragments, frame, server
 from ui.figures import goodput, ledger
+from ui.figures.server import parts_of_the_time
 
 run = frame.open_page(
     "Overview",
@@ -21,7 +22,22 @@ st.caption(
     "Requests: `client.parquet` status, `due_ns`, `last_byte_ns`, `output_tokens`. Goodput and quantiles: "
     "`diagnosis.json` goodput; a dash where too few requests make a quantile a guess."
 )
-if run.diagnosis is not None:
+view = run.diagnosis.server if run.diagnosis is not None else None
+if view is not None:
+    st.subheader("Where the time went", anchor=False)
+    frame.draw(
+        parts_of_the_time(run.diagnosis),
+        "parts",
+        "`scrapes.parquet` against `client.parquet`: means over all requests; grey is what no metric explains.",
+    )
+    st.html(server.introduction(view))
+    st.html(server.spans(view))
+    st.subheader("What can be seen of this server", anchor=False)
+    st.html(fragments.tiles(server.tiles_of(view)))
+    st.html(server.agreement(view))
+    st.html(server.accounts(view))
+    st.caption("`scrapes.parquet`, read in the names of our own metrics; `docs/foreign-servers.md` has the table.")
+elif run.diagnosis is not None:
     st.subheader("Time by lifecycle", anchor=False)
     frame.draw(
         ledger.lifecycle_bar(run.diagnosis.lifecycle_share),
@@ -29,12 +45,13 @@ if run.diagnosis is not None:
         "`client.parquet` and `requests.parquet`: sum of `ledger_<lifecycle>_*_ns` over all joined requests.",
     )
     st.html(fragments.closure(run.diagnosis))
-st.subheader("Where the time went", anchor=False)
-frame.draw(
-    ledger.where_the_time_went(run.requests),
-    "where",
-    "Shares of `ledger_*_ns` and of `unaccounted_ns`, by `klass`; the slowest tenth by `e2e_ms`.",
-)
+if view is None:
+    st.subheader("Where the time went", anchor=False)
+    frame.draw(
+        ledger.where_the_time_went(run.requests),
+        "where",
+        "Shares of `ledger_*_ns` and of `unaccounted_ns`, by `klass`; the slowest tenth by `e2e_ms`.",
+    )
 if run.diagnosis is not None:
     left, right = st.columns([3, 2], gap="large")
     with left:

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from ui import frame
-from ui.figures import steps
+from ui.figures import server, steps
 from ui.tables import longest_steps
 
 run = frame.open_page(
@@ -17,6 +17,13 @@ run = frame.open_page(
 )
 if run.steps.empty:
     st.info("The server recorded no step: a foreign server, or one without a run directory.", icon=":material/info:")
+    if not run.server.empty:
+        st.subheader("What its own metrics showed", anchor=False)
+        frame.draw(
+            server.over_time(run.server, run.begin_ns),
+            "server",
+            "`scrapes.parquet`, one point a scrape: gauges are samples, tokens are what counters grew by.",
+        )
     st.stop()
 lasting = (run.steps.end_ns.max() - run.begin_ns) / 1e9
 st.subheader(f"{len(run.steps):,} steps in {lasting:,.1f} s", anchor=False)

@@ -1,0 +1,99 @@
+"""Figures of a server that is known by its own metrics only: parts of the mean latency, and its state over time."""
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from metrics.diagnosis.server import SEVERAL
+from metrics.diagnosis.verdict import Diagnosis
+from metrics.ledger import UNACCOUNTED
+from metrics.sources.view import KV_USE, PREEMPTIONS, RUNNING, WAITING
+from ui import theme
+from ui.wording import number, percent
+
+NOTHING_SEEN = "No metric of the server was scraped, or it is of a kind that is not known here."
+PANELS = ("requests", "KV use (%)", "tokens per second")
+TOKENS = {
+    "sojourn_token_prompt_tokens_total": ("prompt tokens", "compute.prefill"),
+    'sojourn_memory_prefix_tokens_total{result="hit"}': ("of them from the cache", "memory.recompute"),
+    "sojourn_token_generated_tokens_total": ("output tokens", "compute.decode"),
+}
+
+
+def parts_of_the_time(diagnosis: Diagnosis) -> go.Figure:
+    """Two bars: the mean latency to the last byte and to the first token, by the stretches that the server measures."""
+    view = diagnosis.server
+    if view is None or not diagnosis.ledger_share:
+        return theme.note(NOTHING_SEEN)
+    rows = {"the last byte": diagnosis.ledger_share, "the first token": diagnosis.ttft_share}
+    named = {SEVERAL.join(span.accounts): span for span in view.spans}
+    fig = theme.figure(210, barmode="stack")
+    for name in diagnosis.ledger_share:
+        span = named.get(name)
+        shares = [max(part.get(name, 0.0), 0.0) for part in rows.values()]
+        if max(shares) < 0.0005:
+            continue
+        means = [span.mean_ms, span.ttft_ms] if span is not None else [None, None]
+        fig.add_bar(
+            name=span.name if span is not None else name, y=list(rows), x=[100 * share for share in shares],
+            orientation="h", marker_color=_colour(name), marker_line=dict(color="#FFFFFF", width=0.5),
+            text=[percent(share) if share >= 0.06 else "" for share in shares], textposition="inside", textangle=0,
+            insidetextanchor="middle", textfont_size=11,
+            customdata=[[number(mean, "ms"), name if name != UNACCOUNTED else "what no metric explains"]
+                        for mean in means],
+            hovertemplate="%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="share of the client’s mean time from the intended send (%)", range=[0, 100])
+    fig.update_yaxes(title_text="until", autorange="reversed", ticks="", ticklabelstandoff=6)
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def over_time(series: pd.DataFrame, begin_ns: float) -> go.Figure:
+    """Three panels on one clock, a point a scrape: requests, KV use, tokens per second since the scrape before."""
+    if series.empty:
+        return theme.note(NOTHING_SEEN)
+    at_s = (series.index.to_numpy(dtype="float64") - begin_ns) / 1e9
+    seconds = pd.Series(at_s, index=series.index).diff()
+    fig = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.07)
+    fig.update_layout(template=theme.TEMPLATE, height=620)
+    for column, name, dash in ((RUNNING, "running", "dot"), (WAITING, "waiting", "solid")):
+        if column in series:
+            _line(fig, at_s, series[column], name, theme.COLOURS["request"], "%{y:,.0f} requests", 1, dash)
+    if KV_USE in series:
+        _line(fig, at_s, 100 * series[KV_USE], "KV use", theme.COLOURS["memory"], "%{y:.1f} %", 2)
+    _preemptions(fig, at_s, series)
+    for column, (name, account) in TOKENS.items():
+        if column in series:
+            rate = series[column] / seconds
+            _line(fig, at_s, rate, name, theme.ACCOUNT_COLOURS[account], "%{y:,.0f} tokens per second", 3)
+    for row, title in enumerate(PANELS, start=1):
+        fig.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+    fig.update_yaxes(range=[0, 104], row=2, col=1)
+    fig.update_xaxes(title_text="time since the begin of the run (s)", row=3, col=1)
+    return fig.update_layout(legend_traceorder="normal", hovermode="x unified")
+
+
+def _line(
+    fig: go.Figure, at_s, values: pd.Series, name: str, colour: str, shown: str, row: int, dash: str = "solid"
+) -> None:
+    fig.add_scatter(
+        name=name, x=at_s, y=values, mode="lines", line=dict(color=colour, width=1.6, dash=dash),
+        hovertemplate=f"{name}: {shown}<extra></extra>", row=row, col=1,
+    )  # fmt: skip
+
+
+def _preemptions(fig: go.Figure, at_s, series: pd.DataFrame) -> None:
+    """A mark at each scrape that found new preemptions."""
+    if PREEMPTIONS not in series or not (series[PREEMPTIONS] > 0).any():
+        return
+    found = (series[PREEMPTIONS] > 0).to_numpy()
+    fig.add_scatter(
+        name="preemptions", x=at_s[found], y=[100] * int(found.sum()), mode="markers",
+        marker=dict(symbol="triangle-down", size=9, color=theme.ACCOUNT_COLOURS["memory.preempted"]),
+        customdata=series[PREEMPTIONS][found], row=2, col=1,
+        hovertemplate="%{customdata:,.0f} preemptions since the scrape before<extra></extra>",
+    )  # fmt: skip
+
+
+def _colour(name: str) -> str:
+    return theme.ACCOUNT_COLOURS.get(name.split(SEVERAL)[0], theme.UNACCOUNTED_COLOUR)
