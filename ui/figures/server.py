@@ -12,7 +12,7 @@ from ui import theme
 from ui.wording import number, percent
 
 NOTHING_SEEN = "No metric of the server was scraped, or it is of a kind that is not known here."
-PANELS = ("requests", "KV use (%)", "tokens per second")
+PANELS = ("in the server (requests)", "KV use (%)", "tokens per second")
 TOKENS = {
     "sojourn_token_prompt_tokens_total": ("prompt tokens", "compute.prefill"),
     'sojourn_memory_prefix_tokens_total{result="hit"}': ("of them from the cache", "memory.recompute"),
