@@ -58,6 +58,7 @@ REQUEST = (
         rates("Time spent writing /metrics", "sojourn_telemetry_render_seconds_total", width=4),
         Panel("Core restarts", "suffix: restarts", (Query(_RESTARTS, "restarts"),), shape="number", width=4,
               note="In the time range shown."),
+        quantiles("Lag of the front's event loop", "sojourn_request_loop_lag_seconds", width=24),
         rates("Traces, by why they are kept or not", "sojourn_telemetry_traces_total", by="decision", width=12),
         rates("Kept traces, by what became of them", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
     )),
@@ -108,6 +109,20 @@ COMPUTE = (
         rates("Predicted device time", "sojourn_compute_predicted_seconds_total"),
         rates("Residual, slower and faster", "sojourn_compute_residual_seconds_total", by="direction"),
     )),
+    Row("The machine", (
+        rates("CPU time, by process", "sojourn_compute_cpu_seconds_total", by="process",
+              note="100 % is one core all the time."),
+        gauges("Power", "sojourn_compute_power_watts", by="device"),
+        Panel("Energy per step", "joule", (Query(
+            rate("sojourn_compute_energy_joules_total", by="device") + " / ignoring (device) group_left () "
+            + rate("sojourn_compute_steps_total"), "{{device}}"),)),
+        gauges("GPU clocks", "sojourn_compute_sm_clock_hertz", "sojourn_compute_memory_clock_hertz", operator="min"),
+        gauges("GPU held back, by reason", "sojourn_compute_throttle_active", by="reason", operator="max"),
+        gauges("GPU temperature", "sojourn_compute_temperature_celsius", operator="max"),
+        gauges("GPU in use", "sojourn_compute_utilisation_ratio", operator="avg", width=12),
+        rates("Kernels of profile bursts, by class", "sojourn_compute_kernel_seconds_total", by="klass", shape="stack",
+              width=12, note="Only after POST /debug/profile: shares, no totals."),
+    )),
 )  # fmt: skip
 
 MEMORY = (
@@ -128,6 +143,10 @@ MEMORY = (
         rates("Preemptions", "sojourn_memory_preemptions_total"),
         rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),
         quantiles("Time until scheduled again", "sojourn_memory_preempted_seconds"),
+    )),
+    Row("The machine's memory", (
+        gauges("Memory of the processes", "sojourn_memory_resident_bytes", by="process", width=12),
+        gauges("Memory of the GPU in use", "sojourn_memory_device_used_bytes", width=12),
     )),
 )  # fmt: skip
 

@@ -17,11 +17,14 @@ Shape = Literal["lines", "stack", "heatmap", "number"]
 # Grafana's names of units, for a value and for its growth per second.
 VALUE_UNITS = {
     "seconds": "s", "ratio": "percentunit", "bytes": "bytes", "tokens": "suffix: tokens",
-    "requests": "suffix: requests", "blocks": "suffix: blocks",
+    "requests": "suffix: requests", "blocks": "suffix: blocks", "slots": "suffix: slots", "info": "suffix: servers",
+    "nats": "suffix: nats", "watts": "watt", "hertz": "hertz", "celsius": "celsius", "state": "bool_on_off",
+    "flops_per_second": "flops", "bytes_per_second": "Bps",
 }  # fmt: skip
 RATE_UNITS = {
     "seconds": "percentunit", "tokens": "suffix: tokens/s", "bytes": "Bps", "flops": "flops", "requests": "reqps",
-    "blocks": "suffix: blocks/s", "steps": "suffix: steps/s", "records": "suffix: records/s",
+    "blocks": "suffix: blocks/s", "rows": "suffix: rows/s", "joules": "watt",
+    "steps": "suffix: steps/s", "records": "suffix: records/s",
     "traces": "suffix: traces/s",
 }  # fmt: skip
 

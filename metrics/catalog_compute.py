@@ -1,9 +1,12 @@
 """The compute lifecycle's metrics: how the work met the hardware."""
 
-from metrics.metric import RATIO_BOUNDS, STEP_BOUNDS, counter, histogram
+from metrics.kernels import CLASSES
+from metrics.metric import PROCESSES, RATIO_BOUNDS, STEP_BOUNDS, counter, gauge, histogram
 from metrics.records import STAGES
+from metrics.system import THROTTLE_REASONS
 
 COMPOSITIONS = ("prefill", "decode", "mixed")
+DEVICES = ("gpu", "cpu")
 
 COMPUTE = (
     histogram("compute", "step_seconds", "seconds", STEP_BOUNDS,
@@ -35,4 +38,22 @@ COMPUTE = (
               "Cannot name the reason: clocks, neighbours and bad kernels look alike here."),
     counter("compute", "steps_total", "steps", "Steps by graph: eager, or the bucket that was replayed.",
             "Does not tell how long they took.", graph=()),
+    counter("compute", "kernel_seconds_total", "seconds",
+            "Device time of profile bursts by class of kernel; with the gaps it sums to the bursts' wall time.",
+            "Bursts only (POST /debug/profile): shares, not totals of the server.", klass=CLASSES),
+    gauge("compute", "power_watts", "watts", "Power that a device draws: the GPU's board, the CPU's packages.",
+          "Whoever draws it; no series without a sensor.", device=DEVICES),
+    counter("compute", "energy_joules_total", "joules", "Energy that a device drew, from samples of its power.",
+            "Peaks between two samples are missed; whoever draws it.", device=DEVICES),
+    gauge("compute", "sm_clock_hertz", "hertz", "Clock of the GPU's multiprocessors.",
+          "One instant a second; no series without a GPU's driver."),
+    gauge("compute", "memory_clock_hertz", "hertz", "Clock of the GPU's memory.",
+          "One instant a second; no series without a GPU's driver."),
+    gauge("compute", "throttle_active", "state", "1 where the GPU's clock is held below what was asked for, by reason.",
+          "One instant a second; gpu_idle is no fault.", reason=tuple(THROTTLE_REASONS.values())),
+    gauge("compute", "temperature_celsius", "celsius", "Temperature of the GPU.", "Of the chip, not of its memory."),
+    gauge("compute", "utilisation_ratio", "ratio", "Share of the time in which the GPU ran any kernel.",
+          "Not how much of the GPU it used."),
+    counter("compute", "cpu_seconds_total", "seconds", "CPU time of a process: front, core.",
+            "User and system time, of all its threads.", process=PROCESSES),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The memory lifecycle's metrics: the state that persists between steps."""
 
-from metrics.metric import LATENCY_BOUNDS, counter, gauge, histogram
+from metrics.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram
 
 BLOCK_STATES = ("active", "pinned", "reusable", "free")  # as they are stacked: what is in use lies below
 
@@ -25,4 +25,8 @@ MEMORY = (
     histogram("memory", "preempted_seconds", "seconds", LATENCY_BOUNDS,
               "Time from eviction to being scheduled again, of requests that were preempted.",
               "Rebuilding the KV comes on top: account memory.recompute of the ledger."),
+    gauge("memory", "device_used_bytes", "bytes", "Memory of the GPU in use, by all processes.",
+          "No series without a GPU's driver."),
+    gauge("memory", "resident_bytes", "bytes", "Memory of the host that a process holds: front, core.",
+          "Shared pages count in both.", process=PROCESSES),
 )  # fmt: skip

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 from metrics.ledger import SERVER_ACCOUNTS
-from metrics.metric import GAP_BOUNDS, LATENCY_BOUNDS, TOKEN_BOUNDS, WORK_BOUNDS, counter, gauge, histogram
+from metrics.metric import (
+    GAP_BOUNDS,
+    LAG_BOUNDS,
+    LATENCY_BOUNDS,
+    TOKEN_BOUNDS,
+    WORK_BOUNDS,
+    counter,
+    gauge,
+    histogram,
+)  # fmt: skip
 from metrics.records import REFUSALS
 
 OUTCOMES = ("stop", "length", "abort", "error")
@@ -48,6 +57,9 @@ REQUEST = (
     histogram("request", "stream_seconds", "seconds", LATENCY_BOUNDS,
               "Time from leaving the loop, or from text being ready, until the socket had it (account request.stream).",
               "A slow reader and a busy front look alike here."),
+    histogram("request", "loop_lag_seconds", "seconds", LAG_BOUNDS,
+              "How late a timer of the front's event loop rang that is due ten times a second.",
+              "Whatever blocks the loop stalls every stream by as much; who did is not told."),
     histogram("request", "prompt_length_tokens", "tokens", TOKEN_BOUNDS, "Prompt tokens of a request.",
               "Says what was asked for, not what was computed: cached tokens are in it."),
     histogram("request", "output_length_tokens", "tokens", TOKEN_BOUNDS, "Output tokens of a request.",

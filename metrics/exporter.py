@@ -16,9 +16,10 @@ from metrics.compat import EngineFacts, VllmNames
 from metrics.exporter_pool import Pool, PoolGauges
 from metrics.exporter_requests import RequestFold, histogram_of
 from metrics.exporter_steps import StepFold
+from metrics.exporter_system import SystemFold
 from metrics.metric import Metric
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
-from metrics.records import RequestRecord, StepRecord
+from metrics.records import RequestRecord, StepRecord, SystemRecord
 from metrics.series import CONTENT_TYPE, Series
 
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]
@@ -51,6 +52,7 @@ class Exporter:
         self._steps = StepFold(self._series)
         self._requests = RequestFold(self._series, self.objectives)
         self._gauges = PoolGauges(self._series)
+        self._system = SystemFold(self._series)
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""
@@ -82,6 +84,18 @@ class Exporter:
         self._requests.observe(request)
         if self._vllm is not None:
             self._vllm.observe_request(request)
+
+    def observe_system(self, record: SystemRecord) -> None:
+        """Folds one sample of the machine in."""
+        self._system.observe(record)
+
+    def observe_loop_lag(self, counts: Sequence[int], total_ns: int) -> None:
+        """Takes over the histogram of the front's event loop: counts between metric.LAG_BOUNDS, and their sum."""
+        self._system.observe_loop_lag(counts, total_ns)
+
+    def observe_burst(self, class_ns: Mapping[str, int]) -> None:
+        """Adds a profile burst: nanoseconds by kernels.CLASSES."""
+        self._system.observe_burst(class_ns)
 
     def observe_rejection(self, reason: str) -> None:
         """Counts a request refused at the door. `reason` is one of the server's few constants, never a user's text."""

@@ -48,6 +48,8 @@ LATENCY_BOUNDS = log_buckets(0.001, 600, per_decade=6)
 GAP_BOUNDS = log_buckets(0.000_1, 30, per_decade=6)
 STEP_BOUNDS = log_buckets(0.000_05, 10, per_decade=6)
 WORK_BOUNDS = log_buckets(0.000_01, 10, per_decade=5)  # work on the host, from one short prompt to a huge one
+LAG_BOUNDS = log_buckets(0.000_01, 50, per_decade=5)
+PROCESSES = ("front", "core")
 RATIO_BOUNDS = log_buckets(0.1, 10, per_decade=14)
 
 

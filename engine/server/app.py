@@ -49,7 +49,8 @@ def build_app(config: EngineConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, show_http_error)
     _add_generation_routes(app, service)
     _add_service_routes(app, service)
-    add_debug_routes(app, service.core, service.telemetry.recent, service.telemetry.recorder, _body_of)
+    told = service.telemetry
+    add_debug_routes(app, service.core, told.recent, told.recorder, told.exporter.observe_burst, _body_of)
     return app
 
 

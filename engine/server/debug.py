@@ -42,9 +42,15 @@ class ProfileRequest(protocol.Strict):
 
 
 def add_debug_routes(
-    app: FastAPI, core: CoreClient, kept: Recent, recorder: Recorder | None, body_of: Callable[[type], dict[str, Any]]
+    app: FastAPI,
+    core: CoreClient,
+    kept: Recent,
+    recorder: Recorder | None,
+    on_burst: Callable[[dict[str, int]], None],
+    body_of: Callable[[type], dict[str, Any]],
 ) -> None:
-    """`recorder` writes what a burst gave into the run directory, if there is one."""
+    """`recorder` writes what a burst gave into the run directory, if there is one; `on_burst` is told the nanoseconds
+    of each class of kernel."""
 
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
@@ -68,6 +74,7 @@ def add_debug_routes(
     async def profile(request: Request) -> Response:
         body = protocol.parse(ProfileRequest, decode(await request.body()))
         burst = await _burst(core, body)
+        on_burst(by_class(burst.records))
         await _wait_for_records(kept, burst)
         steps = _steps_of(burst, kept)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}

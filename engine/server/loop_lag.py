@@ -5,6 +5,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
+from metrics.metric import LAG_BOUNDS, NS_PER_SECOND
+
 TICK_NS = 100_000_000
 
 
@@ -15,8 +17,7 @@ class LoopLag:
     100 ms at most. Who blocked is not told.
     """
 
-    # 100 µs to 51 s, doubling: a quiet loop is late by some 100 µs.
-    bounds_ns = tuple(100_000 << power for power in range(20))
+    bounds_ns = tuple(round(bound * NS_PER_SECOND) for bound in LAG_BOUNDS)  # a quiet loop is late by some 100 µs
 
     def __init__(
         self,

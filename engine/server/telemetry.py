@@ -80,17 +80,20 @@ class Telemetry:
     def scrape(self) -> bytes:
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
+        self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
         if self.tracer is not None:
             self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
         return self.exporter.render()
 
     async def sample_system(self, core_pid) -> None:
-        """Records the machine once a second, for as long as it runs. `core_pid()` tells the core's process of now."""
+        """Samples the machine once a second, for as long as it runs. `core_pid()` tells the core's process of now."""
         sampler = SystemSampler(os.getpid())
-        while self.recorder is not None:
+        while True:
             due = time.monotonic() + SAMPLE_SECONDS
             record = await asyncio.to_thread(sampler.sample, core_pid())
-            self.recorder.append("system", record)
+            self.exporter.observe_system(record)
+            if self.recorder is not None:
+                self.recorder.append("system", record)
             await asyncio.sleep(max(0, due - time.monotonic()))
 
     def close(self) -> None:

@@ -20,8 +20,11 @@ from dashboards.build import contents
 from dashboards.rules import rules
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
+from metrics.kernels import CLASSES
+from metrics.metric import LAG_BOUNDS
+from metrics.series import Histogram
 from tests.dashboards.lint import expressions
-from tests.metrics.random_records import random_request, random_step
+from tests.metrics.random_records import random_request, random_step, random_system
 from tests.metrics.vllm_families import DASHBOARDS
 
 pytestmark = [
@@ -41,6 +44,7 @@ class GrowingPage:
         self.exporter = Exporter("tiny", OBJECTIVES, compat="vllm")
         self.exporter.observe_ready(EngineFacts(300, 16, 8192, 64, "float32", prefix_caching=True))
         self.scrapes = 0
+        self._lag = Histogram([round(bound * 1e9) for bound in LAG_BOUNDS])
         self._rng = Random(7)
         self.live()
 
@@ -48,6 +52,10 @@ class GrowingPage:
         for _ in range(20):
             self.exporter.observe_step(random_step(self._rng, self.scrapes))
             self.exporter.observe_request(random_request(self._rng, self.scrapes))
+        self.exporter.observe_system(random_system(self._rng, self.scrapes))
+        self.exporter.observe_burst({klass: 1000 * (self.scrapes + 1) for klass in CLASSES})
+        self._lag.observe(3_000_000)
+        self.exporter.observe_loop_lag(self._lag.counts, self._lag.total)
         self.exporter.observe_rejection("queue_full")
         self.exporter.observe_recorder(dropped=self.scrapes, failed=self.scrapes)
         self.exporter.observe_tracer({"head": self.scrapes}, {"exported": self.scrapes, "dropped": self.scrapes})

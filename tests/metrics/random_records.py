@@ -3,7 +3,8 @@
 from random import Random
 
 from metrics.ledger import SERVER_ACCOUNTS, new_ledger
-from metrics.records import KINDS, REFUSALS, STAGES, RequestRecord, StepRecord
+from metrics.records import KINDS, REFUSALS, STAGES, RequestRecord, StepRecord, SystemRecord
+from metrics.system import THROTTLE_REASONS
 
 MS = 1_000_000
 
@@ -56,4 +57,17 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         ledger=ledger, ttft=ttft,
         encoded_ns=arrived_ns + 1000, queued_ns=arrived_ns + 2000, scheduled_ns=arrived_ns + 3000 if ran else None,
         longest_output_tokens=tokens,
+    )  # fmt: skip
+
+
+def random_system(rng: Random, second: int = 0) -> SystemRecord:
+    """One second of a machine that has every sensor."""
+    return SystemRecord(
+        ns=second * 1000 * MS, host_cpu_percent=rng.uniform(0, 100), front_cpu_percent=rng.uniform(0, 100),
+        core_cpu_percent=rng.uniform(0, 200), core_rss_bytes=rng.randint(1, 2**34), host_available_bytes=2**33,
+        gpu_utilisation_percent=rng.uniform(0, 100), gpu_memory_used_bytes=rng.randint(0, 2**36),
+        gpu_power_watts=rng.uniform(50, 700), gpu_sm_clock_mhz=rng.uniform(200, 1980),
+        gpu_memory_clock_mhz=2619.0, gpu_temperature_celsius=rng.uniform(30, 80),
+        gpu_throttle_reasons=rng.sample(sorted(THROTTLE_REASONS.values()), 2), cpu_power_watts=rng.uniform(20, 300),
+        front_cpu_seconds=0.2 * second, core_cpu_seconds=0.9 * second, front_rss_bytes=rng.randint(1, 2**31),
     )  # fmt: skip
