@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
+from engine.memory.journal import ShadowJournal
 from engine.messages import Abort, Ended, Output, Outputs, Submit
 from engine.request.accounting import Accountant, Alive, alive
 from engine.request.plan import Launched, Preparation, Runner, StepOutcome, StepPlan
@@ -101,6 +102,7 @@ class Engine:
     def step(self) -> int:
         """One turn, after `receive`: plans and launches a step, reads one, or both. Returns when it ended."""
         begin_ns = self._begin_ns
+        self.scheduler.journal.now_ns = begin_ns
         if self._last_turn is not None:
             self.accountant.paused(self._last_turn[1], begin_ns)
         if not self._flights and (self._last_turn is None or self._last_turn[1] < begin_ns):
@@ -248,6 +250,7 @@ class Engine:
         predicted_ns = self.step_time.observe(new_tokens, past_tokens, outcome.device_ns)
         counts = self.scheduler.pool.counts()
         evicted = self.scheduler.pool.evicted_blocks
+        times = self.scheduler.journal.take_times()
         end_ns = self.clock()
         self._pass_stages([*readings, end_ns])
         self._records.append(
@@ -277,6 +280,12 @@ class Engine:
                 predicted_ns=predicted_ns,
                 gap_ns=outcome.device_begin_ns - self._idle_since_ns,
                 overrun_tokens=present.num_overrun,
+                slots_written=self.scheduler.pool.slots_written,
+                reuse_gap_ns=times.reuse_gap_ns,
+                reuse_distance_blocks=times.reuse_distance_blocks,
+                evicted_age_ns=times.evicted_age_ns,
+                evicted_idle_ns=times.evicted_idle_ns,
+                forgotten_blocks=times.forgotten_blocks,
             )
         )
         self._evicted = evicted
@@ -292,6 +301,7 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     return Scheduler(
         pool,
         make_policy(config, pool),
+        ShadowJournal(pool),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
@@ -324,4 +334,5 @@ def _ended(request: Request) -> Ended:
         last_step=request.last_step,
         ledger=request.ledger,
         error=request.error,
+        prefix=request.prefix_report,
     )

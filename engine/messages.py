@@ -5,6 +5,7 @@ import msgspec
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.costmodel import ModelShape
 from metrics.kernels import Burst
+from metrics.prefix import PrefixReport
 from metrics.records import StepRecord
 
 
@@ -76,6 +77,7 @@ class Ended(msgspec.Struct, frozen=True):
     last_step: int | None
     ledger: list[int]
     error: str | None = None  # a sentence, where the reason is error
+    prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

@@ -51,6 +51,14 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
     overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
     emitted_tokens: int = 0  # that it gave to requests
+    slots_written: int = 0  # token positions written in active blocks, shared ones once: of blocks_active * block size
+    # Since the step before, of a sample of the cached prefix blocks: last reader gone → read again; other blocks in use
+    # or given back meanwhile, when one was asked for again; filled → evicted; last reader gone → evicted.
+    reuse_gap_ns: list[int] = msgspec.field(default_factory=list)
+    reuse_distance_blocks: list[int] = msgspec.field(default_factory=list)
+    evicted_age_ns: list[int] = msgspec.field(default_factory=list)
+    evicted_idle_ns: list[int] = msgspec.field(default_factory=list)
+    forgotten_blocks: int = 0  # known prefixes that the shadow index had no room for any more
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -71,6 +79,13 @@ class RequestRecord(msgspec.Struct, frozen=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    # What the prefix cache made of the prompt, in the words of metrics.prefix; empty if it never got a place.
+    prefix_outcomes: dict[str, int] = msgspec.field(default_factory=dict)  # outcome → tokens; sum: the prompt
+    infinite_hit_tokens: int = 0  # what a cache without eviction would have hit: hit + miss_evicted + miss_disabled
+    diverged_at: int | None = None  # the token at which it left the known prompts with which it began
+    evicted_by: dict[str, int] = msgspec.field(default_factory=dict)  # whose need took miss_evicted → tokens
+    evicted_ago_ns: int | None = None  # ... and how long before, of the first block that was missed
+    resized_hit_tokens: list[int] = msgspec.field(default_factory=list)  # by pools of RATIOS this size
     first_step: int | None = None
     last_step: int | None = None
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop
@@ -195,6 +210,7 @@ def row(record: msgspec.Struct) -> dict[str, Any]:
             booked = values.pop(ledger)
             for info in ACCOUNTS:
                 values[f"{ledger}_{info.column}"] = None if info in CLIENT_ACCOUNTS else booked[info.account]
-    if "refusals" in values:
-        values["refusals"] = list(values["refusals"].items())
+    for name, value in values.items():
+        if isinstance(value, dict):
+            values[name] = list(value.items())
     return values

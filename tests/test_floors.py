@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "engine.sampling": set(),
     "engine.cores": set(),
     "engine.messages": {"engine.sampling", "metrics"},
-    "engine.memory": set(),
+    "engine.memory": {"metrics"},
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
     "engine.compute": {"engine.config", "engine.cores", "metrics"},
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},

@@ -25,10 +25,16 @@ class BlockPool:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.evicted_blocks = 0  # since the start
+        self.slots_written = 0  # positions in active blocks that hold a token: all of a findable one
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low indices first
         self._active = 0
+        self._shared_ends: dict[int, int] = {}  # block → how many of its positions forks of its writer read
         self._index = PrefixIndex()
+
+    @property
+    def num_active(self) -> int:
+        return self._active
 
     @property
     def available(self) -> int:
@@ -51,8 +57,19 @@ class BlockPool:
         for block in blocks:
             if self._references[block] == 0:
                 self._active += 1
+                self.slots_written += self.block_size
                 self._index.busy(block)
             self._references[block] += 1
+
+    def take_from(self, blocks: Sequence[int], num_tokens: int) -> None:
+        """Reads the first `num_tokens` positions of a live sequence's blocks together with it."""
+        self.take(blocks)
+        if end := num_tokens % self.block_size:
+            self._shared_ends[blocks[-1]] = end
+
+    def wrote(self, num_tokens: int) -> None:
+        """So many positions more of active blocks hold a token."""
+        self.slots_written += num_tokens
 
     def writable(self, block: int) -> bool:
         """Nobody else reads it, and nobody could find it by its prefix."""
@@ -100,24 +117,38 @@ class BlockPool:
             return block
         if known != block:
             self.take([known])
-            self.release([block])
+            self.release([block], self.block_size)
         return known
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Gives back one reference to each block of a sequence, last block first, so that leaves age first."""
-        for block in reversed(blocks):
+    def release(self, blocks: Sequence[int], num_tokens: int) -> None:
+        """Gives back one reference to each block of a sequence, which has written `num_tokens` positions of them.
+
+        The last block goes first, so that leaves age first.
+        """
+        size, ends = self.block_size, self._shared_ends
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
             self._references[block] -= 1
             assert self._references[block] >= 0, f"block {block} was given back twice"
+            findable = self._index.holds(block)
+            written = size if findable else min(size, max(0, num_tokens - index * size))
             if self._references[block]:
+                if block in ends and not findable:
+                    self.slots_written -= max(0, written - ends[block])
                 continue
             self._active -= 1
-            if self._index.holds(block):
+            self.slots_written -= written
+            ends.pop(block, None)
+            if findable:
                 self._index.idle(block)
             else:
                 self._free.append(block)
 
-    def check(self, owners: Sequence[Sequence[int]]) -> None:
-        """Asserts that references are exactly what the live sequences' block lists say. For tests and idle time."""
+    def check(self, owners: Sequence[Sequence[int]], written: Sequence[int] | None = None) -> None:
+        """Asserts that references are exactly what the live sequences' block lists say. For tests and idle time.
+
+        `written` tells how many positions each of the sequences has written.
+        """
         expected = [0] * self.num_blocks
         for blocks in owners:
             for block in blocks:
@@ -128,3 +159,14 @@ class BlockPool:
         assert all(expected[block] == 0 and not self._index.holds(block) for block in self._free)
         reusable = sum(1 for block in range(self.num_blocks) if not expected[block] and self._index.holds(block))
         assert len(self._free) + self._active + reusable == self.num_blocks, "a block is lost"
+        if written is not None:
+            assert self.slots_written == self._audit_slots(owners, written), "slots are miscounted"
+
+    def _audit_slots(self, owners: Sequence[Sequence[int]], written: Sequence[int]) -> int:
+        """`slots_written`, the long way."""
+        slots: dict[int, int] = {}
+        for blocks, num_tokens in zip(owners, written, strict=True):
+            for index, block in enumerate(blocks):
+                filled = min(self.block_size, max(0, num_tokens - index * self.block_size))
+                slots[block] = self.block_size if self._index.holds(block) else max(slots.get(block, 0), filled)
+        return sum(slots.values())

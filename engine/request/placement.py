@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.memory.block_pool import BlockPool
+from engine.memory.journal import Journal
 from engine.request.plan import StepPlan
 from engine.request.request import Request
 
@@ -14,8 +15,9 @@ class Placement:
     short, it is the first to give it up, and computes the prompt itself.
     """
 
-    def __init__(self, pool: BlockPool):
+    def __init__(self, pool: BlockPool, journal: Journal):
         self.pool = pool
+        self.journal = journal
         self._waiting_forks: dict[int, Request] = {}  # order → a waiting request that holds blocks
 
     def place(self, request: Request, reserve: int, plan: StepPlan) -> bool:
@@ -24,9 +26,10 @@ class Placement:
         held = request.order in self._waiting_forks
         if not held:
             self._reuse(request)
-        if not self.extend(request, request.num_tokens, plan, reserve):
+        if not self._extend(request, request.num_tokens, plan, reserve):
             if not held:
-                self.give_back(request)
+                self.journal.returns(request)
+                self._clear(request)
             elif reserve == 0:  # nobody runs: it stands in its own way, with a prompt that it may not write to
                 self.give_back(request)
                 return self.place(request, reserve, plan)
@@ -34,6 +37,8 @@ class Placement:
         self._waiting_forks.pop(request.order, None)
         if request.preemptions == 0:
             request.cached_tokens = min(request.num_computed_tokens, request.prompt_tokens)
+        report = self.journal.admitted(request)
+        request.prefix_report = report or request.prefix_report
         return True
 
     def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
@@ -42,8 +47,14 @@ class Placement:
         available = self.pool.available_without([other.blocks for other in gone], read)
         return self.pool.blocks_for(request.num_tokens) - len(read) + bool(request.blocks) + reserve <= available
 
-    def extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int = 0) -> bool:
+    def extend(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Room to write the positions that are not computed yet, up to `num_tokens`; False (and no change) if none."""
+        fits = self._extend(request, num_tokens, plan, 0)
+        if fits:
+            self.journal.grew(request)
+        return fits
+
+    def _extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int) -> bool:
         pool, blocks = self.pool, request.blocks
         lacking = max(0, pool.blocks_for(num_tokens) - len(blocks))
         if lacking + reserve == 0 and not request.forked:
@@ -64,7 +75,10 @@ class Placement:
         fresh = pool.allocate(missing)
         if copied:
             plan.copies.append((blocks[tail], fresh[-1]))
-            pool.release(blocks[tail : tail + 1])
+            written = max(0, request.num_committed_tokens - tail * pool.block_size)
+            pool.release(blocks[tail : tail + 1], written)
+            pool.wrote(written)
+            self.journal.copies(request, tail)
             blocks[tail] = fresh.pop()
             request.changed_from = min(request.changed_from, tail)
         blocks += fresh
@@ -75,7 +89,7 @@ class Placement:
         shared = request.prompt_tokens - 1
         blocks = leader.blocks[: self.pool.blocks_for(shared)]
         if blocks:
-            self.pool.take(blocks)
+            self.pool.take_from(blocks, shared)
             request.blocks = blocks
             request.num_computed_tokens = request.num_committed_tokens = shared
             request.published_blocks = shared // self.pool.block_size
@@ -83,6 +97,7 @@ class Placement:
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.forked = leader.forked = True
             self._waiting_forks[request.order] = request
+            self.journal.shares(request, leader, len(blocks))
 
     def publish(self, request: Request) -> None:
         """Makes the blocks that were filled since findable by their prefix; known ones replace their twins.
@@ -102,10 +117,15 @@ class Placement:
                 request.blocks[index] = block
                 request.changed_from = min(request.changed_from, index)
         request.published_blocks = full
+        self.journal.filled(request, full)
 
     def give_back(self, request: Request) -> None:
         self._waiting_forks.pop(request.order, None)
-        self.pool.release(request.blocks)
+        self.journal.released(request)
+        self._clear(request)
+
+    def _clear(self, request: Request) -> None:
+        self.pool.release(request.blocks, request.num_committed_tokens)
         request.blocks = []
         request.num_computed_tokens = request.num_committed_tokens = 0
         request.published_blocks = request.changed_from = 0
@@ -113,6 +133,7 @@ class Placement:
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
         request.blocks = self.pool.match(request.reusable_hashes(size))
+        self.journal.reads(request, len(request.blocks))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size

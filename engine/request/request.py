@@ -6,6 +6,7 @@ from enum import Enum
 from engine.memory.prefix import chain_hash, root_hash
 from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
+from metrics.prefix import PrefixReport
 
 
 class State(Enum):
@@ -51,6 +52,7 @@ class Request:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+    prefix_report: PrefixReport | None = None  # once it was given a place
     first_step: int | None = None
     last_step: int | None = None
     ledger: list[int] = field(default_factory=new_ledger)
@@ -90,6 +92,11 @@ class Request:
     def has_computed_prompt(self) -> bool:
         return self.num_committed_tokens >= self.prompt_tokens
 
+    @property
+    def reads_cache(self) -> bool:
+        """A prompt whose tokens are scored is computed from its beginning."""
+        return self.sampling.prompt_logprobs is None
+
     def shares_prompt_with(self, leader: "Request") -> bool:
         """Whether the leader's KV, and its scores of the prompt if they are wanted, are this request's too."""
         count = self.prompt_tokens
@@ -116,9 +123,8 @@ class Request:
     def reusable_hashes(self, block_size: int) -> list[bytes]:
         """Chain hashes of the blocks that need no work if they are cached.
 
-        The last position is always computed: its logits give the next token. A prompt whose tokens are scored is
-        computed from its beginning.
+        The last position is always computed: its logits give the next token.
         """
-        if self.sampling.prompt_logprobs is not None:
+        if not self.reads_cache:
             return []
         return self.block_hashes(block_size, (self.num_tokens - 1) // block_size)

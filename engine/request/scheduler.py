@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from engine.memory.block_pool import BlockPool
+from engine.memory.journal import Journal
 from engine.request.placement import Placement
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies.policy import Part, Policy
@@ -33,6 +34,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         policy: Policy,
+        journal: Journal,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -48,7 +50,8 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingRoom(policy, max_long_prefills, long_prefill_tokens)
-        self.placement = Placement(pool)
+        self.journal = journal
+        self.placement = Placement(pool, journal)
 
     @property
     def num_waiting(self) -> int:
@@ -93,7 +96,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
         """Takes in what a step computed; who drew a token emits it. For those who have ended since, nothing happens."""
-        emitted = []
+        emitted, written = [], 0
         sampled, ends, scores = outcome.sampled, outcome.ended, outcome.prompt_logprobs
         size, has_followers = self.pool.block_size, self.waiting.has_followers
         for item in plan.scheduled:
@@ -110,7 +113,9 @@ class Scheduler:
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
             if request.state is State.RUNNING:  # else it gave its blocks away since
-                done = request.num_committed_tokens = item.past_tokens + item.new_tokens
+                done = item.past_tokens + item.new_tokens
+                written += done - request.num_committed_tokens
+                request.num_committed_tokens = done
                 if done // size != request.published_blocks:
                     self.placement.publish(request)
                 if has_followers and request.has_computed_prompt:
@@ -121,6 +126,7 @@ class Scheduler:
                 token_id, ended = sampled.get(request.id), ends.get(request.id) if ends else None
                 if token_id is not None or ended is not None:
                     emitted.append(self._append(request, token_id, ended))
+        self.pool.wrote(written)
         return emitted
 
     def _advance(self, plan: StepPlan) -> None:

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from heapq import merge
 
+import msgspec
+
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
 from engine.server.sequence import Lost, Piece, Sequence
 from metrics.ledger import Account, new_ledger
+from metrics.prefix import combined
 from metrics.records import RequestRecord
 
 
@@ -143,6 +146,7 @@ class Call:
             recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
             output_tokens=sum(sequence.output_tokens for sequence in self.sequences),
             preemptions=sum(ended.preemptions for ended in ends),
+            **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
             first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
             last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
             token_ns=self._token_ns(),

@@ -34,7 +34,8 @@ def drain(engine: Engine, check: bool = False) -> None:
             time.sleep(0.001)  # a grammar is being compiled
         engine.receive([], engine.step() if engine.has_work else time.monotonic_ns())
         if check:
-            engine.scheduler.pool.check([r.blocks for r in engine.scheduler.requests.values()])
+            live = engine.scheduler.requests.values()
+            engine.scheduler.pool.check([r.blocks for r in live], [r.num_committed_tokens for r in live])
     engine.idle()
 
 

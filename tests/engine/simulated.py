@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory.block_pool import BlockPool
+from engine.memory.journal import ShadowJournal
 from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -130,15 +131,16 @@ class Simulation:
 
     def __init__(
         self, num_blocks: int = 64, block_size: int = 4, prefix_caching: bool = True, policy: str = "fcfs",
-        knobs: dict | None = None, overlap: bool = False, **limits,
+        knobs: dict | None = None, overlap: bool = False, device: type[SimulatedRunner] = SimulatedRunner, **limits,
     ):  # fmt: skip
         self.clock = VirtualClock()
         self.published = Published()
         pool = BlockPool(num_blocks, block_size, prefix_caching)
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
-        self.scheduler = Scheduler(pool, make_policy(config, pool), **settings)
-        self.runner = SimulatedRunner(self.clock, pool)
+        self.journal = ShadowJournal(pool)
+        self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
+        self.runner = device(self.clock, pool)
         self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
@@ -166,7 +168,9 @@ class Simulation:
     def check(self) -> None:
         """The invariants that must hold between any two steps."""
         live = self.scheduler.requests.values()
-        self.scheduler.pool.check([request.blocks for request in live])
+        pool = self.scheduler.pool
+        pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
+        self.journal.check(set(pool._index._nodes))
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)
@@ -179,7 +183,7 @@ class Simulation:
         assert (room.count, room.num_in_line) == (0, 0) and not any(room._forks.values())
         assert not self.scheduler.placement._waiting_forks
         counts = self.scheduler.pool.counts()
-        assert counts.active == 0, "a block leaked"
+        assert counts.active == 0 and self.scheduler.pool.slots_written == 0, "a block leaked"
         assert counts.free + counts.reusable == self.scheduler.pool.num_blocks
 
     def _take(self, outputs: Outputs) -> None:

@@ -43,7 +43,7 @@ def test_prefixes_that_are_never_evicted_cost_no_memory_each_time_they_are_read(
         if not blocks:
             blocks = pool.allocate(1)
             pool.publish(blocks[0], key[0], None)
-        pool.release(blocks)
+        pool.release(blocks, 1)
     assert len(pool._index._candidates) < 100
 
 
@@ -58,7 +58,7 @@ def test_a_block_read_again_is_no_longer_up_for_eviction():
     key = chain([1])
     blocks = pool.allocate(1)
     pool.publish(blocks[0], key[0], None)
-    pool.release(blocks)
+    pool.release(blocks, 1)
     pool.take(pool.match(key))
     assert pool.allocate(2) is None
     assert pool.allocate(1) is not None
@@ -77,9 +77,9 @@ def test_what_does_not_fit_changes_nothing():
 def test_a_block_given_back_twice_is_noticed():
     pool = BlockPool(2, 1)
     blocks = pool.allocate(1)
-    pool.release(blocks)
+    pool.release(blocks, 1)
     with pytest.raises(AssertionError, match="twice"):
-        pool.release(blocks)
+        pool.release(blocks, 1)
 
 
 def test_a_prefix_known_already_keeps_its_first_block():

@@ -1,0 +1,368 @@
+"""What became of every prompt token at its first query, and how long cached blocks live, from what requests do to them.
+
+**Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
+tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
+
+1. `hit`: its block was cached, and the request may read the cache.
+2. `miss_disabled`: its block was computed before, as were all before it, but `prefix_caching` is off or the request
+   wants log-probabilities of its prompt.
+3. `miss_evicted`: the same, but the block was evicted, or one before it was (then also if another request is
+   computing it again at this moment). `evicted_by` tells whose need for room took it.
+4. `miss_in_flight`: behind those, whole blocks that nobody computed before and another running request computes now.
+5. `miss_sub_block`: behind those, tokens that some earlier sequence had in the same place, but that fill no reusable
+   block: ends of sequences, beginnings of blocks that go on otherwise, and the last block of a prompt known whole.
+6. `miss_diverged`: the rest, if at least one known block stands before it and some known sequence goes on otherwise
+   at its first token; `miss_cold`: the rest else, never seen, or new text behind the end of what is known.
+
+`infinite_hit_tokens` = hit + miss_disabled + miss_evicted. `diverged_at` is the number of tokens shared with known
+sequences where one of them goes on otherwise, also within the first block; None if none is shared or none goes on.
+Known is what was computed and left the step; other cache salts know nothing of each other. Of ends the last 64 behind
+one prefix are remembered.
+
+*Example*, blocks of 4: `abcdefghij` was served, so that `abcd` and `efgh` are blocks and `ij` an end. Then
+`abcdefghiXYZ` may reuse two blocks of the three: if `efgh` was evicted since, it is 4 hit, 4 miss_evicted, 1
+miss_sub_block (`i`) and 3 miss_diverged, with `diverged_at` 9. And `abcdefghijKL` would be 8 hit, 2 miss_sub_block
+and 2 miss_cold, for `KL` is what comes next in the same conversation.
+
+Forks (n > 1) read their leader's prompt: it is booked once, for the leader. A preempted request asks again without
+being booked: what it computes again is `recomputed_tokens`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.memory import branches
+from engine.memory.block_pool import BlockPool
+from engine.memory.prefix import root_hash
+from engine.memory.shadow import REAL, Known, Shadow
+from metrics.prefix import PrefixReport
+
+
+class Reader(Protocol):
+    """What a journal asks of a request."""
+
+    order: int
+    id: str
+    prompt_tokens: int
+    token_ids: list[int]
+    cache_salt: str
+    fork_of: str | None
+    preemptions: int
+    num_committed_tokens: int
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def reads_cache(self) -> bool: ...
+
+    def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
+
+
+@dataclass(slots=True)
+class BlockTimes:
+    """Of sampled blocks, since they were last asked for; the words are those of StepRecord."""
+
+    reuse_gap_ns: list[int] = field(default_factory=list)
+    reuse_distance_blocks: list[int] = field(default_factory=list)
+    evicted_age_ns: list[int] = field(default_factory=list)
+    evicted_idle_ns: list[int] = field(default_factory=list)
+    forgotten_blocks: int = 0
+
+
+class Journal(Protocol):
+    """Told of everything that requests do to blocks. Must change nothing of it."""
+
+    now_ns: int  # of the turn; the loop sets it
+
+    def reads(self, reader: Reader, count: int) -> None:
+        """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
+
+    def returns(self, reader: Reader) -> None:
+        """... and gave them back: it did not."""
+
+    def admitted(self, reader: Reader) -> PrefixReport | None:
+        """... and has a place, and its blocks. The report of its first query, unless it is a fork."""
+
+    def shares(self, reader: Reader, leader: Reader, count: int) -> None:
+        """A waiting fork reads the first `count` blocks of its leader."""
+
+    def copies(self, reader: Reader, index: int) -> None:
+        """It reads that block no more, but a copy of its own that is not full."""
+
+    def grew(self, reader: Reader) -> None:
+        """It was given more blocks while it runs."""
+
+    def filled(self, reader: Reader, count: int) -> None:
+        """Its first `count` blocks are full and committed."""
+
+    def released(self, reader: Reader) -> None:
+        """It gives all blocks back."""
+
+    def take_times(self) -> BlockTimes:
+        """What was sampled since the last call."""
+
+
+_NONE = BlockTimes()
+
+
+class NoJournal:
+    """Nothing is written down."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def reads(self, reader: Reader, count: int) -> None: ...
+
+    def returns(self, reader: Reader) -> None: ...
+
+    def admitted(self, reader: Reader) -> PrefixReport | None: ...
+
+    def shares(self, reader: Reader, leader: Reader, count: int) -> None: ...
+
+    def copies(self, reader: Reader, index: int) -> None: ...
+
+    def grew(self, reader: Reader) -> None: ...
+
+    def filled(self, reader: Reader, count: int) -> None: ...
+
+    def released(self, reader: Reader) -> None: ...
+
+    def take_times(self) -> BlockTimes:
+        return _NONE
+
+
+@dataclass(slots=True)
+class _Trail:
+    """The blocks of a live request in the shadow index."""
+
+    root: Known
+    read: list[Known]  # its first full blocks, all that it holds
+    known: list[Known] = field(default_factory=list)  # ... and those behind that the pool lost: it computes them again
+    expects: list[bytes] = field(default_factory=list)  # keys of all full blocks of its prompt, if it is in flight
+    is_shared: bool = False  # it is a fork's, and `read` its leader's
+    unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
+    occupied: int = 0  # blocks that others held when it asked
+    gaps: list[int] = field(default_factory=list)
+    distances: list[int] = field(default_factory=list)
+
+
+class ShadowJournal:
+    """Keeps the shadow index beside a pool. With prefix caching off it tells what a cache of this size would do."""
+
+    def __init__(self, pool: BlockPool, shadow: Shadow | None = None):
+        self.now_ns = 0
+        self.shadow = shadow or Shadow(pool.num_blocks, pool.block_size)
+        self._pool = pool
+        self._size = pool.block_size
+        self._trails: dict[int, _Trail] = {}  # by order of the request
+        self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
+        self._times = BlockTimes()
+        self._sampled = False
+        self._forgotten = 0
+
+    def reads(self, reader: Reader, count: int) -> None:
+        self.shadow.squeeze(self._occupied())  # sizes that were too small for what ended since
+        root = self.shadow.root(root_hash(reader.cache_salt))
+        trail = self._trails[reader.order] = _Trail(root, [], occupied=self._pool.num_active)
+        if count:
+            self._read(trail, reader.block_hashes(self._size, count))
+
+    def returns(self, reader: Reader) -> None:
+        trail = self._trails.pop(reader.order)
+        for node in reversed(trail.read):  # to the pool they were used
+            self.shadow.leave(node, None)
+
+    def admitted(self, reader: Reader) -> PrefixReport | None:
+        trail, size, tokens = self._trails[reader.order], self._size, reader.num_tokens
+        report = None
+        if not trail.is_shared:
+            hashes = reader.block_hashes(size, tokens // size)
+            known, hits = self._query(reader, trail, hashes[: (tokens - 1) // size])
+            if reader.preemptions == 0 and reader.fork_of is None:
+                report = self._report(reader, trail, hashes, known, hits)
+            if reader.reads_cache:
+                trail.known = known
+            self._expect(trail, hashes, len(known))
+        self.grew(reader)
+        return report
+
+    def shares(self, reader: Reader, leader: Reader, count: int) -> None:
+        led = self._trails[leader.order]
+        trail = self._trails[reader.order] = _Trail(led.root, led.read[:count], is_shared=True)
+        for node in trail.read:
+            self.shadow.read(node)
+
+    def copies(self, reader: Reader, index: int) -> None:
+        read = self._trails[reader.order].read
+        if len(read) > index:
+            self.shadow.leave(read.pop(), self.now_ns)
+
+    def grew(self, reader: Reader) -> None:
+        times = self._times
+        for node in self.shadow.squeeze(self._occupied()):
+            node.evicted_by, node.evicted_ns = reader.id, self.now_ns
+            if self._pool.prefix_caching and self.shadow.is_sampled(node):
+                times.evicted_age_ns.append(self.now_ns - node.filled_ns)
+                times.evicted_idle_ns.append(self.now_ns - node.idle_ns)
+                self._sampled = True
+
+    def filled(self, reader: Reader, count: int) -> None:
+        trail, shadow, size, now_ns = self._trails[reader.order], self.shadow, self._size, self.now_ns
+        read, known, in_flight, token_ids = trail.read, trail.known, self._in_flight, reader.token_ids
+        first = len(read)
+        if count <= first:
+            return
+        if trail.unready:
+            trail.unready = False
+            for node in read:
+                node.level = 0
+        parent = read[-1] if read else trail.root
+        hashes = reader.block_hashes(size, count)
+        for index in range(first, count):
+            key, begin = hashes[index], index * size
+            if index < len(known):
+                known[index].awaited -= 1
+            elif in_flight:
+                in_flight.pop(key, None)
+            parent = shadow.fill(key, parent, token_ids[begin : begin + size], now_ns)
+            read.append(parent)
+        if self.shadow.forgotten != self._forgotten:
+            self._sampled = True
+
+    def released(self, reader: Reader) -> None:
+        trail = self._trails.pop(reader.order, None)
+        if trail is None:
+            return
+        shadow, read, now_ns = self.shadow, trail.read, self.now_ns
+        done = len(read)
+        for index in range(max(done, len(trail.known)), len(trail.expects)):
+            self._lands(trail.expects[index])
+        for node in reversed(trail.known[done:]):
+            shadow.give_up(node)
+        shadow.end(read[-1] if read else trail.root, reader.token_ids[done * self._size : reader.num_committed_tokens])
+        for node in reversed(read):
+            shadow.leave(node, now_ns)
+
+    def take_times(self) -> BlockTimes:
+        if not self._sampled:
+            return _NONE
+        times, self._times, self._sampled = self._times, BlockTimes(), False
+        times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
+        return times
+
+    def check(self, cached: set[bytes]) -> None:
+        """Asserts that the books agree with each other and, with caching, with the pool's. For tests."""
+        self.shadow.check(self._occupied(), cached if self._pool.prefix_caching else None)
+        if not self._trails:
+            assert not self._in_flight, "nobody computes what is in flight"
+
+    def _occupied(self) -> int:
+        """Blocks that live requests hold; without caching, as they would with it: what is read together once.
+
+        Forks read together even so, and are then taken off twice.
+        """
+        active = self._pool.num_active
+        if self._pool.prefix_caching:
+            return active
+        return max(0, active - self.shadow.num_twins)
+
+    def _read(self, trail: _Trail, hashes: Sequence[bytes]) -> None:
+        """A request takes the blocks from the cache."""
+        shadow, now_ns, occupied = self.shadow, self.now_ns, trail.occupied
+        for key in hashes:
+            node = shadow.find(key)
+            if node is None:
+                break
+            if node.newer is not None:
+                if node.stamp:
+                    trail.gaps.append(now_ns - node.idle_ns)
+                    trail.distances.append(shadow.distance(node, occupied))
+                occupied += 1
+            shadow.read(node)
+            trail.unready |= node.level > 0
+            trail.read.append(node)
+        trail.occupied = occupied
+
+    def _query(self, reader: Reader, trail: _Trail, hashes: list[bytes]) -> tuple[list[Known], list[int]]:
+        """Follows the tokens as far as they are known. Returns those blocks, and how many each size would have hit."""
+        shadow, num_sizes = self.shadow, len(self.shadow.sizes)
+        known: list[Known] = []
+        hits: list[int] = []
+        for index, key in enumerate(hashes):
+            node = shadow.find(key)
+            if node is None:
+                break
+            known.append(node)
+            if node.level > len(hits):
+                hits += [index] * (node.level - len(hits))
+        hits += [len(known)] * (num_sizes - len(hits))
+        if not reader.reads_cache:
+            return known, [0] * num_sizes
+        if self._pool.prefix_caching:
+            self._times.reuse_gap_ns += trail.gaps
+        else:
+            self._read(trail, hashes[: hits[REAL]])
+        for node in known[len(trail.read) :]:
+            if node.stamp:
+                trail.distances.append(shadow.distance(node, trail.occupied))
+        if trail.distances:
+            self._times.reuse_distance_blocks += trail.distances
+            self._sampled = True
+        return known, hits
+
+    def _expect(self, trail: _Trail, hashes: list[bytes], num_known: int) -> None:
+        """What it does not read it computes: again, or for the first time."""
+        for node in trail.known[len(trail.read) :]:
+            self.shadow.expect(node)
+        in_flight, trail.expects = self._in_flight, hashes
+        for key in hashes[max(num_known, len(trail.read)) :]:
+            in_flight[key] = in_flight.get(key, 0) + 1
+
+    def _lands(self, key: bytes) -> None:
+        """A request that computed a new block is gone before it did."""
+        others = self._in_flight.get(key, 0) - 1
+        if others > 0:
+            self._in_flight[key] = others
+        elif others == 0:
+            del self._in_flight[key]
+
+    def _report(
+        self, reader: Reader, trail: _Trail, hashes: list[bytes], blocks: list[Known], hits: list[int]
+    ) -> PrefixReport:
+        size, prompt_tokens = self._size, reader.prompt_tokens
+        usable = (prompt_tokens - 1) // size
+        cached = self._pool.prefix_caching and reader.reads_cache
+        hit = len(trail.read) if cached else 0
+        known = max(hit, len(blocks))
+        outcomes = {"hit": hit * size, "miss_evicted" if cached else "miss_disabled": (known - hit) * size}
+        evicted_by: dict[str, int] = {}
+        evicted_ago_ns = None
+        for node in blocks[hit:] if cached else ():
+            if evicted_ago_ns is None:
+                evicted_ago_ns = self.now_ns - node.evicted_ns
+            evicted_by[node.evicted_by] = evicted_by.get(node.evicted_by, 0) + size
+        computed = known
+        while computed < usable and hashes[computed] in self._in_flight:
+            computed += 1
+        outcomes["miss_in_flight"] = (computed - known) * size
+        shared, leaves = 0, False
+        begin = computed * size
+        if computed == known:
+            parent = blocks[-1] if blocks else trail.root
+            if parent.branches:
+                rest = branches.packed(reader.token_ids[begin : min(begin + size, prompt_tokens)])
+                shared, leaves = branches.follow(parent.branches, rest)
+        outcomes["miss_sub_block"] = shared
+        until = begin + shared
+        leaves = leaves and 0 < until < prompt_tokens
+        outcomes["miss_diverged" if leaves and known else "miss_cold"] = prompt_tokens - until
+        return PrefixReport(
+            prefix_outcomes={outcome: tokens for outcome, tokens in outcomes.items() if tokens},
+            infinite_hit_tokens=known * size,
+            diverged_at=until if leaves else None,
+            evicted_by=evicted_by,
+            evicted_ago_ns=evicted_ago_ns,
+            resized_hit_tokens=[blocks * size for blocks in hits],
+        )
