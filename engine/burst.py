@@ -13,7 +13,7 @@ from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_
 from engine.engine import Engine
 from engine.messages import Profile
 from engine.runner import ModelRunner
-from metrics.kernels import Burst, Kernel, StepWindow, kernel_records, packed
+from metrics.kernels import Burst, Kernel, StepWindow, classed, kernel_records, packed, within
 from metrics.records import KernelRecord
 
 READ_AT_ONCE = 2_000  # events between two turns: some 2 ms
@@ -120,47 +120,33 @@ class ProfileBurst:
 
     def _read(self) -> Iterator[Burst | None]:
         """In pieces: None after each."""
-        offset = self._profiler.offset()
-        yield None
-        events, kernels = self._profiler.events(), []
+        events, told, kernels = self._profiler.events(), [], []
         while piece := list(islice(events, READ_AT_ONCE)):
-            kernels += on_monotonic([event for event in piece if event is not None], offset)
+            told += [event for event in piece if event is not None]
             yield None
-        if self._runner.device.type == "cpu":
-            computed = with_spans(self._spans.taken, self._of_device(kernels))
-            kernels = [*computed, *map(_sampling, self._windows)]
-        kernels.sort(key=lambda run: (run.begin_ns, -run.end_ns))
-        yield None
-        kernels = self._classed(kernels, offset.error_ns)
+        offset = self._profiler.offset()
+        for first in range(0, len(told), READ_AT_ONCE):
+            kernels += on_monotonic(told[first : first + READ_AT_ONCE], offset)
+            yield None
+        kernels.sort(key=_begin)
+        spans = sorted(self._spans.taken, key=_begin)
+        computed: list[Kernel] = []
         records: list[KernelRecord] = []
-        for part, windows, until_ns in _pieces(kernels, self._windows):
+        for windows, until_ns in _pieces(self._windows):
+            since_ns = windows[0].begin_ns if windows[0] is not self._windows[0] else 0
+            part = self._computed(_between(kernels, since_ns, until_ns), _between(spans, since_ns, until_ns), windows)
+            part = classed(part, windows, offset.error_ns)
             records += kernel_records(part, windows, until_ns)
+            computed += part
             yield None
-        yield self._answer(kernels, records, offset.error_ns)
+        yield self._answer(computed, records, offset.error_ns)
 
-    def _of_device(self, kernels: list[Kernel]) -> list[Kernel]:
-        """Torch's operations in a step's own work: the others are the host's, that plans and prepares."""
-        inside, windows = [], iter(self._windows)
-        window = next(windows, None)
-        for run in sorted(kernels, key=lambda run: run.begin_ns):
-            middle = (run.begin_ns + run.end_ns) // 2
-            while window is not None and window.end_ns <= middle:
-                window = next(windows, None)
-            if window is not None and window.begin_ns <= middle:
-                inside.append(run)
-        return inside
-
-    def _classed(self, kernels: list[Kernel], error_ns: int) -> list[Kernel]:
-        """What the name does not tell, the place may: after the logits a step samples."""
-        classed, windows = [], iter(self._windows)
-        window = next(windows, None)
-        for run in kernels:
-            while window is not None and window.end_ns <= run.begin_ns:
-                window = next(windows, None)
-            if run.klass == "other" and window is not None and run.begin_ns >= window.forward_ns - error_ns:
-                run = run._replace(klass="sampling")
-            classed.append(run)
-        return classed
+    def _computed(self, kernels: list[Kernel], spans: list[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
+        """What the device did, of what was told: on a CPU torch's operations are also the host's, that prepares."""
+        if self._runner.device.type == "cpu":
+            sampling = [Kernel("draw", "sampling", window.forward_ns, window.end_ns) for window in windows]
+            kernels = with_spans(spans, within(kernels, windows)) + sampling
+        return sorted(kernels, key=lambda run: (run.begin_ns, -run.end_ns))
 
     def _answer(self, kernels: list[Kernel], records: list[KernelRecord], error_ns: int) -> Burst:
         names, columns, dropped = packed(kernels)
@@ -177,17 +163,18 @@ class ProfileBurst:
         )
 
 
-def _sampling(window: StepWindow) -> Kernel:
-    """From the logits to the ids: what torch's operations in it do not explain is our own kernel, and its caller."""
-    return Kernel("draw", "sampling", window.forward_ns, window.end_ns)
-
-
-def _pieces(
-    kernels: Sequence[Kernel], windows: Sequence[StepWindow]
-) -> Iterator[tuple[Sequence[Kernel], Sequence[StepWindow], int | None]]:
-    """The kernels, the steps and the end of a few steps at a time: each lasts until the next begins."""
+def _pieces(windows: Sequence[StepWindow]) -> Iterator[tuple[Sequence[StepWindow], int | None]]:
+    """A few steps at a time, and when the next begin."""
     for first in range(0, len(windows), STEPS_AT_ONCE):
-        some, rest = windows[first : first + STEPS_AT_ONCE], windows[first + STEPS_AT_ONCE :][:1]
-        begin = bisect_left(kernels, some[0].begin_ns, key=lambda run: run.begin_ns) if first else 0
-        end = bisect_left(kernels, rest[0].begin_ns, key=lambda run: run.begin_ns) if rest else len(kernels)
-        yield kernels[begin:end], some, rest[0].begin_ns if rest else None
+        rest = windows[first + STEPS_AT_ONCE :][:1]
+        yield windows[first : first + STEPS_AT_ONCE], rest[0].begin_ns if rest else None
+
+
+def _between(kernels: list[Kernel], begin_ns: int, end_ns: int | None) -> list[Kernel]:
+    """Those that began then, of kernels in the order of their begin."""
+    first = bisect_left(kernels, begin_ns, key=_begin)
+    return kernels[first : None if end_ns is None else bisect_left(kernels, end_ns, key=_begin)]
+
+
+def _begin(run: Kernel) -> int:
+    return run.begin_ns

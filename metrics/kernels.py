@@ -141,6 +141,29 @@ def apart(kernels: Sequence[Kernel], spans: Sequence[Kernel]) -> list[Kernel]:
     return [run for run in kernels if not inside(run)]
 
 
+def within(kernels: Iterable[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
+    """The kernels whose middle lies in one of the windows."""
+    begins = [window.begin_ns for window in windows]
+    inside = []
+    for run in kernels:
+        middle = (run.begin_ns + run.end_ns) // 2
+        place = bisect_right(begins, middle) - 1
+        if place >= 0 and middle < windows[place].end_ns:
+            inside.append(run)
+    return inside
+
+
+def classed(kernels: Iterable[Kernel], windows: Sequence[StepWindow], error_ns: int) -> list[Kernel]:
+    """What a name does not tell, the place may: after the logits a step samples."""
+    begins = [window.begin_ns for window in windows]
+    told = []
+    for run in kernels:
+        place = bisect_right(begins, run.begin_ns) - 1
+        after = place >= 0 and windows[place].forward_ns - error_ns <= run.begin_ns < windows[place].end_ns
+        told.append(run._replace(klass="sampling") if run.klass == "other" and after else run)
+    return told
+
+
 def segments(kernels: Sequence[Kernel]) -> Iterator[tuple[int, int, int]]:
     """(place of the kernel, begin_ns, end_ns) of stretches that do not overlap, in order, of kernels sorted by begin.
 

@@ -40,7 +40,8 @@ class TorchProfiler:
         self._on_cuda = device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
         self._profile = profile(activities=activities)
-        self._marked: list[tuple[int, int]] = []  # monotonic, around each mark
+        self._read_around: list[tuple[int, int]] = []  # monotonic, of each mark
+        self._marks: list[tuple[int, int]] = []  # by the profiler's clock
 
     def start(self) -> None:
         self._profile.start()
@@ -51,22 +52,20 @@ class TorchProfiler:
         self._profile.stop()
 
     def events(self) -> Iterator[Kernel | None]:
-        """What ran on the device, by the profiler's own clock; None for anything else. Nothing else is done between two
-        of them, so that the reader can pause."""
+        """What ran on the device, by the profiler's own clock; None for anything else, so that the reader can pause."""
         for event in self._profile.profiler.kineto_results.events():
-            kind = event.activity_type()
+            kind, name = event.activity_type(), event.name()
             if kind in _OF_DEVICE if self._on_cuda else kind == "cpu_op":
-                name = event.name()
                 track = event.device_resource_id() if self._on_cuda else 0
                 yield Kernel(name, kernel_class(name), event.start_ns(), event.end_ns(), track)
             else:
+                if name == MARK and kind == "user_annotation":
+                    self._marks.append((event.start_ns(), event.end_ns()))
                 yield None
 
     def offset(self) -> Offset:
-        """Of the profiler's clock."""
-        events = self._profile.profiler.kineto_results.events()
-        found = [(event.start_ns(), event.end_ns()) for event in events if event.name() == MARK]
-        around = zip(self._marked, sorted(found), strict=True)
+        """Of the profiler's clock, once all events are read."""
+        around = zip(self._read_around, sorted(self._marks), strict=True)
         return align((before, begin, end, after) for (before, after), (begin, end) in around)
 
     def _mark(self) -> None:
@@ -74,7 +73,7 @@ class TorchProfiler:
             before = time.monotonic_ns()
             with record_function(MARK):
                 pass
-            self._marked.append((before, time.monotonic_ns()))
+            self._read_around.append((before, time.monotonic_ns()))
 
 
 class CpuSpans:

@@ -4,6 +4,7 @@ import threading
 import time
 
 import httpx
+import msgspec
 import pytest
 
 from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request, step
@@ -89,7 +90,8 @@ def test_the_rings_keep_the_newest_whole():
     from random import Random
 
     rng, kept = Random(2), Recent()
-    steps = [random_step(rng, number) for number in range(KEPT_STEPS + 3)]
+    some = [random_step(rng) for _ in range(50)]
+    steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
     requests = [random_request(rng, number) for number in range(KEPT_REQUESTS + 2)]
     for record in steps:
         kept.add_step(record)
@@ -147,9 +149,9 @@ def test_a_burst_under_load_accounts_for_its_time_and_disturbs_nobody(api_server
 
 def test_one_burst_at_a_time(api_server):
     answers = []
-    first = threading.Thread(target=lambda: answers.append(profile(api_server, steps=1000, timeout_s=2)))
+    first = threading.Thread(target=lambda: answers.append(profile(api_server, steps=1000, timeout_s=1)))
     first.start()
-    time.sleep(0.5)
+    time.sleep(0.3)
     second = profile(api_server, steps=1)
     first.join()
     assert second.status_code == 409 and second.json()["error"]["code"] == "profile_running"
