@@ -16,8 +16,8 @@ from engine.runner import ModelRunner
 from metrics.kernels import Burst, Kernel, StepWindow, classed, kernel_records, packed, within
 from metrics.records import KernelRecord
 
-READ_AT_ONCE = 2_000  # events between two turns: some 2 ms
-STEPS_AT_ONCE = 20
+READ_AT_ONCE = 1_000  # events between two turns, and ...
+STEPS_AT_ONCE = 5  # ... steps: some milliseconds
 OTHERS = {  # how a profiled step differs, by the type of device
     "cpu": "each operation takes two readings of the clock, and torch's profiler notes each of torch's: the kernels "
     "are those of any step",

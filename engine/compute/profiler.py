@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function  # torch.profiler around it imports a compiler: seconds
 
 from engine.compute.attention import AttentionBackend
 from engine.compute.layers_cpp import PARTS, CppLayers
@@ -38,22 +38,21 @@ class TorchProfiler:
 
     def __init__(self, device: torch.device):
         self._on_cuda = device.type == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_cuda else [])]
-        self._profile = profile(activities=activities)
+        self._profile = profile(use_kineto=True, use_device="cuda" if self._on_cuda else None)
         self._read_around: list[tuple[int, int]] = []  # monotonic, of each mark
         self._marks: list[tuple[int, int]] = []  # by the profiler's clock
 
     def start(self) -> None:
-        self._profile.start()
+        self._profile.__enter__()
         self._mark()
 
     def stop(self) -> None:
         self._mark()
-        self._profile.stop()
+        self._profile.__exit__(None, None, None)
 
     def events(self) -> Iterator[Kernel | None]:
         """What ran on the device, by the profiler's own clock; None for anything else, so that the reader can pause."""
-        for event in self._profile.profiler.kineto_results.events():
+        for event in self._profile.kineto_results.events():
             kind, name = event.activity_type(), event.name()
             if kind in _OF_DEVICE if self._on_cuda else kind == "cpu_op":
                 track = event.device_resource_id() if self._on_cuda else 0
