@@ -107,13 +107,12 @@ def seen_prefix(facts: Facts, excess: Excess | None) -> Candidate | None:
     spent = span_share(view.span("compute.prefill"), excess) + span_share(_queue(view), excess)
     if spent < EXPLAINS_ENOUGH:
         return None
-    setting = view.settings.get("prefix cache", "the prefix cache")
+    cause, change = _why_no_hits(facts, view, shared)
     return Candidate(
         key="prefix_recomputed",
         lifecycles=["memory", "compute", "request"],
         object="prefix cache",
-        cause=f"{shared:.0%} of the prompt tokens are alike between requests, and the cache gave only "
-        f"{view.hit_rate:.0%}",
+        cause=f"{shared:.0%} of the prompt tokens are alike between requests, and {cause}",
         kind="policy",
         evidence=[
             evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of those asked for "
@@ -122,15 +121,37 @@ def seen_prefix(facts: Facts, excess: Excess | None) -> Candidate | None:
                      "share", "scrapes: histograms"),
         ],
         probe=Probe(
-            measurement=f"the same scenario with the prefix cache on ({setting}) and, if it is, with more room for KV",
+            measurement=f"the same scenario with {change}",
             command=rerun(facts),
             rival="cold traffic: prompts that only look alike",
             if_cause=f"hits rise to about {shared:.0%} of the prompt tokens",
             if_rival=f"hits stay near {view.hit_rate:.0%}, and {missing_share(excess)} stays",
         ),
-        fix=Fix(change=f"{setting}; if it is on, more room for KV",
+        fix=Fix(change=change,
                 gain=f"at most the {spent:.0%} in queue and prefill", basis=_basis(view)),
     )  # fmt: skip
+
+
+def _why_no_hits(facts: Facts, view: ServerView, shared: float) -> tuple[str, str]:
+    """What is known of the reason, and what to change."""
+    on = view.settings.get("prefix cache", "the prefix cache on")
+    if view.told.get("prefix_caching", "").lower() == "false":
+        return "the prefix cache is off", on
+    block, beginning = view.told.get("block_size", ""), _common_beginning(facts)
+    if block.isdigit() and beginning < int(block):
+        smaller = f"a smaller block ({view.settings.get('block', 'the block size')})"
+        return (
+            f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared",
+            smaller,
+        )
+    return f"the cache gave only {view.hit_rate:.0%}", f"{on} and, if it is on, more room for KV"
+
+
+def _common_beginning(facts: Facts) -> int:
+    """Tokens of the longest beginning that requests of one class share, by the scenario's own words."""
+    scenario = facts.meta.get("scenario") if isinstance(facts.meta.get("scenario"), dict) else {}
+    classes = (scenario.get("workload") or {}).get("classes") or []
+    return max((int(klass.get("shared_prefix_tokens") or 0) for klass in classes), default=0)
 
 
 def _queue(view: ServerView) -> SpanView | None:

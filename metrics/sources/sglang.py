@@ -12,7 +12,7 @@ no experts.
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from metrics.sources.source import Latency, Span, Sum, Term, Translation, count_of, partly, sum_of, unseen
+from metrics.sources.source import Latency, Span, Sum, Term, Told, Translation, count_of, partly, sum_of, unseen
 
 TTFT, E2E, QUEUE = (
     "sglang:time_to_first_token_seconds",
@@ -133,7 +133,9 @@ class SGLang:
         "batch cap": "--max-running-requests",
         "KV block pool": "--mem-fraction-static, --kv-cache-dtype fp8_e5m2",
         "prefix cache": "no --disable-radix-cache",
+        "block": "--page-size",
     }
+    told: Mapping = {"block_size": Told("sglang:page_size"), "num_kv_blocks": Told("sglang:num_pages")}
 
     def recognises(self, names: AbstractSet[str]) -> bool:
         return any(name.startswith("sglang:") for name in names)

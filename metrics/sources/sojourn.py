@@ -42,7 +42,9 @@ class Sojourn:
         "batch cap": "--max-num-seqs",
         "KV block pool": "--num-kv-blocks, --memory-fraction",
         "prefix cache": "--prefix-caching",
+        "block": "--block-size",
     }
+    told: Mapping = {}  # its settings come with GET /v1/models
 
     def recognises(self, names: AbstractSet[str]) -> bool:
         return any(name.startswith("sojourn_") for name in names)

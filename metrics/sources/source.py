@@ -73,6 +73,14 @@ class Latency:
     outside: tuple[str, ...]  # accounts that the server's latency leaves out
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Where a page tells a setting of the server: a label of a gauge, or the gauge's value where `label` is ""."""
+
+    gauge: str
+    label: str = ""
+
+
 class Source(Protocol):
     """One kind of server. Swap point: a new server is one file and one entry in `registry.SOURCES`."""
 
@@ -84,6 +92,7 @@ class Source(Protocol):
     latency: Latency
     sights: Mapping[str, Sight]  # by account; one that is missing here is unseen
     settings: Mapping[str, str]  # object of a cause → the server's own settings for it
+    told: Mapping[str, Told]  # what the server was set to, by our names of settings
 
     def recognises(self, names: AbstractSet[str]) -> bool:
         """Whether a page with samples of these names is of such a server."""

@@ -107,6 +107,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     device_busy: float | None  # device time / time in which the samples show requests; None where it is not told
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
+    told: dict[str, str]  # what the server was set to, by our names of settings: block_size, prefix_caching …
 
     def span(self, account: str) -> SpanView | None:
         """The first span that an account lies in."""
@@ -172,6 +173,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
+        told=_told(run, source, first, last),
     )
 
 
@@ -200,6 +202,18 @@ def _begin(answered_ns: np.ndarray, measured: pd.DataFrame) -> int:
 def _gauges(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, pd.Series]:
     names = {term.name for item in source.translations for term in terms_of(item)}
     return over_time(source, "gauge", scrapes.readings(run, names, begin_ns, end_ns), "value")
+
+
+def _told(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
+    rows = scrapes.readings(run, {told.gauge for told in source.told.values()}, begin_ns, end_ns)
+    last = rows.drop_duplicates("name", keep="last").set_index("name")
+    found = {}
+    for name, told in source.told.items():
+        if told.gauge in last.index:
+            told_now = last.loc[told.gauge]
+            value = told_now.labels.get(told.label) if told.label else f"{told_now.value:g}"
+            found |= {name: value} if value is not None else {}
+    return found
 
 
 def _gauge(series: pd.Series) -> Gauge:

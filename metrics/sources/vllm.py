@@ -11,7 +11,7 @@ and bytes are left out too: they count causal attention twice and all experts of
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from metrics.sources.source import Latency, Span, Term, Translation, count_of, partly, sum_of, unseen
+from metrics.sources.source import Latency, Span, Term, Told, Translation, count_of, partly, sum_of, unseen
 
 QUEUE, PREFILL, DECODE = (
     "vllm:request_queue_time_seconds",
@@ -126,6 +126,12 @@ class VLLM:
         "batch cap": "--max-num-seqs",
         "KV block pool": "--gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), --kv-cache-dtype fp8",
         "prefix cache": "--enable-prefix-caching",
+        "block": "--block-size",
+    }
+    told: Mapping = {
+        "block_size": Told("vllm:cache_config_info", "block_size"),
+        "num_kv_blocks": Told("vllm:cache_config_info", "num_gpu_blocks"),
+        "prefix_caching": Told("vllm:cache_config_info", "enable_prefix_caching"),
     }
 
     def recognises(self, names: AbstractSet[str]) -> bool:

@@ -86,7 +86,7 @@ class Page(Protocol):
 class VllmPage:
     """vLLM's page, of one or several engines."""
 
-    def __init__(self, engines: int = 1):
+    def __init__(self, engines: int = 1, block_size: int = 16, prefix_caching: bool = True):
         self.registry = CollectorRegistry()
         self.labels = ("model_name", "engine")
         gauges = {
@@ -115,6 +115,10 @@ class VllmPage:
             key: Histogram(name, name, self.labels, buckets=bounds, registry=self.registry)
             for key, (name, bounds) in histograms.items()
         }
+        info = Gauge("vllm:cache_config_info", "x", ("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine"),
+                     registry=self.registry)  # fmt: skip
+        for engine in range(engines):
+            info.labels(str(block_size), "4096", str(prefix_caching), str(engine)).set(1)
         success = Counter("vllm:request_success", "x", (*self.labels, "finished_reason"), registry=self.registry)
         self.of = [{key: family.labels("m", str(engine)) for key, family in made.items()} for engine in range(engines)]
         self.success = [

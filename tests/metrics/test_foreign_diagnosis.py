@@ -61,6 +61,18 @@ def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
     assert "gave only 10%" in first.cause
 
 
+@pytest.mark.parametrize(("page", "cause", "change"), [
+    (VllmPage(block_size=1024), "their common beginning of 800 tokens is less than a block of 1024", "--block-size"),
+    (VllmPage(prefix_caching=False), "the prefix cache is off", "--enable-prefix-caching"),
+])  # fmt: skip
+def test_prefix_cache_that_cannot_hit_says_why(tmp_path, page, cause, change):
+    classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
+    lives = steady(40, every_s=1.0, prefill_s=0.6, prompt_tokens=1000)
+    run = foreign_run(tmp_path / "run", lives, page, scenario={"name": "x", "workload": {"classes": classes}})
+    first = diagnose(run).findings[0]
+    assert cause in first.cause and change in first.fix.change
+
+
 def test_what_the_metrics_cannot_tell_is_inconclusive_and_names_the_next_measurement(tmp_path):
     diagnosis = diagnose(foreign_run(tmp_path / "run", steady(40, every_s=1.0, prefill_s=0.6), VllmPage()))
     assert diagnosis.state == "inconclusive" and not diagnosis.findings

@@ -62,6 +62,7 @@ def test_totals_gauges_and_latencies_stand_under_our_names(vllm):
     assert ttft.count == 60 and ttft.mean == pytest.approx(0.354) and ttft.between["p99"] == (0.25, 0.5)
     assert view.latencies["sojourn_request_itl_seconds"].mean == pytest.approx(0.02)
     assert view.gauges[KV_USE].largest == 0.3
+    assert view.told == {"block_size": "16", "num_kv_blocks": "4096", "prefix_caching": "True"}
     assert "sojourn_token_step_tokens" not in view.latencies  # vLLM's books whole prompts
 
 
