@@ -1,4 +1,4 @@
-"""SGLang: facts read from the code of its collectors (srt/observability/metrics_collector.py, req_time_stats.py).
+"""SGLang: facts read from the code of its wheel 0.5.23 (srt/observability, srt/managers/tokenizer_manager.py).
 
 What to know of its figures. /metrics exists only with `--enable-metrics`. The tokenizer process books a request when
 it is finished (tokens, TTFT, end to end); each scheduler books its queue and its stages. With data-parallel attention
@@ -73,7 +73,7 @@ class SGLang:
         _one(
             "sojourn_request_finished_total",
             "sglang:num_requests_total",
-            differs="not by outcome: stop and length are not told apart",
+            differs="not by outcome: stop, length and what was aborted under way are not told apart",
         ),
         _one(
             "sojourn_compute_device_seconds_total",
@@ -85,6 +85,11 @@ class SGLang:
             "sojourn_request_itl_seconds",
             "sglang:inter_token_latency_seconds",
             differs="a gap with several tokens counts once a token, each with its part of it",
+        ),
+        _one(
+            "sojourn_request_tpot_seconds",
+            "sglang:request_time_per_output_token_seconds",
+            differs="between the first and the last output of the tokenizer process",
         ),
         _one("sojourn_request_e2e_seconds", E2E, differs="until the tokenizer process had the last text"),
         _one(

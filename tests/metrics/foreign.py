@@ -1,7 +1,8 @@
 """Foreign servers with a known truth: requests whose every part is planned, and /metrics pages as their servers write.
 
 The pages are rendered by prometheus_client, which both servers use, from families with the names, types, labels and
-bucket bounds of vLLM 0.32.0 (v1/metrics/loggers.py, buckets.py) and SGLang 0.5.23 (observability/metrics_collector.py).
+bucket bounds of vLLM 0.32.0 (v1/metrics/loggers.py, buckets.py) and SGLang 0.5.23 (observability/metrics_collector.py
+and managers/tokenizer_manager.py of its wheel on PyPI).
 """
 
 from collections.abc import Iterable
@@ -185,7 +186,7 @@ class SglangPage:
         for labels in map(self._labels, self.ranks):
             for mode in ("input", "device_hit", "host_hit", "storage_hit"):
                 self.effective.labels(**labels, mode=mode)
-        streamed = ("model_name", "is_streaming")
+        streamed = ("model_name", "engine_type", "is_streaming")
         self.tokens = {
             key: Counter(name, name, streamed, registry=registry)
             for key, name in (
@@ -198,8 +199,10 @@ class SglangPage:
         )
         self.e2e = Histogram("sglang:e2e_request_latency_seconds", "x", streamed, buckets=LATENCY_BOUNDS,
                              registry=registry)  # fmt: skip
-        self.itl = Histogram("sglang:inter_token_latency_seconds", "x", ("model_name",), buckets=ITL_BOUNDS,
-                             registry=registry)  # fmt: skip
+        self.tpot = Histogram("sglang:request_time_per_output_token_seconds", "x", streamed, buckets=ITL_BOUNDS,
+                              registry=registry)  # fmt: skip
+        self.itl = Histogram("sglang:inter_token_latency_seconds", "x", ("model_name", "engine_type"),
+                             buckets=ITL_BOUNDS, registry=registry)  # fmt: skip
 
     def prefilled(self, life: Life) -> None:
         for labels in self._of(life.engine):
@@ -210,19 +213,20 @@ class SglangPage:
             self.effective.labels(**labels, mode="input").inc(life.prompt_tokens - life.cached_tokens)
             self.effective.labels(**labels, mode="device_hit").inc(life.cached_tokens)
             self.forward.labels(**labels, category="EXTEND").inc(life.prefill_s)
-        self.ttft.labels("m", "true").observe(life.first_s + life.back_s - life.arrived_s)
+        self.ttft.labels("m", "unified", "true").observe(life.first_s + life.back_s - life.arrived_s)
 
     def finished(self, life: Life) -> None:
         for labels in self._of(life.engine):
             if life.preemptions:
                 self.retracted.labels(**labels).inc(life.preemptions)
             self.forward.labels(**labels, category="DECODE").inc(life.decode_s / 8)
-        self.tokens["prompt"].labels("m", "true").inc(life.prompt_tokens)
-        self.tokens["generated"].labels("m", "true").inc(life.output_tokens)
-        self.tokens["requests"].labels("m", "true").inc()
-        self.e2e.labels("m", "true").observe(life.last_s + life.back_s - life.arrived_s)
+        self.tokens["prompt"].labels("m", "unified", "true").inc(life.prompt_tokens)
+        self.tokens["generated"].labels("m", "unified", "true").inc(life.output_tokens)
+        self.tokens["requests"].labels("m", "unified", "true").inc()
+        self.e2e.labels("m", "unified", "true").observe(life.last_s + life.back_s - life.arrived_s)
+        self.tpot.labels("m", "unified", "true").observe(life.decode_s / (life.output_tokens - 1))
         for _ in range(life.output_tokens - 1):
-            self.itl.labels("m").observe(life.decode_s / (life.output_tokens - 1))
+            self.itl.labels("m", "unified").observe(life.decode_s / (life.output_tokens - 1))
 
     def show(self, running: int, waiting: int, kv_use: float, engine: int) -> None:
         for labels in self._of(engine):

@@ -87,6 +87,7 @@ def test_spans_of_sglang_are_the_planned_times(sglang):
     assert means == pytest.approx({"receive": 1, "queue": 300, "prefill": 50, "decode": 400})  # decode: e2e less TTFT
     assert view.hit_rate == pytest.approx(0.4) and view.preemptions == 0
     assert view.totals["sojourn_request_finished_total"] == 60
+    assert view.latencies["sojourn_request_tpot_seconds"].mean == pytest.approx(0.02)
     assert view.outside_ms == pytest.approx(1e3 * (life.way_in_s + life.way_out_s), abs=1e-3)
     assert view.device_busy == pytest.approx(60 * 0.1 / (view.seconds * _running_share(sglang)), rel=1e-6)
 
