@@ -97,6 +97,10 @@ class EngineConfig(BaseModel):
         None, description="how the model writes calls of tools; by default as its chat template shows them"
     )
     prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
+    telemetry: Literal["full", "off"] = Field(
+        "full",
+        description="off: no ledgers, no records of steps and requests; for who wants no overhead, or to measure it",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="gives requests without a seed of their own theirs")
     objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")
     objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
@@ -148,6 +152,13 @@ class EngineConfig(BaseModel):
         if ratio is not None and info.data.get("otlp_endpoint", "") is None:
             raise ValueError("only traces are sampled, and otlp_endpoint is not set; set it, or leave this out")
         return ratio
+
+    @field_validator("run_dir", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat", "otlp_endpoint")
+    @classmethod
+    def _needs_records(cls, value: Path | float | str | None, info: ValidationInfo) -> Path | float | str | None:
+        if value not in (None, "none") and info.data.get("telemetry") == "off":
+            raise ValueError("telemetry=off leaves no records to make it from; leave one of the two out")
+        return value
 
     @field_validator("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
     @classmethod

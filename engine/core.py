@@ -12,6 +12,7 @@ from pathlib import Path
 import zmq
 
 from engine import messages
+from engine.books import make_books
 from engine.config import EngineConfig, model_folder
 from engine.cores import let_threads_sleep, num_cores
 from engine.engine import Engine, make_scheduler
@@ -54,6 +55,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
     torch.set_num_threads(threads)
     runner = ModelRunner(config, model_folder(config.model))
     scheduler = make_scheduler(config, runner.num_blocks)
+    books = make_books(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
         model_name=config.served_model_name or model_folder(config.model).name,
@@ -68,7 +70,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
     )
-    return Engine(scheduler, runner, runner.shape, publish, first_step=first_step, overlap=runner.overlap), ready
+    return Engine(scheduler, runner, books, publish, first_step=first_step, overlap=runner.overlap), ready
 
 
 def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) -> None:

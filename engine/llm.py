@@ -49,8 +49,9 @@ class LLM:
     `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
     for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
     without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
-    steps, in the engine's thread. Make the first one before you import torch, or set GOMP_SPINCOUNT=300 in the
-    environment: else threads that wait for each other spin, and steps take ten times as long beside any busy process.
+    steps, some at a time, in the engine's thread. Make the first one before you import torch, or set
+    GOMP_SPINCOUNT=300 in the environment: else threads that wait for each other spin, and steps take ten times as long
+    beside any busy process.
     Close it, or use it in a `with` block, to give its memory back.
     """
 
@@ -64,6 +65,8 @@ class LLM:
             config = EngineConfig(model=str(model), **settings)
         except ValidationError as error:
             raise LLMError(complaint(error)) from None
+        if on_steps is not None and config.telemetry == "off":
+            raise LLMError("telemetry=off leaves no records for on_steps; leave one of the two out")
         folder = model_folder(config.model)
         spelt = config.load_format != "dummy" or (folder / "tokenizer.json").is_file()
         self._tokenizer = Tokenizer(folder) if spelt else NoTokenizer(folder)

@@ -75,17 +75,28 @@ class Ended(msgspec.Struct, frozen=True):
     preemptions: int
     first_step: int | None
     last_step: int | None
+    queued_ns: int | None  # the loop took it in
+    scheduled_ns: int | None  # it got its first place in the batch
+    booked_ns: int  # until when the ledger is booked
     ledger: list[int]
+    waits: dict[str, int]  # reason → nanoseconds of `request.queue`, `memory.blocked` and `memory.preempted`
     error: str | None = None  # a sentence, where the reason is error
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 
 
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """What a ledger holds beside the decode clock, whose reading of any later moment is to be added to it."""
+
+    base: list[int]
+    waits: dict[str, int]
+
+
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one request, with its ledger booked up to the message's `committed_ns`."""
+    """One token of one request, whose ledger is booked up to the message's `committed_ns`."""
 
     request_id: str
     token_id: int
-    ledger: list[int]
+    standing: Standing | None = None  # where it changed since the token before
     logprobs: TokenLogprobs | None = None  # if the request wants them
     prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
@@ -94,10 +105,11 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     """Core → front, after each step, and when the core falls idle."""
 
     committed_ns: int  # until when the ledgers are booked
+    reading: tuple[int, ...]  # of the decode clock then, by metrics.ledger.CLOCKED
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    records: list[StepRecord]  # finished steps that were not reported yet
+    records: list[StepRecord]  # of finished steps: some at a time, each told once
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int
     running: int

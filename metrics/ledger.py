@@ -5,6 +5,7 @@ belongs to exactly one account, and an account belongs to one lifecycle. Each ac
 of its own; what no account explains is shown as `unaccounted`, never spread over the others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -56,8 +57,12 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.CLIENT_LAG, "client", "lag", "meant to send → sent: the load generator's own lateness"),
     AccountInfo(Account.CLIENT_NETWORK, "client", "network", "sent → arrived, and written → read by the client"),
     AccountInfo(Account.TOKEN_ENCODE, "token", "encode", "parse, chat template, tokenise"),
-    AccountInfo(Account.REQUEST_ADMISSION, "request", "admission", "accepted → visible to the scheduler"),
-    AccountInfo(Account.REQUEST_QUEUE, "request", "queue", "waiting for a place in the batch or in the token budget"),
+    AccountInfo(
+        Account.REQUEST_ADMISSION, "request", "admission", "accepted → taken in by the loop, between two steps"
+    ),
+    AccountInfo(
+        Account.REQUEST_QUEUE, "request", "queue", "waiting for a place, the token budget, a leader or a grammar"
+    ),
     AccountInfo(Account.MEMORY_BLOCKED, "memory", "blocked", "waiting for KV blocks"),
     AccountInfo(Account.COMPUTE_PREFILL, "compute", "prefill", "own prompt work in a step"),
     AccountInfo(Account.REQUEST_INTERFERENCE, "request", "interference", "due to other requests' prompt work"),
@@ -73,6 +78,9 @@ ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
 SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
 
+# What the decode clock of the core runs for, in the order of its readings: all who decode in a step pay these alike.
+CLOCKED = (Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE)
+
 UNACCOUNTED = "unaccounted"
 CLOSURE_SHARE = 0.01  # of a request's latency: what may stay unaccounted ...
 CLOSURE_NS = 1_000_000  # ... and never more than this
@@ -81,6 +89,14 @@ CLOSURE_NS = 1_000_000  # ... and never more than this
 def new_ledger() -> list[int]:
     """An empty ledger: nanoseconds by `Account`."""
     return [0] * len(ACCOUNTS)
+
+
+def ledger_at(base: Sequence[int], reading: Sequence[int]) -> list[int]:
+    """The ledger at a reading of the decode clock; `base` is what it would hold had the clock begun at nought."""
+    ledger = list(base)
+    for account, ns in zip(CLOCKED, reading, strict=True):
+        ledger[account] += ns
+    return ledger
 
 
 def closes(unaccounted_ns: int, latency_ns: int) -> bool:

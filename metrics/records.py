@@ -15,6 +15,9 @@ STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit"
 KINDS = ("prefill", "recompute", "decode", "verify")
 # policy: it admits nobody now, or no more long prompts. leader: a fork waits for its leader's prompt.
 REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "adapter", "quota")
+# What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
+# that was under way when it came or got its place.
+WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "step")
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 
 
@@ -59,6 +62,10 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     evicted_age_ns: list[int] = msgspec.field(default_factory=list)
     evicted_idle_ns: list[int] = msgspec.field(default_factory=list)
     forgotten_blocks: int = 0  # known prefixes that the shadow index had no room for any more
+    # Of each of `preempted_ids`: the request that needed the blocks (itself, if nobody else could give way), and the
+    # computed positions that were in them.
+    preempted_for: list[str] = []
+    preempted_tokens: list[int] = []
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -98,6 +105,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     traceparent: str | None = None  # the caller's span, as the header of that name has it
     ledger: list[int] = msgspec.field(default_factory=new_ledger)  # up to the last byte
     ttft: list[int] = msgspec.field(default_factory=new_ledger)  # up to the first text
+    # One of WAITS → nanoseconds: sums to what `ledger` has in request.queue, memory.blocked and memory.preempted.
+    waits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class ClientRecord(msgspec.Struct, frozen=True):

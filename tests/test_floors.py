@@ -29,10 +29,17 @@ MAY_IMPORT = {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
         "engine.sampling", "metrics",
     },
-    "engine.engine": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
+    "engine.step_log": {"engine.request", "engine.memory", "metrics"},
+    "engine.books": {
+        "engine.step_log", "engine.request", "engine.memory", "engine.messages", "engine.config", "metrics",
+    },
+    "engine.engine": {
+        "engine.books", "engine.request", "engine.memory", "engine.messages", "engine.config", "metrics",
+    },
     "engine.burst": {"engine.engine", "engine.runner", "engine.compute", "engine.messages", "metrics"},
     "engine.core": {
-        "engine.engine", "engine.burst", "engine.runner", "engine.messages", "engine.config", "engine.cores",
+        "engine.books", "engine.engine", "engine.burst", "engine.runner", "engine.messages", "engine.config",
+        "engine.cores",
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",

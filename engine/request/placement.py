@@ -35,8 +35,10 @@ class Placement:
                 return self.place(request, reserve, plan)
             return False
         self._waiting_forks.pop(request.order, None)
-        if request.preemptions == 0:
-            request.cached_tokens = min(request.num_computed_tokens, request.prompt_tokens)
+        found = request.num_computed_tokens
+        if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
+            request.cached_tokens += found - request.computed_high_water
+            request.computed_high_water = found
         report = self.journal.admitted(request)
         request.prefix_report = report or request.prefix_report
         return True

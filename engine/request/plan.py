@@ -17,6 +17,14 @@ class ScheduledTokens(NamedTuple):
     samples: bool  # its last position is the last known one, so that the next token can be drawn
 
 
+class Preemption(NamedTuple):
+    """A running request gave up its blocks."""
+
+    request: Request
+    wanted_by: str  # id of the request that needed room: itself, if it could not grow and nobody else could give way
+    computed_tokens: int  # positions whose keys and values it gave up; some may be found again by their prefix
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What one step computes, and why it computes no more."""
@@ -25,17 +33,22 @@ class StepPlan:
     budget_left: int
     scheduled: list[ScheduledTokens] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
     refusals: dict[str, int] = field(default_factory=dict)  # reason → waiting requests, the head's first
     held_back_by: str | None = None  # why the head of the queue was refused
     num_waiting: int = 0
-    moves: list[tuple[Request, bool]] = field(default_factory=list)  # who went aside (True), and who came back
+    moves: list[tuple[Request, str | None]] = field(default_factory=list)  # who went aside and why; None: came back
     needs_commit: bool = False  # the next step cannot be planned before this one is committed
+    has_prompts: bool = False  # it may hold more than one token of a request, or other work than decoding
 
     def add(self, item: ScheduledTokens) -> None:
         self.scheduled.append(item)
         self.budget_left -= item.new_tokens
+
+    def gave_way(self, request: Request) -> bool:
+        """Whether this plan took its blocks."""
+        return any(preemption.request is request for preemption in self.preempted)
 
     def drop(self, request: Request) -> None:
         """Takes back what was planned for a request that has to give way, and still has its blocks."""

@@ -55,11 +55,16 @@ class Request:
     prefix_report: PrefixReport | None = None  # once it was given a place
     first_step: int | None = None
     last_step: int | None = None
+    queued_ns: int | None = None  # the loop took it in
+    scheduled_ns: int | None = None  # it got its first place in the batch
     ledger: list[int] = field(default_factory=new_ledger)
-    wait_mark: tuple[int, int] = (0, 0)  # the wait clocks when it began to wait
-    waits_aside: bool = False  # for something of its own, not for what holds up the head of the line
+    waits: dict[str, int] = field(default_factory=dict)  # reason → nanoseconds
+    wait_mark: tuple[int, ...] = ()  # the wait clocks when it began to wait
+    waits_aside: str | None = None  # the reason of its own for which it waits, if not for what holds up the line
     booked_ns: int = 0  # while it runs: until when its time on the device is booked
     lag_ns: int = 0  # ... and what of the host's time after that is booked, too
+    clocked: bool = False  # the decode clock runs for it, and the ledger lacks the reading
+    untold: bool = False  # the front does not know what the ledger holds beside the reading
     needs_output: bool = field(init=False)  # the host must know every token before the next one is drawn
     _hashes: list[bytes] = field(default_factory=list)
 

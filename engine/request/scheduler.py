@@ -5,7 +5,7 @@ from typing import NamedTuple
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal
 from engine.request.placement import Placement
-from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies.policy import Part, Policy
 from engine.request.request import Request, State
 from engine.request.waiting import WaitingRoom
@@ -161,6 +161,7 @@ class Scheduler:
             new_tokens = self._share(request, plan)
             until = request.num_computed_tokens + new_tokens
             if new_tokens and (extend(request, until, plan) or self._make_room(request, until, plan)):
+                plan.has_prompts = True
                 plan.add(_scheduled(request, new_tokens))
 
     def _admit(self, plan: StepPlan) -> None:
@@ -177,13 +178,14 @@ class Scheduler:
             self.running.append(request)
             plan.admitted.append(request)
             self.policy.admitted(request)
+            plan.has_prompts = True
             plan.add(_scheduled(request, self._share(request, plan)))
 
     def _obstacle(self, request: Request, plan: StepPlan) -> str | None:
         """Why the head of the line cannot be admitted; None once it has its blocks, for which others may give way."""
-        if plan.budget_left == 0 or request in plan.preempted:
+        if plan.budget_left == 0 or plan.gave_way(request):
             full = len(self.running) >= self.max_num_seqs
-            return "batch_cap" if full else "kv_blocks" if request in plan.preempted else "token_budget"
+            return "batch_cap" if full else "kv_blocks" if plan.gave_way(request) else "token_budget"
         reason = self._place(request, plan)
         if reason is None:
             return None
@@ -193,7 +195,7 @@ class Scheduler:
             return reason
         victims.sort(key=self.policy.rank)
         while (reason := self._place(request, plan)) is not None and victims:
-            self._preempt(victims.pop(), plan)
+            self._preempt(victims.pop(), request, plan)
         return reason
 
     def _place(self, request: Request, plan: StepPlan) -> str | None:
@@ -205,15 +207,15 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Blocks for a running request, at the cost of the last in rank; False if that was itself."""
         while (victim := max(self.running, key=self.policy.rank)) is not request:
-            self._preempt(victim, plan)
+            self._preempt(victim, request, plan)
             if self.placement.extend(request, num_tokens, plan):
                 return True
-        self._preempt(request, plan)
+        self._preempt(request, request, plan)
         return False
 
-    def _preempt(self, victim: Request, plan: StepPlan) -> None:
+    def _preempt(self, victim: Request, needy: Request, plan: StepPlan) -> None:
         plan.drop(victim)
-        plan.preempted.append(victim)
+        plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
         self.placement.give_back(victim)
         victim.preemptions += 1

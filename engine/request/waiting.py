@@ -12,7 +12,7 @@ class WaitingRoom:
 
     def __init__(self, policy: Policy, max_long_prefills: int | None = None, long_prefill_tokens: int | None = None):
         self.count = 0  # of all that wait
-        self.moves: list[tuple[Request, bool]] = []  # who went aside (True) and came back since the last plan
+        self.moves: list[tuple[Request, str | None]] = []  # since the last plan: who went aside and why; None: back
         self._line = policy.line
         self._max_long = max_long_prefills
         self._long_tokens = long_prefill_tokens
@@ -95,6 +95,8 @@ class WaitingRoom:
 
     def refusals(self, reason: str | None) -> dict[str, int]:
         """Reason → waiting requests, first what the head of the line was refused for."""
+        if not self.count:
+            return {}
         line = self.num_in_line
         counts = {reason: 1, "behind_head": line - 1} if reason and line else {}
         for held, number in (("policy", len(self._long)), ("leader", self._num_forks)):
@@ -106,4 +108,4 @@ class WaitingRoom:
 
     def _hold(self, request: Request, why: str | None) -> None:
         request.held_aside = why
-        self.moves.append((request, why is not None))
+        self.moves.append((request, why))

@@ -100,9 +100,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
-        for request in plan.preempted:
-            self.sampler.forget(request.id)
-            self.rows.release(request.id)
+        for preemption in plan.preempted:
+            self.sampler.forget(preemption.request.id)
+            self.rows.release(preemption.request.id)
         batch = self._prepare(plan)
         graph_size = None if self.graphs is None else self.graphs.size_for(batch)
         drawn, prepared_ns = Drawn(), time.monotonic_ns()

@@ -52,6 +52,7 @@ class Call:
         self._has_text = False
         self._ledger: list[int] | None = None  # up to the last piece that was written
         self._ttft: list[int] | None = None  # up to the first one
+        self._waits: dict[str, int] = {}  # what of the ledger was waiting in the core, by reason
         self._first_written_ns: int | None = None
         self._written_ns: int | None = None
         self.sequences = submit(self._news)
@@ -64,6 +65,11 @@ class Call:
     def finished(self) -> bool:
         """All sequences have given their last piece."""
         return not self._open
+
+    @property
+    def is_booked(self) -> bool:
+        """The core keeps ledgers."""
+        return self._core.config.telemetry == "full"
 
     @property
     def cached_tokens(self) -> int:
@@ -100,7 +106,7 @@ class Call:
     def written(self, piece: Piece) -> None:
         """The piece was handed to the socket: everything up to now is on its way to the client."""
         self._written_ns = time.monotonic_ns()
-        self._ledger = piece.sequence.booked(self._written_ns)
+        self._ledger, self._waits = piece.sequence.booked(self._written_ns), piece.sequence.waits()
         if self._ttft is None and self._has_text:
             self._first_written_ns, self._ttft = self._written_ns, self._ledger
         self._delivered = not self._open
@@ -128,10 +134,12 @@ class Call:
         ends = [work.ended for work in works]
         finished_ns, ledger = time.monotonic_ns(), self._ledger
         if ledger is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
-            last = max(works, key=lambda work: work.ended_ns, default=None)
+            last = max(works, key=lambda work: work.ended.booked_ns, default=None)
             ledger = list(last.ended.ledger) if last is not None else new_ledger()
             ledger[Account.TOKEN_ENCODE] = self.encoded_ns - self.origin.arrived_ns
-            ledger[Account.REQUEST_STREAM] += finished_ns - last.ended_ns if last is not None else 0
+            if last is not None:
+                ledger[Account.REQUEST_STREAM] += finished_ns - last.ended.booked_ns
+                self._waits = last.ended.waits
         return RequestRecord(
             request_id=self.origin.request_id,
             arrived_ns=self.origin.arrived_ns,
@@ -153,10 +161,13 @@ class Call:
             written_ns=self._written_ns,
             first_written_ns=self._first_written_ns,
             encoded_ns=self.encoded_ns,
+            queued_ns=min((ended.queued_ns for ended in ends if ended.queued_ns is not None), default=None),
+            scheduled_ns=min((ended.scheduled_ns for ended in ends if ended.scheduled_ns is not None), default=None),
             longest_output_tokens=max((sequence.output_tokens for sequence in self.sequences), default=0),
             traceparent=self.origin.traceparent,
             ledger=ledger,
             ttft=self._ttft or new_ledger(),
+            waits=self._waits,
         )
 
     def _fail(self, error: ApiError) -> None:

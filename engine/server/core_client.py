@@ -22,18 +22,26 @@ from engine.cores import let_threads_sleep
 from engine.sampling import TokenLogprobs
 from engine.server.queue_speed import QueueSpeed
 from metrics.kernels import Burst
+from metrics.ledger import ledger_at, new_ledger
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One token as it reached the front. The ledger is booked up to `committed_ns`."""
+    """One token as it reached the front. Its ledger is booked up to `committed_ns`."""
 
     id: int
-    ledger: list[int]
+    standing: messages.Standing | None  # None: nothing is booked
+    reading: tuple[int, ...]  # of the decode clock
     committed_ns: int
     logprobs: TokenLogprobs | None = None
+
+    def ledger(self) -> list[int]:
+        return new_ledger() if self.standing is None else ledger_at(self.standing.base, self.reading)
+
+    def waits(self) -> dict[str, int]:
+        return {} if self.standing is None else self.standing.waits
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +52,8 @@ class Work:
     news: asyncio.Event
     tokens: deque[Token] = field(default_factory=deque)
     token_ns: list[int] = field(default_factory=list)
+    standing: messages.Standing | None = None  # as it was told last
     ended: messages.Ended | None = None
-    ended_ns: int = 0  # until when the ledger of `ended` is booked
     prompt_logprobs: list[TokenLogprobs] | None = None
     admitted: bool = False
     cached_tokens: int = 0  # of the prompt, known once it is admitted
@@ -230,14 +238,17 @@ class CoreClient:
                 work.cached_tokens = cached_tokens
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
-                work.tokens.append(Token(output.token_id, output.ledger, message.committed_ns, output.logprobs))
+                if output.standing is not None:
+                    work.standing = output.standing
+                token = Token(output.token_id, work.standing, message.reading, message.committed_ns, output.logprobs)
+                work.tokens.append(token)
                 work.token_ns.append(message.committed_ns)
                 if output.prompt_logprobs is not None:
                     work.prompt_logprobs = output.prompt_logprobs
                 work.news.set()
         for ended in message.ended:
             if (work := self.works.pop(ended.request_id, None)) is not None:
-                work.ended, work.ended_ns = ended, message.committed_ns
+                work.ended = ended
                 work.news.set()
                 work.over.set()
         self._core_waits = message.waiting > 0

@@ -88,8 +88,7 @@ class Sequence:
         self._encoded_ns = message.encoded_ns
         self._entries: list[Entry] = []
         self._characters = 0  # of output so far, what is held back included
-        self._core_ledger: list[int] = []  # up to `_committed_ns`, when the last taken token left the core
-        self._committed_ns = 0
+        self._token: Token | None = None  # the last one that was taken; None: it ended without another
         self._taken_ns = 0
         self._decoded_ns = 0
         self._work: Work = core.submit(message, news)
@@ -132,17 +131,27 @@ class Sequence:
 
     def booked(self, written_ns: int) -> list[int]:
         """The core's ledger up to the last taken token, and the front's own accounts around it, at a write."""
-        ledger = list(self._core_ledger)
+        ledger, committed_ns = self._core_ledger()
         ledger[Account.TOKEN_ENCODE] += self._encoded_ns - self._arrived_ns
         ledger[Account.TOKEN_DECODE] += self._decoded_ns - self._taken_ns
-        handed_over = self._taken_ns - self._committed_ns
+        handed_over = self._taken_ns - committed_ns
         ledger[Account.REQUEST_STREAM] += handed_over + (written_ns - self._decoded_ns)
         return ledger
 
+    def waits(self) -> dict[str, int]:
+        """What it waited for in the core, up to where `booked` has the core's ledger: reason → nanoseconds."""
+        return self._work.ended.waits if self._token is None else self._token.waits()
+
+    def _core_ledger(self) -> tuple[list[int], int]:
+        """The core's ledger, and until when it is booked."""
+        if self._token is None:
+            return list(self._work.ended.ledger), self._work.ended.booked_ns
+        return self._token.ledger(), self._token.committed_ns
+
     def _decode(self, tokens: list[Token]) -> str:
         self._taken_ns = time.monotonic_ns()
-        if not tokens:  # it ended without another token
-            self._core_ledger, self._committed_ns = self._work.ended.ledger, self._work.ended_ns
+        if not tokens:
+            self._token = None
         shown = []
         for token in tokens:
             shown.append(self._read(token, ends=self.finish_reason == "stop" and token is tokens[-1]))
@@ -162,7 +171,7 @@ class Sequence:
         """The text that may be shown once this token is known."""
         reading = self._reading
         self.output_tokens += 1
-        self._core_ledger, self._committed_ns = token.ledger, token.committed_ns
+        self._token = token
         stopped = ends and token.id in reading.stop_token_ids
         if stopped and token.id in reading.named_stop_token_ids:
             self.stop_reason = token.id

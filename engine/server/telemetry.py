@@ -37,10 +37,17 @@ class Telemetry:
         self.tracer = _tracer(config, self.exporter)
         self.recent = Recent()
         self.loop_lag = LoopLag()
+        self._keeps_records = config.telemetry == "full"
+        self._last: messages.Outputs | None = None  # from the core, where no record tells its state
         self.recorder: Recorder | None = None
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
             self.recorder = Recorder(config.run_dir, ("requests", "steps", "system", "kernels"))
+
+    def restarted(self) -> None:
+        """The core died, and another one is started."""
+        self._last = None
+        self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free."""
@@ -63,6 +70,7 @@ class Telemetry:
                 self.recorder.append("steps", record)
         if not message.running:
             self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
+        self._last = message
 
     @property
     def is_tracing(self) -> bool:
@@ -70,6 +78,8 @@ class Telemetry:
 
     def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
         """Takes an ended request; `asked` are its attributes in a trace."""
+        if not self._keeps_records:
+            return
         self.exporter.observe_request(record)
         if self.tracer is not None:
             self.tracer.observe(record, asked)
@@ -78,6 +88,8 @@ class Telemetry:
             self.recorder.append("requests", record)
 
     def scrape(self) -> bytes:
+        if not self._keeps_records and self._last is not None:
+            self.exporter.observe_idle(*self._last.blocks, waiting=self._last.waiting, running=self._last.running)
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
         self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)

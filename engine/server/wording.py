@@ -105,7 +105,10 @@ def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
     The ledger is that of the sequence that ended last; the write of the very bytes that carry it cannot be in it.
     `metrics` tells of one sequence only, so that a call with several has none. Its names and meanings are vLLM's
     (docs/features/per_request_metrics.md): the time to the first token runs from the first step, not from the arrival.
+    With telemetry=off there is neither.
     """
+    if not call.is_booked:
+        return {}
     ledger = call.ledger_now(last)
     words: dict[str, Any] = {
         "ledger": {info.name: round(ledger[info.account] / 1e6, 3) for info in SERVER_ACCOUNTS},

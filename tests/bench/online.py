@@ -93,9 +93,9 @@ def _turn(
     report: Report, server: Server, repeat: int, options: OnlineOptions, ceilings: Ceilings, tell: Callable[[str], None]
 ) -> None:
     server.start()
-    _client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
+    run_client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
     for point, workload, concurrency in _points(options, repeat):
-        measured = _client(server, workload, concurrency, stream=workload.name != "burst")
+        measured = run_client(server, workload, concurrency, stream=workload.name != "burst")
         _book(report, server, point, measured, ceilings)
         told = measured["figures"]
         ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
@@ -145,7 +145,7 @@ def _servers(options: OnlineOptions, model: str, load_format: str, folder: Path)
     return servers
 
 
-def _client(server: Server, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
+def run_client(server: Server, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
     """Runs the client; its figures. Raises BenchError where the server did other work than it was asked for."""
     order = {
         "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,

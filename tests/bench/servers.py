@@ -87,14 +87,15 @@ class Server:
             return False
 
 
-def our_server(name: str, model: str, settings: dict[str, Any], run_dir: Path) -> Server:
-    """`sojourn serve`, recording its steps below `run_dir`: a new folder at each start."""
+def our_server(name: str, model: str, settings: dict[str, Any], run_dir: Path | None) -> Server:
+    """`sojourn serve`, recording its steps below `run_dir`, if there is one: a new folder at each start."""
     starts = 0
 
     def command(port: int) -> list[str]:
         nonlocal starts
         starts += 1
-        server.run_dir = run_dir / f"{starts}"
+        if run_dir is not None:
+            server.run_dir = run_dir / f"{starts}"
         options = {"host": HOST, "port": port, "served_model_name": "m", "run_dir": server.run_dir} | settings
         return [sys.executable, "-m", "sojourn", "serve", model, *_options(options)]
 

@@ -11,12 +11,19 @@ _QWEN3 = {
     "vocab_size": 151_936, "torch_dtype": "bfloat16",
 }  # fmt: skip
 
-# Of config.json on Hugging Face (Qwen/Qwen3-0.6B, Qwen/Qwen3-14B), but `small`, which is of no published model.
+# Of config.json on Hugging Face (Qwen/Qwen3-0.6B, Qwen/Qwen3-14B); `small` and `100m` are of no published model.
 SHAPES = {
     "small": _QWEN3
     | {
         "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64,
         "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+    # 98.7 M parameters, with the ids of the bundled tokenizer.
+    "100m": _QWEN3
+    | {
+        "vocab_size": 2560, "hidden_size": 768, "intermediate_size": 2816, "num_hidden_layers": 12, "head_dim": 64,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "tie_word_embeddings": True,
         "max_position_embeddings": 4096,
     },
     "qwen3-0.6b": _QWEN3

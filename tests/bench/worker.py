@@ -21,7 +21,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     order = json.loads(sys.stdin.readline())
     records: list[StepRecord] = []
-    with LLM(order["model"], on_steps=records.extend, **order["settings"]) as llm:
+    on_steps = records.extend if order["settings"].get("telemetry") != "off" else None
+    with LLM(order["model"], on_steps=on_steps, **order["settings"]) as llm:
         ready = llm.ready
         facts = {name: getattr(ready, name) for name in TOLD}
         answers.write(json.dumps(facts | {"vocab_size": ready.shape.vocab_size}) + "\n")
@@ -48,7 +49,7 @@ def run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
         "end_ns": end_ns,
         "output_tokens": sum(len(output.token_ids) for output in outputs),
         "errors": errors[:3],
-        "steps": columns,
+        "steps": columns if during else None,
     }
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from tests.bench.results import BenchError
 
+VOCABULARY = 8000  # ids below it; the first 300 are often special
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -38,7 +40,7 @@ class Workload:
         if seed == 0:
             return self
         dice = random.Random(seed)
-        prompts = [[dice.randrange(300, 8000) for _ in prompt] for prompt in self.prompts]
+        prompts = [[dice.randrange(300, VOCABULARY) for _ in prompt] for prompt in self.prompts]
         return replace(self, prompts=prompts)
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -63,18 +65,19 @@ def cpu_sized() -> Workload:
     return _sequences("cpu", random.Random(0), 64, (32, 256), (32, 128))
 
 
-def streams(count: int, input_len: int, output_len: int, seed: int) -> Workload:
+def streams(count: int, input_len: int, output_len: int, seed: int, vocabulary: int = VOCABULARY) -> Workload:
     """`count` requests of one length. Another seed gives other prompts, so that no cache can have seen them."""
-    name = f"{count} x {input_len} in, {output_len} out"
-    return _sequences(name, random.Random(seed), count, (input_len, input_len), (output_len, output_len))
+    name, dice = f"{count} x {input_len} in, {output_len} out", random.Random(seed)
+    return _sequences(name, dice, count, (input_len, input_len), (output_len, output_len), vocabulary)
 
 
 def _sequences(
-    name: str, dice: random.Random, count: int, inputs: tuple[int, int], outputs: tuple[int, int]
-) -> Workload:
+    name: str, dice: random.Random, count: int, inputs: tuple[int, int], outputs: tuple[int, int],
+    vocabulary: int = VOCABULARY,
+) -> Workload:  # fmt: skip
     prompts, output_lens = [], []
     for _ in range(count):
-        prompts.append([dice.randrange(300, 8000) for _ in range(dice.randint(*inputs))])
+        prompts.append([dice.randrange(300, vocabulary) for _ in range(dice.randint(*inputs))])
         output_lens.append(dice.randint(*outputs))
     return Workload(name, prompts, output_lens)
 

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 
 from engine import messages
 from engine.sampling import TokenLogprobs
+from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
+
+WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
 
 
 @dataclass
@@ -15,6 +18,7 @@ class Published:
     ended: dict[str, messages.Ended] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)
     ledgers: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # id → (committed_ns, ledger)
+    standings: dict[str, messages.Standing] = field(default_factory=dict)  # as each was told last
     logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
@@ -26,7 +30,17 @@ class Published:
             if output.prompt_logprobs is not None:
                 assert output.request_id not in self.prompt_logprobs, "told once"
                 self.prompt_logprobs[output.request_id] = output.prompt_logprobs
-            self.ledgers.setdefault(output.request_id, []).append((outputs.committed_ns, output.ledger))
+            if output.standing is not None:
+                self.standings[output.request_id] = output.standing
+            if (standing := self.standings.get(output.request_id)) is not None:
+                ledger = ledger_at(standing.base, outputs.reading)
+                self.ledgers.setdefault(output.request_id, []).append((outputs.committed_ns, ledger))
+                assert sum(standing.waits.values()) == sum(ledger[account] for account in WAITING), (
+                    "a wait lacks its reason"
+                )
         for ended in outputs.ended:
+            assert sum(ended.waits.values()) == sum(ended.ledger[account] for account in WAITING), (
+                "a wait lacks its reason"
+            )
             self.ended[ended.request_id] = ended
         self.records += outputs.records

@@ -3,16 +3,17 @@
 import hashlib
 from dataclasses import dataclass
 
+from engine.books import make_books
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import ShadowJournal
 from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
+from metrics.records import StepRecord
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
@@ -57,6 +58,19 @@ class SimulatedStep:
     sampled: dict[str, int]
 
 
+@dataclass(slots=True)
+class SimulatedPreparation:
+    """Done at a moment of the virtual clock."""
+
+    clock: VirtualClock
+    ready_ns: int
+    error: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.clock.now_ns >= self.ready_ns
+
+
 @dataclass
 class SimulatedRunner:
     """Asserts that whatever a request reads from the cache is what was written for it.
@@ -75,6 +89,7 @@ class SimulatedRunner:
         self.drawn: dict[int, int] = {}  # order of a request → what the device drew for it last
         self.free_ns = 0  # when the device is done with what it was given
         self.under_way: list[SimulatedStep] = []
+        self.preparations: dict[str, SimulatedPreparation] = {}  # of requests that may not be scheduled at once
 
     def launch(self, plan: StepPlan) -> SimulatedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
@@ -119,8 +134,8 @@ class SimulatedRunner:
         waited_ns = sampled_ns = self.clock()
         return StepOutcome(handle.sampled, waited_ns, sampled_ns, handle.device_begin_ns, handle.device_end_ns, 0)
 
-    def begin(self, request: Request) -> None:
-        """It may be scheduled at once."""
+    def begin(self, request: Request) -> SimulatedPreparation | None:
+        return self.preparations.get(request.id)
 
     def forget(self, request_id: str) -> None:
         """Nothing is kept for a request."""
@@ -138,10 +153,11 @@ class Simulation:
         pool = BlockPool(num_blocks, block_size, prefix_caching)
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
-        self.journal = ShadowJournal(pool)
+        self.journal = make_journal(config, pool)
         self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
         self.runner = device(self.clock, pool)
-        self.engine = Engine(self.scheduler, self.runner, SHAPE, self._take, overlap=overlap, clock=self.clock)
+        books = make_books(config, SHAPE, self.scheduler)
+        self.engine = Engine(self.scheduler, self.runner, books, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step
@@ -160,9 +176,18 @@ class Simulation:
         self._begin_ns, self._fresh = self.engine.step(), False
         self.check()
 
+    @property
+    def last_step(self) -> StepRecord:
+        """The record of the step that ended last, published or not."""
+        return (self.engine.books.log.records or self.published.records)[-1]
+
     def drain(self) -> None:
-        while self.engine.has_work:
-            self.step()
+        while self.engine.has_work or self.engine.is_preparing:
+            if self.engine.has_work:
+                self.step()
+            else:
+                self.clock.now_ns += 100_000
+                self.receive()
         self.engine.idle()
 
     def check(self) -> None:

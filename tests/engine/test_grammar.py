@@ -15,7 +15,7 @@ from engine.messages import Abort
 from engine.sampling import Grammar
 from engine.token.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
 from engine.token.tokenizer import Tokenizer
-from metrics.ledger import Account, closes
+from metrics.ledger import closes
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published
 
@@ -328,7 +328,7 @@ def test_a_grammar_costs_nothing_to_a_batch_without_one(engine):
 
 
 def test_the_ledger_of_a_request_with_a_grammar_closes(engine):
-    """The time in which its grammar is compiled is `request.admission`, also beside others that run meanwhile."""
+    """The time in which its grammar is compiled is waiting for `grammar`, also beside others that run meanwhile."""
     made, published = engine
     asked = [ask("runs", 40), ask("bound", 40, grammar=GRAMMARS["json_schema"][0])]
     hand_over(made, asked[:1])
@@ -339,4 +339,4 @@ def test_the_ledger_of_a_request_with_a_grammar_closes(engine):
         committed_ns, ledger = published.ledgers[message.request_id][-1]
         elapsed_ns = committed_ns - message.encoded_ns
         assert closes(elapsed_ns - sum(ledger), elapsed_ns)
-    assert published.ledgers["bound"][0][1][Account.REQUEST_ADMISSION] > 0
+    assert published.ended["bound"].waits["grammar"] > 0 and "grammar" not in published.ended["runs"].waits

@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from metrics.exporter import Exporter
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
 from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord
@@ -123,6 +124,30 @@ def test_recorder_counts_what_it_drops_and_what_the_disk_refuses(tmp_path):
     (tmp_path / "run").write_text("a file where the folder should be")
     recorder.flush()
     assert recorder.failed == 2 and "steps" in recorder.last_error
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 5])
+def test_ring_holds_its_capacity_counts_what_comes_beyond_and_has_room_again_once_it_is_written(tmp_path, beyond):
+    capacity = 4
+    recorder = Recorder(tmp_path, ("steps", "requests"), capacity)
+    recorder._closing.set()  # the writer stops, so that nothing empties the ring
+    recorder._thread.join()
+    for index in range(capacity + beyond):
+        recorder.append("steps", step(index))
+    assert recorder.dropped == max(0, beyond)
+    recorder.flush()
+    for index in range(capacity):  # room again; and each table has a ring of its own
+        recorder.append("steps", step(100 + index))
+    assert recorder.dropped == max(0, beyond) and recorder.failed == 0
+    recorder.close()
+    exporter = Exporter("m")
+    exporter.observe_recorder(recorder.dropped, recorder.failed)
+    assert (
+        f'sojourn_telemetry_dropped_records_total{{model_name="m"}} {float(max(0, beyond))}'
+        in exporter.render().decode()
+    )
+    kept = [*range(min(capacity, capacity + beyond)), *range(100, 100 + capacity)]
+    assert [*RunDirectory(tmp_path).table("steps").step] == kept
 
 
 def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path):

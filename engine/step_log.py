@@ -1,0 +1,127 @@
+"""The record of each step: its stages, its composition, what it cost, and the state that it left."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from engine.memory.block_pool import BlockCounts, BlockPool
+from engine.memory.journal import Journal
+from engine.request.accounting import Alive
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.request import Request
+from metrics.costmodel import ModelShape, StepTimeModel, decode_flops, request_flops, step_bytes
+from metrics.records import STAGES, StepRecord
+
+HOLD_BACK_NS = 50_000_000  # records travel together: a core that is killed takes so much of the past with it
+
+
+class StepLog:
+    """Owns the records of finished steps until they are taken, and the stages of turns that no record holds yet."""
+
+    def __init__(self, shape: ModelShape, pool: BlockPool, journal: Journal):
+        self.records: list[StepRecord] = []
+        self._shape = shape
+        self._pool = pool
+        self._journal = journal
+        self._step_time = StepTimeModel()
+        self._stages = [0] * len(STAGES)
+        self._begin_ns: int | None = None  # when the first turn began that no record holds
+        self._idle_since_ns = 0  # the device, unless a step is under way
+        self._evicted = 0
+        self._planned: list[Request] = []  # of the step before: most steps have the same
+        self._request_ids: list[str] = []
+        self._ones: list[int] = []
+        self._decodes: list[str] = []
+
+    def begin_turn(self, begin_ns: int, *, slept: bool) -> None:
+        """`slept`: the device had nothing to do because there was nothing to do."""
+        if slept:
+            self._idle_since_ns = begin_ns
+        if self._begin_ns is None:
+            self._begin_ns = begin_ns
+
+    def pass_stages(self, readings: Sequence[int]) -> None:
+        """A turn's stages count for the next step that is recorded."""
+        for index, (earlier, later) in enumerate(pairwise(readings)):
+            self._stages[index] += later - earlier
+
+    def record(
+        self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, alive: Alive, counts: BlockCounts,
+        readings: list[int], clock: Callable[[], int],
+    ) -> int:  # fmt: skip
+        """A step is over: `readings` bound the stages of its turn but the last. Returns when that ended."""
+        items = plan.scheduled
+        past_tokens = [item.past_tokens for item in items]
+        if alive.planned != self._planned:
+            self._planned = alive.planned
+            self._request_ids = [request.id for request in alive.planned]
+            self._ones, self._decodes = [1] * len(items), ["decode"] * len(items)
+        if plan.has_prompts:
+            new_tokens, kinds = [item.new_tokens for item in items], [item.kind for item in items]
+        else:
+            new_tokens, kinds = self._ones, self._decodes
+        evicted, times = self._pool.evicted_blocks, self._journal.take_times()
+        flops = step_flops(self._shape, items)
+        moved = step_bytes(self._shape, new_tokens, past_tokens)
+        predicted_ns = self._step_time.observe(new_tokens, past_tokens, outcome.device_ns)
+        end_ns = clock()
+        readings.append(end_ns)
+        self.pass_stages(readings)
+        self.records.append(
+            StepRecord(
+                step=step,
+                begin_ns=self._begin_ns,
+                end_ns=end_ns,
+                stages=self._stages,
+                device_ns=outcome.device_ns,
+                request_ids=self._request_ids,
+                new_tokens=new_tokens,
+                past_tokens=past_tokens,
+                kinds=kinds,
+                padding_tokens=outcome.padding_tokens,
+                graph=outcome.graph,
+                budget=plan.budget,
+                waiting=plan.num_waiting,
+                refusals=plan.refusals,
+                preempted_ids=[preemption.request.id for preemption in plan.preempted],
+                evicted_blocks=evicted - self._evicted,
+                blocks_free=counts.free,
+                blocks_active=counts.active,
+                blocks_reusable=counts.reusable,
+                blocks_pinned=counts.pinned,
+                flops=flops,
+                bytes=moved,
+                predicted_ns=predicted_ns,
+                gap_ns=outcome.device_begin_ns - self._idle_since_ns,
+                overrun_tokens=alive.num_overrun,
+                emitted_tokens=emitted_tokens,
+                slots_written=self._pool.slots_written,
+                reuse_gap_ns=times.reuse_gap_ns,
+                reuse_distance_blocks=times.reuse_distance_blocks,
+                evicted_age_ns=times.evicted_age_ns,
+                evicted_idle_ns=times.evicted_idle_ns,
+                forgotten_blocks=times.forgotten_blocks,
+                preempted_for=[preemption.wanted_by for preemption in plan.preempted],
+                preempted_tokens=[preemption.computed_tokens for preemption in plan.preempted],
+            )
+        )
+        self._evicted = evicted
+        self._stages, self._begin_ns = [0] * len(STAGES), None
+        self._idle_since_ns = outcome.device_end_ns
+        return end_ns
+
+    def take(self, now_ns: int) -> list[StepRecord]:
+        """The records that were not taken yet, once the first of them has waited for HOLD_BACK_NS."""
+        if not self.records or now_ns - self.records[0].end_ns < HOLD_BACK_NS:
+            return []
+        return self.take_all()
+
+    def take_all(self) -> list[StepRecord]:
+        records, self.records = self.records, []
+        return records
+
+
+def step_flops(shape: ModelShape, items: Sequence[ScheduledTokens]) -> int:
+    """FLOPs of a step, heads for the tokens that it draws included."""
+    if all(item.new_tokens == 1 and item.samples for item in items):
+        return decode_flops(shape, [item.past_tokens for item in items])
+    return sum(request_flops(shape, item.new_tokens, item.past_tokens, item.samples) for item in items)

@@ -1,0 +1,175 @@
+"""What telemetry costs: `telemetry=full` against `off`, the same requests to both in interleaved pairs.
+
+python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --pairs 10 --json overhead.json
+python -m tests.bench.overhead 100m --offline
+
+Over HTTP both servers stand all the time, and one of them works; `full` records into a run directory, too. Pairs go
+full, off, off, full: what drifts on the machine meets both alike. A figure is the median over the pairs of full over
+off, with a 95 % interval of the bootstrap (Efron, 1979). Microseconds a step are the difference of the times in which
+every stream gets one token. What it cannot tell is which process pays: on few cores the front's time is taken from
+the core.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import model_folder
+from tests.bench.contenders import ours
+from tests.bench.online import run_client
+from tests.bench.results import BenchError, Report, new_report, write_report
+from tests.bench.servers import our_server
+from tests.bench.shapes import model_to_bench
+from tests.bench.variants import check_settings
+from tests.bench.workloads import Workload, streams
+
+TELEMETRY = ("full", "off")
+VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
+RESAMPLES = 10_000
+Measure = Callable[[str, Workload, int], dict[str, float]]  # (full or off, requests, concurrency) → figures
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """A difference between full and off: the median over pairs, and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def cost(values: list[float]) -> Cost:
+    """The bootstrap resamples pairs. Draws are the same at each call."""
+    draws = np.random.default_rng(0).choice(values, size=(RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
+    return Cost(float(np.median(values)), float(low), float(high))
+
+
+def costs(report: Report, point: str, concurrency: int) -> dict[str, Cost]:
+    """Percent of tokens/s lost, percent of p99 ITL gained (over HTTP), and microseconds a step."""
+    full, off = (report.at(name, point).figures for name in TELEMETRY)
+    pairs = list(zip(full["output_tokens_per_s"], off["output_tokens_per_s"], strict=True))
+    found = {
+        "tokens/s lost, %": cost([100 * (1 - with_it / without) for with_it, without in pairs]),
+        "us a step": cost([1e6 * concurrency * (1 / with_it - 1 / without) for with_it, without in pairs]),
+    }
+    if "itl_p99_ms" in full:
+        ratios = report.ratios(*TELEMETRY, point, "itl_p99_ms")
+        found["p99 ITL gained, %"] = cost([100 * (ratio - 1) for ratio in ratios])
+    return found
+
+
+def measure_pairs(report: Report, options: argparse.Namespace, measure: Measure) -> None:
+    """Fills the report, pair by pair; it is written after each, so that nothing is lost."""
+    for pair in range(options.pairs):
+        for concurrency in options.concurrency:
+            count = concurrency * options.requests_per_stream
+            seed = 1000 * (pair + 1) + concurrency
+            workload = streams(count, options.input_len, options.output_len, seed, VOCABULARY)
+            for name in TELEMETRY[:: -1 if pair % 2 else 1]:
+                figures = measure(name, workload, concurrency)
+                report.at(name, f"c={concurrency}").add(figures)
+                print(
+                    f"pair {pair + 1}, c={concurrency}, {name}: {figures['output_tokens_per_s']:,.1f} tokens/s",
+                    flush=True,
+                )
+        for concurrency in options.concurrency:
+            found = costs(report, f"c={concurrency}", concurrency)
+            report.at(TELEMETRY[0], f"c={concurrency}").facts = {
+                name: msgspec.to_builtins(c) for name, c in found.items()
+            }
+        if options.json is not None:
+            write_report(report, options.json)
+
+
+def measure_online(stack: ExitStack, model: str, settings: dict, folder: Path) -> Measure:
+    servers = {}
+    for name in TELEMETRY:
+        own = settings | {"telemetry": name}
+        servers[name] = our_server(name, model, own, folder / "runs" if name == "full" else None)
+        stack.callback(servers[name].stop)
+        servers[name].start()
+        run_client(servers[name], streams(2, 64, 16, 0, VOCABULARY), 2, stream=True)
+
+    def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
+        return run_client(servers[name], workload, concurrency, stream=True)["figures"]
+
+    return measure
+
+
+def measure_offline(stack: ExitStack, model: str, settings: dict, most: int) -> Measure:
+    engines = {name: ours(name, model, settings | {"telemetry": name, "max_num_seqs": most}) for name in TELEMETRY}
+    for engine in engines.values():
+        stack.callback(engine.stop)
+        engine.start()
+        engine.run(streams(2, 64, 16, 0, VOCABULARY))
+
+    def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
+        run = engines[name].run(workload)
+        return {"output_tokens_per_s": run.output_tokens / run.wall_ns * 1e9, "wall_s": run.wall_ns / 1e9}
+
+    return measure
+
+
+def table(report: Report, concurrency: list[int]) -> Table:
+    shown = Table(title=f"{report.title}: full over off, medians of pairs with 95 % intervals")
+    for column in ("", "tokens/s off", "tokens/s lost, %", "p99 ITL gained, %", "us a step"):
+        shown.add_column(column, justify="right")
+    for streams_at_once in concurrency:
+        point = f"c={streams_at_once}"
+        found = costs(report, point, streams_at_once)
+        cells = [
+            f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-"
+            for name in ("tokens/s lost, %", "p99 ITL gained, %", "us a step")
+        ]
+        shown.add_row(point, f"{report.at('off', point).median('output_tokens_per_s'):,.1f}", *cells)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", metavar="CHECKPOINT", help="a checkpoint, or a shape such as 100m")
+    parser.add_argument("-c", "--concurrency", type=int, action="append", help="repeatable; 1, 8 and 32 by default")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--offline", action="store_true", help="in the engine's own process, without a server")
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--requests-per-stream", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.concurrency = options.concurrency or [1, 8, 32]
+    if min(options.pairs, *options.concurrency) < 1:
+        raise BenchError(f"--pairs {options.pairs} and -c {options.concurrency} must be at least 1")
+    way = "offline" if options.offline else "streamed over HTTP"
+    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as scratch, ExitStack() as stack:
+        model, load_format = model_to_bench(options.model, Path(scratch))
+        if Path(scratch) in Path(model).parents:  # a shape, which has no tokenizer of its own
+            shutil.copy(model_folder("tiny-model") / "tokenizer.json", model)
+        longest = -(-(options.input_len + options.output_len) // 256) * 256
+        settings = {
+            "load_format": load_format, "max_model_len": longest, "num_kv_blocks": 64 * longest // 16,
+        }  # fmt: skip
+        check_settings(model, settings)
+        report = new_report("overhead", f"{Path(model).name}, {way}, {options.input_len} in, {options.output_len} out")
+        report.command = " ".join(["python -m tests.bench.overhead", *sys.argv[1:]])
+        if options.offline:
+            measure = measure_offline(stack, model, settings, max(options.concurrency))
+        else:
+            measure = measure_online(stack, model, settings, Path(scratch))
+        measure_pairs(report, options, measure)
+        Console(width=120).print(table(report, options.concurrency))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchError as error:
+        sys.exit(f"overhead: {error}")

@@ -1,0 +1,201 @@
+"""The oracle of the accountant: books every step to every request by itself, with no clock that requests share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.request.accounting import Accountant, Alive
+from engine.request.plan import StepOutcome, StepPlan
+from engine.request.request import Request, State
+from metrics.costmodel import ModelShape, request_flops
+from metrics.ledger import Account, ledger_at, new_ledger
+
+OWN_WORK = {"prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE}
+
+
+@dataclass(slots=True)
+class Page:
+    """One request's own ledger, and up to when it is booked."""
+
+    ledger: list[int] = field(default_factory=new_ledger)
+    booked_ns: int = 0
+    lag_ns: int = 0
+    since_ns: int | None = None  # when it began to wait for its first decision
+    held: bool = False
+    mark: tuple[int, int] = (0, 0)
+    aside: bool = False
+
+
+class OneByOne:
+    """Hears what the accountant hears. `pages` holds the ledgers by the request's order."""
+
+    def __init__(self, shape: ModelShape):
+        self.pages: dict[int, Page] = {}
+        self._shape = shape
+        self._queue_ns = self._blocked_ns = self._committed_ns = 0
+        self._decided_ns: int | None = None
+        self._held_back_by: str | None = None
+        self._pauses: list[tuple[int, int]] = []
+
+    def paused(self, begin_ns: int, end_ns: int) -> None:
+        if begin_ns < end_ns:
+            self._pauses.append((begin_ns, end_ns))
+
+    def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None:
+        page = self.pages[request.order] = Page(since_ns=now_ns, held=held)
+        begin_ns, end_ns = last_turn or (encoded_ns, encoded_ns)
+        began_ns = min(max(begin_ns, encoded_ns), now_ns)
+        ended_ns = min(max(end_ns, began_ns), now_ns)
+        page.ledger[Account.REQUEST_QUEUE] += ended_ns - began_ns
+        page.ledger[Account.REQUEST_ADMISSION] += now_ns - encoded_ns - (ended_ns - began_ns)
+
+    def released(self, request, now_ns) -> None:
+        page = self.pages[request.order]
+        page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
+        page.since_ns, page.held = now_ns, False
+
+    def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
+        self._advance(now_ns)
+        for page in self.pages.values():
+            if page.since_ns is not None and not page.held:
+                page.ledger[Account.REQUEST_QUEUE] += max(0, begin_ns - page.since_ns)
+                page.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, page.since_ns)
+                page.since_ns, page.mark = None, (self._queue_ns, self._blocked_ns)
+        for preemption in plan.preempted:
+            self._end_running(self.pages[preemption.request.order], now_ns)
+        for request, aside in plan.moves:
+            if request.state is not State.FINISHED:
+                self._end_wait(request)
+                self.pages[request.order].aside = aside is not None
+        for request in plan.admitted:
+            self._end_wait(request)
+            self.pages[request.order].booked_ns, self.pages[request.order].lag_ns = now_ns, 0
+        self._decided_ns = now_ns if plan.num_waiting else None
+        self._held_back_by = plan.held_back_by
+
+    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+        begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
+        lag_ns, device_ns = self._host_ns(end_ns, committed_ns), end_ns - begin_ns - sampling_ns
+        weights = {
+            item.request.order: request_flops(self._shape, item.new_tokens, item.past_tokens, item.samples)
+            for item in plan.scheduled
+        }
+        prompts = sum(weights[item.request.order] for item in plan.scheduled if item.kind != "decode")
+        kinds = {item.request.order: item.kind for item in plan.scheduled}
+        for request in alive.running:
+            page = self.pages[request.order]
+            ledger = page.ledger
+            if request.order in kinds:
+                kind = kinds[request.order]
+                others = prompts if kind == "decode" else prompts - weights[request.order]
+                interference = device_ns * others // sum(weights.values())
+                ledger[Account.REQUEST_INTERFERENCE] += interference
+                ledger[OWN_WORK[kind]] += device_ns - interference
+                ledger[Account.TOKEN_SAMPLE] += sampling_ns
+                gap_ns = self._host_ns(page.booked_ns, begin_ns) if page.booked_ns < begin_ns else 0
+                ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - page.lag_ns
+                page.booked_ns, page.lag_ns = end_ns, lag_ns
+            else:
+                self._book_absence(page, begin_ns, end_ns, committed_ns)
+        for request in alive.gave_way:
+            self._advance(committed_ns)
+            self._end_wait(request)
+        self._committed_ns = committed_ns
+        self._pauses.clear()
+
+    def _book_absence(self, page: Page, begin_ns: int, end_ns: int, committed_ns: int) -> None:
+        mark, ledger = page.booked_ns, page.ledger
+        host_ns = self._host_ns(max(mark, end_ns), committed_ns)
+        if mark < begin_ns:
+            ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
+            ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
+        elif mark < end_ns:
+            ledger[Account.REQUEST_QUEUE] += end_ns - mark
+        ledger[Account.COMPUTE_HOST] += host_ns - page.lag_ns
+        page.booked_ns, page.lag_ns = max(mark, end_ns), host_ns
+
+    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+        page = self.pages[request.order]
+        if page.since_ns is not None:
+            page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
+            page.since_ns = None
+        elif waited:
+            self._advance(now_ns)
+            self._end_wait(request)
+        else:
+            self._end_running(page, now_ns)
+
+    def ended(self, request: Request) -> None: ...
+
+    def _end_running(self, page: Page, now_ns: int) -> None:
+        page.ledger[Account.COMPUTE_HOST] += self._host_ns(max(page.booked_ns, self._committed_ns), now_ns)
+        page.mark = (self._queue_ns, self._blocked_ns)
+
+    def _host_ns(self, begin_ns: int, end_ns: int) -> int:
+        idle_ns = sum(max(0, min(end, end_ns) - max(begin, begin_ns)) for begin, end in self._pauses)
+        return end_ns - begin_ns - idle_ns
+
+    def _advance(self, now_ns: int) -> None:
+        if self._decided_ns is not None:
+            if self._held_back_by == "kv_blocks":
+                self._blocked_ns += now_ns - self._decided_ns
+            else:
+                self._queue_ns += now_ns - self._decided_ns
+            self._decided_ns = now_ns
+
+    def _end_wait(self, request: Request) -> None:
+        page = self.pages[request.order]
+        queue_ns, blocked_ns = self._queue_ns - page.mark[0], self._blocked_ns - page.mark[1]
+        page.mark = (self._queue_ns, self._blocked_ns)
+        if request.preemptions:
+            page.ledger[Account.MEMORY_PREEMPTED] += queue_ns + blocked_ns
+        elif page.aside:
+            page.ledger[Account.REQUEST_QUEUE] += queue_ns + blocked_ns
+        else:
+            page.ledger[Account.REQUEST_QUEUE] += queue_ns
+            page.ledger[Account.MEMORY_BLOCKED] += blocked_ns
+
+
+class BothAccountants:
+    """Tells two accountants the same, and compares them after every step and at every end."""
+
+    def __init__(self, accountant: Accountant, oracle: OneByOne):
+        self.accountant, self.oracle = accountant, oracle
+        self.steps = self.compared = 0
+
+    @property
+    def clock(self):
+        return self.accountant.clock
+
+    def __getattr__(self, name: str):
+        def tell(*arguments, **named):
+            getattr(self.oracle, name)(*arguments, **named)
+            return getattr(self.accountant, name)(*arguments, **named)
+
+        return tell
+
+    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+        self.oracle.executed(plan, alive, outcome, committed_ns)
+        self.accountant.executed(plan, alive, outcome, committed_ns)
+        self.compare([*alive.running, *alive.gave_way])
+        self.steps += 1
+
+    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+        for books in (self.oracle, self.accountant):
+            books.gave_up(request, waited, now_ns)
+        assert not request.clocked
+        self.compare([request])
+
+    def ended(self, request: Request) -> None:
+        self.accountant.ended(request)
+        assert not request.clocked
+        self.compare([request])
+
+    def compare(self, requests: Sequence[Request]) -> None:
+        clock = self.accountant.clock
+        for request in requests:
+            ledger = list(request.ledger)
+            if request.clocked:
+                assert any(member is request for member in clock.members)
+                ledger = ledger_at(ledger, clock.reading)
+            assert ledger == self.oracle.pages[request.order].ledger, request.id
+            self.compared += 1
