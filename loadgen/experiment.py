@@ -129,7 +129,7 @@ def load_url(
             _load(scenario, run, endpoint, seed, chosen, tokenizer, None, progress, reasons)
             if server is not None:
                 time.sleep(2 * FLUSH_SECONDS)  # until the server's last records are on disk
-                tables = {table: server.sources(table) for table in ("requests", "steps", "system")}
+                tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
                     reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
         finally:

@@ -7,13 +7,13 @@ nested, so requests that overlap lie in lanes.
 
 import gzip
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from metrics.kernels import Burst
@@ -81,8 +81,9 @@ def write_trace(path: Path, rows: TraceRows, burst: Burst | None = None, max_eve
         _stages(rows.steps), _kernels(burst),
     ]  # fmt: skip
     origin_ns = written.origin_ns = _origin(rows, burst)
-    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8") as file:
-        file.write('{"traceEvents":[\n')
+    encode = msgspec.json.Encoder(enc_hook=_plain).encode
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wb") as file:
+        file.write(b'{"traceEvents":[\n')
         for event in itertools.chain.from_iterable(groups):
             if written.events >= max_events:
                 written.dropped += 1
@@ -90,12 +91,12 @@ def write_trace(path: Path, rows: TraceRows, burst: Burst | None = None, max_eve
             for name in ("ts", "dur"):
                 if name in event:
                     event[name] = (event[name] - (origin_ns if name == "ts" else 0)) / 1000
-            file.write(("" if not written.events else ",\n") + json.dumps(event, separators=(",", ":"), default=_plain))
+            file.write((b",\n" if written.events else b"") + encode(event))
             written.events += 1
         other = {"origin_monotonic_ns": origin_ns, "dropped_events": written.dropped}
         if burst is not None:
             other |= {"clock_error_ns": burst.clock_error_ns, "dropped_kernels": burst.dropped}
-        file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(other)}}}\n')
+        file.write(b'\n],"displayTimeUnit":"ms","otherData":' + encode(other) + b"}\n")
     return written
 
 

@@ -112,13 +112,13 @@ def discard_segments(directory: Path, table: str) -> None:
 
 
 # When a row of a server's table happened.
-_MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns"}
+_MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns", "kernels": "begin_ns"}
 
 
 def adopt(directory: Path, sources: dict[str, list[Path]], begin_ns: int, end_ns: int) -> int:
     """Copies what a server recorded in a span of the monotonic clock into another run directory; returns the rows.
 
-    `sources` are the Parquet files of each of the tables `requests`, `steps` and `system`.
+    `sources` are the Parquet files of each of the tables `requests`, `steps`, `system` and `kernels`.
     """
     rows = 0
     for table, files in sources.items():

@@ -29,6 +29,8 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["diagnose", "absent"], 1, ["absent", "not a folder"]),
         (["diagnose", "."], 1, ["run.json"]),
         (["report", "absent"], 1, ["absent"]),
+        (["trace", "absent"], 1, ["absent", "not a folder"]),
+        (["trace", "absent", "--from", "3", "--to", "2.5"], 2, ["--to 2.5", "--from 3"]),
         (["ui", "absent"], 1, ["absent"]),
         (["serve", "tiny-model", "--port", "70000"], 2, ["port", "70000", "65535"]),
         (["serve", "tiny-model", "--dtype", "float8"], 2, ["float8", "bfloat16"]),

@@ -5,9 +5,11 @@ import random
 import time
 
 import pytest
+import torch
 
 from engine.burst import ProfileBurst
 from engine.compute.cpp.extension import library
+from engine.compute.profiler import TorchProfiler, on_monotonic
 from engine.messages import Profile
 from metrics.kernels import CLASSES, Burst, by_class, by_name
 from tests.engine.harness import hand_over, make_engine, submit
@@ -87,6 +89,20 @@ def test_kernels_lie_within_their_steps_on_the_hosts_clock(checkpoints):
         record = steps[window.step]
         assert record.begin_ns <= window.begin_ns <= window.forward_ns <= window.end_ns <= record.end_ns
         assert window.end_ns - window.begin_ns == record.device_ns
+
+
+def test_the_profilers_clock_is_the_hosts_within_the_error_that_is_told():
+    profiler, around = TorchProfiler(torch.device("cpu")), []
+    profiler.start()
+    for _ in range(50):
+        begin_ns = time.monotonic_ns()
+        torch.ones(3).exp()
+        around.append((begin_ns, time.monotonic_ns()))
+    profiler.stop()
+    events = [event for event in profiler.events() if event is not None and event.name == "aten::exp"]
+    offset = profiler.offset()
+    for (begin_ns, end_ns), event in zip(around, on_monotonic(events, offset), strict=True):
+        assert begin_ns - offset.error_ns <= event.begin_ns <= event.end_ns <= end_ns + offset.error_ns
 
 
 def test_a_planted_delay_is_booked_to_its_class(checkpoints):

@@ -1,5 +1,7 @@
 """The debug routes of a running server."""
 
+import os
+import signal
 import threading
 import time
 
@@ -12,7 +14,7 @@ from metrics.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
 from metrics.rundir import RunDirectory
-from tests.engine.server import post, wait_for
+from tests.engine.server import post, serving, wait_for
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.test_perfetto import checked, named
 
@@ -145,6 +147,20 @@ def test_a_burst_under_load_accounts_for_its_time_and_disturbs_nobody(api_server
     trace = checked(run.path / burst["files"]["trace"])
     assert {event["name"] for event in named(trace, "device")} >= {"attend", "draw"}
     assert sum(event["name"].startswith("step ") for event in named(trace, "engine")) == 60
+
+
+@pytest.mark.slow
+def test_a_core_that_dies_ends_the_burst(tmp_path):
+    answers = []
+    with serving(tmp_path) as server:
+        asking = threading.Thread(target=lambda: answers.append(profile(server, steps=5, timeout_s=50)))
+        asking.start()
+        time.sleep(0.5)
+        os.kill(server.core_pid(), signal.SIGKILL)
+        asking.join()
+        assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "engine_core_died"
+        server.wait_ready()
+        assert profile(server, steps=5, timeout_s=0.1).json()["error"]["code"] == "no_steps"
 
 
 def test_one_burst_at_a_time(api_server):
