@@ -11,29 +11,43 @@ def packed(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def add(branches: list[bytes], branch: bytes) -> bool:
-    """Adds a branch to those of its prefix, which are sorted; False if it was there."""
-    at = bisect_left(branches, branch)
-    if at < len(branches) and branches[at] == branch:
-        return False
-    branches.insert(at, branch)
-    return True
+# One, as most prefixes have, or several in order: a list for each would keep the garbage collector busy.
+Branches = bytes | list[bytes] | None
 
 
-def remove(branches: list[bytes], branch: bytes) -> None:
-    at = bisect_left(branches, branch)
-    assert branches[at] == branch, "a branch is lost"
-    del branches[at]
+def listed(branches: Branches) -> list[bytes]:
+    return branches if isinstance(branches, list) else [] if branches is None else [branches]
 
 
-def follow(branches: list[bytes], tokens: bytes) -> tuple[int, bool]:
+def added(branches: Branches, branch: bytes) -> Branches:
+    """The branches of a prefix with one more; the same if it was there."""
+    if branches is None or branches == branch:
+        return branch
+    several = listed(branches)
+    at = bisect_left(several, branch)
+    if at == len(several) or several[at] != branch:
+        several.insert(at, branch)
+    return several
+
+
+def removed(branches: Branches, branch: bytes) -> Branches:
+    """The branches of a prefix without one of them."""
+    several = listed(branches)
+    at = bisect_left(several, branch)
+    assert several[at] == branch, "a branch is lost"
+    del several[at]
+    return several or None
+
+
+def follow(branches: Branches, tokens: bytes) -> tuple[int, bool]:
     """How many `tokens` some branch has too, and whether one that shares so many goes on otherwise behind them.
 
     Among sorted strings the one that shares most with another is beside it.
     """
-    at = bisect_left(branches, tokens)
+    several = listed(branches)
+    at = bisect_left(several, tokens)
     furthest, leaves = 0, False
-    for branch in branches[max(0, at - 1) : at + 1]:
+    for branch in several[max(0, at - 1) : at + 1]:
         shared = _shared(branch, tokens)
         goes_on = len(branch) > shared * TOKEN_BYTES
         if shared > furthest:

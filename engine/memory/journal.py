@@ -210,7 +210,7 @@ class ShadowJournal:
 
     def filled(self, reader: Reader, count: int) -> None:
         trail, shadow, size, now_ns = self._trails[reader.order], self.shadow, self._size, self.now_ns
-        read, known, in_flight, token_ids = trail.read, trail.known, self._in_flight, reader.token_ids
+        read, known, in_flight = trail.read, trail.known, self._in_flight
         first = len(read)
         if count <= first:
             return
@@ -220,13 +220,14 @@ class ShadowJournal:
                 node.level = 0
         parent = read[-1] if read else trail.root
         hashes = reader.block_hashes(size, count)
+        tokens, width = branches.packed(reader.token_ids[first * size : count * size]), size * branches.TOKEN_BYTES
         for index in range(first, count):
-            key, begin = hashes[index], index * size
+            key, begin = hashes[index], (index - first) * width
             if index < len(known):
                 known[index].awaited -= 1
             elif in_flight:
                 in_flight.pop(key, None)
-            parent = shadow.fill(key, parent, token_ids[begin : begin + size], now_ns)
+            parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns)
             read.append(parent)
         if self.shadow.forgotten != self._forgotten:
             self._sampled = True
@@ -351,9 +352,9 @@ class ShadowJournal:
         begin = computed * size
         if computed == known:
             parent = blocks[-1] if blocks else trail.root
-            if parent.branches:
+            if parent.followed_by:
                 rest = branches.packed(reader.token_ids[begin : min(begin + size, prompt_tokens)])
-                shared, leaves = branches.follow(parent.branches, rest)
+                shared, leaves = branches.follow(parent.followed_by, rest)
         outcomes["miss_sub_block"] = shared
         until = begin + shared
         leaves = leaves and 0 < until < prompt_tokens

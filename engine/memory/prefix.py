@@ -4,7 +4,8 @@ import hashlib
 import heapq
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -17,9 +18,8 @@ def root_hash(salt: str) -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
 
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """A cached block's place in the tree."""
+class Node(msgspec.Struct, gc=False, eq=False):
+    """A cached block's place in the tree. The garbage collector need not look at it: it points to the root only."""
 
     block: int
     parent: "Node | None"

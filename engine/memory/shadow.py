@@ -14,7 +14,8 @@ Everything is exact; nothing is sampled but the distances. Memory is bounded: be
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.memory import branches
 from metrics.prefix import RATIOS
@@ -24,9 +25,12 @@ REAL = RATIOS.index(1.0)
 TAILS = 64  # ends of sequences, less than a block, that are remembered behind one prefix
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Known:
-    """A block that was computed once. `level` is the smallest of the sizes that hold it, by number."""
+class Known(msgspec.Struct, gc=False, eq=False):
+    """A block that was computed once. `level` is the smallest of the sizes that hold it, by number.
+
+    The garbage collector does not look at them, which took seconds with as many as are remembered. No cycle is left
+    of one that is forgotten: it is in no list then.
+    """
 
     key: bytes
     parent: "Known | None"
@@ -41,8 +45,8 @@ class Known:
     idle_ns: int = 0  # when its last reader left
     evicted_ns: int = 0
     evicted_by: str = ""  # who needed the room
-    branches: list[bytes] | None = None  # tokens that are known to follow: of blocks, and ends of less than one
-    ends: list[bytes] | None = None  # those of the latter, oldest first
+    followed_by: branches.Branches = None  # tokens that are known to follow: of blocks, and ends of less than one
+    ends: tuple[bytes, ...] = ()  # those of the latter, oldest first
 
 
 class Shadow:
@@ -118,17 +122,14 @@ class Shadow:
         if node.awaited == 0 and node.readers == 0 and node.newer is None:
             self._list(node)
 
-    def fill(self, key: bytes, parent: Known, tokens: Sequence[int], now_ns: int) -> Known:
+    def fill(self, key: bytes, parent: Known, tokens: bytes, now_ns: int) -> Known:
         """A request that holds all before it has computed the block: pools of all sizes hold it. It reads it."""
         node = self._known.get(key)
         if node is None:
             if len(self._known) >= self.capacity:
                 self._forget_oldest()
-            node = self._known[key] = Known(key, parent, branches.packed(tokens), filled_ns=now_ns)
-            if parent.branches is None:
-                parent.branches = [node.tokens]
-            else:
-                branches.add(parent.branches, node.tokens)
+            node = self._known[key] = Known(key, parent, tokens, filled_ns=now_ns)
+            parent.followed_by = branches.added(parent.followed_by, tokens)
         elif node.newer is not None:
             self._unlist(node)
         elif node.readers:
@@ -141,17 +142,15 @@ class Shadow:
 
     def end(self, parent: Known, tokens: Sequence[int]) -> None:
         """A sequence ended with fewer tokens than a block. The last TAILS of such ends are remembered of a prefix."""
-        if not tokens or (parent.parent is None and parent.key and not parent.branches):
+        if not tokens or (parent.parent is None and parent.key and not parent.followed_by):
             return  # of a salt that has no block yet, nothing would ever be forgotten
-        if parent.branches is None:
-            parent.branches = []
         end = branches.packed(tokens)
-        if branches.add(parent.branches, end):
-            if parent.ends is None:
-                parent.ends = []
-            parent.ends.append(end)
-            if len(parent.ends) > TAILS:
-                branches.remove(parent.branches, parent.ends.pop(0))
+        if end in parent.ends:
+            return
+        parent.followed_by = branches.added(parent.followed_by, end)
+        if len(parent.ends) == TAILS:
+            parent.followed_by = branches.removed(parent.followed_by, parent.ends[0])
+        parent.ends = (*parent.ends[1 - TAILS :], end)
 
     def squeeze(self, occupied: int) -> list[Known]:
         """Live requests hold so many blocks by now: each size gives up what does not fit beside them.
@@ -215,8 +214,8 @@ class Shadow:
         del self._known[node.key]
         self.forgotten += 1
         parent = node.parent
-        branches.remove(parent.branches, node.tokens)
-        if parent.parent is None and parent.key and len(parent.branches) == len(parent.ends or ()):
+        parent.followed_by = branches.removed(parent.followed_by, node.tokens)
+        if parent.parent is None and parent.key and len(branches.listed(parent.followed_by)) == len(parent.ends):
             self._roots.pop(parent.key, None)
 
     def check(self, occupied: int, cached: set[bytes] | None) -> None:

@@ -323,9 +323,9 @@ tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 
 @given(st.lists(tokens, max_size=12), tokens)
 def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
-    sorted_branches: list[bytes] = []
+    tree: branches.Branches = None
     for branch in known:
-        branches.add(sorted_branches, branches.packed(branch))
+        tree = branches.added(tree, branches.packed(branch))
 
     def shared(branch: list[int]) -> int:
         return next(
@@ -334,7 +334,7 @@ def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
 
     furthest = max(map(shared, known), default=0)
     leaves = any(shared(branch) == furthest and len(branch) > furthest for branch in known)
-    shared_tokens, goes_on = branches.follow(sorted_branches, branches.packed(asked))
+    shared_tokens, goes_on = branches.follow(tree, branches.packed(asked))
     assert shared_tokens == furthest
     if furthest < len(asked):
         assert goes_on == leaves
