@@ -166,6 +166,38 @@ def diagnose(
 
 
 @app.command()
+def explain(
+    run: RunArgument,
+    request_id: Annotated[str, typer.Argument(help="a request of the run, as its tables and pages name it")],
+    token: Annotated[
+        int | None, typer.Option(min=0, help="explain the time before this output token in full; 0 is the first")
+    ] = None,
+) -> None:
+    """Say where the time of one request went, what it waited for, through whom, and why its slow tokens were slow."""
+    from metrics.explain import explain as explanation
+
+    out.print(explanation(_open(run), request_id, token))
+
+
+@app.command()
+def join(
+    client_run: Annotated[Path, typer.Argument(help="the run directory that a client recorded (sojourn load)")],
+    server_run: Annotated[
+        Path, typer.Argument(help="what the server recorded of it (sojourn serve --run-dir), copied")
+    ],
+) -> None:
+    """Join what client and server recorded on two hosts into the client's run, and tell how far their clocks agree."""
+    from metrics.join import join_runs, uncertainty_sentence
+
+    client = _open(client_run)
+    joined = join_runs(client, _open(server_run))
+    out.print(f"{joined.matched} of {joined.of} requests are joined in {client.path}", highlight=False)
+    said = uncertainty_sentence(client.meta())
+    out.print(said if said else "both ran on one host, whose clock they share", highlight=False)
+    _tell(client)
+
+
+@app.command()
 def report(
     run: RunArgument,
     output: Annotated[Path | None, typer.Option(help="the file to write; by default report.html in the run")] = None,
@@ -212,7 +244,7 @@ def ui(
     runs: Annotated[Path, typer.Option(help="folder of the run directories")] = RUNS,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
 ) -> None:
-    """Open the app on the runs: overview, diagnosis, goodput, requests, steps."""
+    """Open the app on the runs: overview, diagnosis, goodput, requests, steps, memory, compute."""
     _need("ui", "streamlit", "plotly")
     from ui.launch import open_app
 
@@ -379,6 +411,8 @@ class _Progress:
 # The errors that carry a sentence for the user, and the exit code of each.
 EXPECTED = {
     ("metrics.rundir", "RunError"): 1,
+    ("metrics.explain", "ExplainError"): 1,
+    ("metrics.join", "JoinError"): 1,
     ("engine.server.serve", "ServeError"): 1,
     ("loadgen.experiment", "ExperimentError"): 1,
     ("loadgen.scenario_faults", "ScenarioError"): 2,

@@ -26,7 +26,8 @@ _GPU_QUERY = ("name", "memory.total", "driver_version")
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, cores that this process may use, memory, and the NVIDIA devices, if any."""
+    """CPU model, cores that this process may use, memory, the NVIDIA devices, if any, and which start of the system
+    this is: processes that see the same one share its monotonic clock."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
         "cpu": _cpu_model(),
@@ -34,6 +35,7 @@ def hardware() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
         "system": platform.platform(),
+        "boot_id": _boot_id(),
     }
 
 
@@ -46,6 +48,14 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _boot_id() -> str | None:
+    """Linux draws one at each start; None elsewhere."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 def _cpu_model() -> str:

@@ -66,6 +66,9 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     # computed positions that were in them.
     preempted_for: list[str] = []
     preempted_tokens: list[int] = []
+    planned_ns: int | None = None  # when it was decided what it holds
+    device_end_ns: int | None = None  # when the device was done with it
+    sampling_ns: int | None = None  # the last part of the device's time: logits → ids
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS
 from metrics.recorder import compact
@@ -94,14 +95,31 @@ class RunDirectory:
         return ([whole] if whole.exists() else []) + sorted((self.path / f"{table}.parts").glob("*.parquet"))
 
     def table(self, table: str) -> pd.DataFrame:
-        """All rows of one of the tables of `records.SCHEMAS`; empty, with its columns, where nothing was recorded."""
-        files = self.sources(table)
-        if not files:
+        """All rows of one of the tables of `records.SCHEMAS`; empty, with its columns, where nothing was recorded.
+
+        Columns that a run of an older version lacks are there, and null.
+        """
+        relation = self._read(table)
+        if relation is None:
             return SCHEMAS[table].empty_table().to_pandas()
+        frame = relation.df()
+        for field in SCHEMAS[table]:
+            if field.name not in frame.columns:
+                number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+                frame[field.name] = pd.Series(np.nan if number else None, frame.index, "float64" if number else object)
+        return frame
+
+    def arrow(self, table: str) -> pa.Table:
+        """The same as Arrow, which keeps a million lists flat. Of an older run, only the columns that it has."""
+        relation = self._read(table)
+        return SCHEMAS[table].empty_table() if relation is None else relation.to_arrow_table()
+
+    def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
+        files = [str(file) for file in self.sources(table)]
+        if not files:
+            return None
         try:
-            return duckdb.sql(
-                "select * from read_parquet($files, union_by_name=true)", params={"files": [str(f) for f in files]}
-            ).df()
+            return duckdb.sql("select * from read_parquet($files, union_by_name=true)", params={"files": files})
         except duckdb.Error as error:
             raise RunError(f"{self.path}: table {table} cannot be read: {error}") from None
 
@@ -169,6 +187,16 @@ def _finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def engine_settings(meta: dict[str, Any]) -> dict[str, Any]:
+    """The settings in force: what the server said of itself (`engine.served.engine`), and above it what it was started
+    with, as far as they are known."""
+    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
+    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
+    told = served.get("engine") if isinstance(served.get("engine"), dict) else {}
+    chosen = {name: value for name, value in engine.items() if name != "served" and value is not None}
+    return told | chosen
 
 
 def wall_anchor() -> dict[str, int]:

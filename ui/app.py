@@ -1,4 +1,4 @@
-"""The app: choose a run at the left, read it on five pages. Start it with `sojourn ui`."""
+"""The app: choose a run at the left, read it on seven pages. Start it with `sojourn ui`."""
 
 import argparse
 from pathlib import Path
@@ -14,6 +14,8 @@ PAGES = (
     ("goodput", "Goodput", ":material/target:"),
     ("requests", "Requests", ":material/view_timeline:"),
     ("steps", "Steps", ":material/stacked_bar_chart:"),
+    ("memory", "Memory", ":material/memory:"),
+    ("compute", "Compute", ":material/developer_board:"),
 )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
+from metrics.join import uncertainty_sentence
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from ui.rundata import RunData
 from ui.tables import throughput_tokens_per_s
@@ -108,6 +109,12 @@ def closure(diagnosis: Diagnosis) -> str:
         f'<p class="sj-small"><span class="sj-dot" style="--dot:{colour}"></span><b>Closure</b>: in {kept.closed:,} of '
         f"{kept.joined:,} requests the accounts sum to the client’s latency within {bound} ({worst}).</p>"
     )
+
+
+def clocks(meta: dict[str, Any]) -> str:
+    """How far client.network can be trusted; nothing where client and server shared a clock."""
+    sentence = uncertainty_sentence(meta)
+    return wrap(f'<div class="sj-warning">{safe(sentence)}.</div>' if sentence else "")
 
 
 def warnings(diagnosis: Diagnosis) -> str:

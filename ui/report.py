@@ -101,6 +101,7 @@ def _time(run: RunData) -> str:
     if run.diagnosis is not None:
         parts.append(_figure(ledger.lifecycle_bar(run.diagnosis.lifecycle_share)))
         parts.append(fragments.closure(run.diagnosis))
+    parts.append(fragments.clocks(run.meta))
     for prefix, title in (("ledger", "To the last byte"), ("ttft", "To the first token")):
         parts += [f"<h3>{title}</h3>", _figure(ledger.where_the_time_went(run.requests, prefix))]
         parts.append(_caption(f"client.parquet joined with requests.parquet: {prefix}_*_ns and what is left over."))

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from metrics.blame_book import Book, book_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.goodput import measured, measured_steps
 from metrics.records import SCHEMAS
-from metrics.rundir import RunDirectory, RunError
+from metrics.roofline import CeilingError, Ceilings, load_ceilings
+from metrics.rundir import RunDirectory, RunError, engine_settings
 from metrics.sources.view import timeline
 
 
@@ -30,6 +32,12 @@ class RunData:
     recording: bool  # segments not yet compacted: the run goes on, or was cut short
     begin_ns: float  # of the first request or step: second 0 of every time axis
     server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
+    system: pd.DataFrame
+    kernels: pd.DataFrame  # of profile bursts
+    book: Book | None  # who delayed whom; None where the server recorded no steps
+    ceilings: Ceilings | None  # of the device of the run
+    no_ceilings: str  # why there are none, "" where there are some
+    precision: str  # of the run's arithmetic, as the ceilings name it
 
     @property
     def has_ledger(self) -> bool:
@@ -65,6 +73,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     reason = ""
     if diagnosis is None:
         diagnosis, reason = read_diagnosis(run, empty=requests.empty)
+    ceilings, no_ceilings = _ceilings(meta)
     starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
     return RunData(
         name=run.name,
@@ -78,6 +87,12 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
         begin_ns=float(starts.min()) if len(starts) else 0.0,
         server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
+        system=_numeric(run.table("system")),
+        kernels=run.table("kernels"),
+        book=book_of(run),
+        ceilings=ceilings,
+        no_ceilings=no_ceilings,
+        precision=str(engine_settings(meta).get("dtype") or "float32"),
     )
 
 
@@ -95,6 +110,20 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
         return diagnose(run), ""
     except RunError as error:
         return None, str(error)
+
+
+def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
+    """The measured limits of the device that a run was computed on, or None and the reason in a sentence."""
+    machine = meta.get("server_hardware") or meta.get("hardware")
+    if not isinstance(machine, dict):
+        return None, "The run does not tell its machine, so its ceilings are unknown."
+    gpus = machine.get("gpus") or []
+    on_gpu = gpus and str(engine_settings(meta).get("device", "")) not in ("cpu", "")
+    name = gpus[0].get("name") if on_gpu else f"{machine.get('cpu')}, {machine.get('cores')} cores"
+    try:
+        return load_ceilings(str(name)), ""
+    except CeilingError as error:
+        return None, f"The ceilings of this run's device are not known here: {error}."
 
 
 def _numeric(table: pd.DataFrame) -> pd.DataFrame:

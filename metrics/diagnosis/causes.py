@@ -12,6 +12,7 @@ from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.rules_compute import own_prefill, slow_decode, slow_device, slow_front, slow_host, slow_network
 from metrics.diagnosis.rules_memory import kv_pool, prefix_recomputed
+from metrics.diagnosis.rules_policy import admission_policy
 from metrics.diagnosis.rules_request import batch_cap, burst, long_prompts, overload, prompt_interference, token_budget
 from metrics.diagnosis.rules_server import seen_batch_cap, seen_kv_pool, seen_prefix
 
@@ -19,7 +20,7 @@ Rule = Callable[[Facts, Excess | None], Candidate | None]
 
 RULES: tuple[Rule, ...] = (
     slow_device, slow_host, slow_front, slow_network,
-    prefix_recomputed, kv_pool, batch_cap, token_budget, long_prompts,
+    prefix_recomputed, kv_pool, admission_policy, batch_cap, token_budget, long_prompts,
     burst, overload, prompt_interference, slow_decode, own_prefill,
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
 from metrics.energy import run_energy
 from metrics.goodput import class_goodput
+from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
 from metrics.objectives import short
 from metrics.rundir import RunDirectory
@@ -57,6 +58,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         warnings=warnings,
         energy=run_energy(run, facts.rows),
         server=facts.server,
+        clock_uncertainty_ms=_clock_uncertainty_ms(facts),
     )
 
 
@@ -230,6 +232,13 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
         warnings.append("no step records: causes that show only in steps cannot be told")
     elif facts.steps is not None and facts.steps.model is None:
         warnings.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    if clocks := uncertainty_sentence(facts.meta):
+        warnings.append(clocks)
     if joined and closed < CLOSURE_WARNS * joined:
         warnings.append(f"only {closed} of {joined} ledgers close within 1 % and 1 ms; shares are that uncertain")
     return warnings
+
+
+def _clock_uncertainty_ms(facts: Facts) -> float | None:
+    joined = clock_of(facts.meta)
+    return None if joined is None or joined.offset is None else joined.uncertainty_ns / 1e6

@@ -1,19 +1,25 @@
 """The facts of a run, computed once from its records; every number of a diagnosis comes from here."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from metrics.blame_book import Book, book_of
 from metrics.diagnosis.stepfacts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.goodput import judged, measured, measured_steps, window_ns
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
 from metrics.objectives import objectives_of
-from metrics.rundir import RunDirectory
+from metrics.rundir import RunDirectory, engine_settings
 from metrics.sources.view import ServerView, observe
+from metrics.waits import reasons
+
+UNDER_WAY = "step"  # of a request's waits: it came while a step was computed, which no setting could have spared it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,9 @@ class Facts:
     declared_shared_share: float  # of the prompt tokens, what the scenario says is alike between requests
     cached_share: float | None  # of the prompt tokens, what came from the prefix cache
     work: "Work | None"
+    waits: dict[str, float]  # reason → share of the waiting for a place; what a step under way cost is left out
+    prefix: "Prefix | None"
+    book: Callable[[], Book | None]  # who delayed whom; read when it is asked for, once
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
 
 
@@ -54,6 +63,16 @@ class Work:
     context_tokens: float  # mean context of a decode step of one request
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What became of the prompt tokens of the served requests, as shares of them. Only where the server tells."""
+
+    outcomes: dict[str, float]  # of records.PREFIX_OUTCOMES
+    infinite: float  # what a cache without eviction would have hit
+    resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not told
+    diverged_at: float | None  # median token at which a prompt left a known one
+
+
 def gather(run: RunDirectory) -> Facts:
     """Reads the tables of a run. Empty tables, missing tables and a run under way are all fine."""
     meta = run.meta()
@@ -61,6 +80,7 @@ def gather(run: RunDirectory) -> Facts:
     requests = run.requests()
     rows = judged(measured(requests, meta), objectives)
     steps = measured_steps(run.table("steps"), rows)
+    found = step_facts(steps)
     span = window_ns(rows)
     served = rows[rows.status == "ok"]
     unserved = rows[rows.status != "ok"]
@@ -74,10 +94,10 @@ def gather(run: RunDirectory) -> Facts:
         scenario=str(scenario.get("name", "SCENARIO")) if isinstance(scenario, dict) else str(scenario or "SCENARIO"),
         meta=meta,
         objectives=objectives,
-        engine=_settings(meta),
+        engine=engine_settings(meta),
         chosen=frozenset(name for name, value in _chosen(meta).items() if value is not None),
         rows=rows,
-        steps=step_facts(steps),
+        steps=found,
         sent=len(rows),
         served=len(served),
         errors={str(name): int(n) for name, n in unserved.error.fillna(unserved.status).value_counts().items()},
@@ -90,6 +110,9 @@ def gather(run: RunDirectory) -> Facts:
         declared_shared_share=_declared_shared_share(meta),
         cached_share=_cached_share(served),
         work=_work(served),
+        waits=_waits(rows, found),
+        prefix=_prefix(served),
+        book=cache(lambda: book_of(run)),
         server=observe(run, requests, rows) if not joined else None,
     )
 
@@ -152,14 +175,6 @@ def _chosen(meta: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in engine.items() if name != "served"}
 
 
-def _settings(meta: dict[str, Any]) -> dict[str, Any]:
-    """What the server said of itself (`engine.served.engine`), and above it what it was started with."""
-    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
-    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
-    told = served.get("engine") if isinstance(served.get("engine"), dict) else {}
-    return told | {name: value for name, value in _chosen(meta).items() if value is not None}
-
-
 def _device_busy(rows: pd.DataFrame, steps: pd.DataFrame) -> float | None:
     """Device time / time in which at least one request was inside the server, between its arrival and its finish."""
     spans = rows[["arrived_ns", "finished_ns"]].dropna().sort_values("arrived_ns").to_numpy(dtype="float64")
@@ -205,4 +220,38 @@ def _work(served: pd.DataFrame) -> Work | None:
         computed_tokens=float((prompt - rows.server_cached_tokens.astype("float64").fillna(0)).clip(lower=1).mean()),
         output_tokens=float(output.mean()),
         context_tokens=float(((prompt + output / 2) * output).sum() / output.sum()),
+    )
+
+
+def _waits(rows: pd.DataFrame, steps: StepFacts | None) -> dict[str, float]:
+    """As the scheduler booked it for each request; from what the steps refused, where an older run tells no more."""
+    told: dict[str, float] = {}
+    for cell in rows.get("waits", ()):
+        for reason, ns in reasons(cell).items():
+            if reason != UNDER_WAY:
+                told[reason] = told.get(reason, 0.0) + ns
+    total = sum(told.values())
+    if total > 0:
+        return {reason: ns / total for reason, ns in told.items()}
+    return steps.waits if steps is not None else {}
+
+
+def _prefix(served: pd.DataFrame) -> Prefix | None:
+    if "prefix_outcomes" not in served.columns:
+        return None
+    told = [reasons(cell) for cell in served.prefix_outcomes]
+    known = [place for place, cell in enumerate(told) if cell]
+    queried = sum(sum(cell.values()) for cell in told)
+    if not queried:
+        return None
+    names = dict.fromkeys(name for cell in told for name in cell)
+    rows = served.iloc[known]
+    sizes = [list(cell) if cell is not None and not isinstance(cell, float) else [] for cell in rows.resized_hit_tokens]
+    count = min(map(len, sizes), default=0)
+    diverged = rows.diverged_at.astype("float64").dropna()
+    return Prefix(
+        outcomes={name: sum(cell.get(name, 0) for cell in told) / queried for name in names},
+        infinite=float(rows.infinite_hit_tokens.astype("float64").fillna(0).sum()) / queried,
+        resized=[sum(cell[size] for cell in sizes) / queried for size in range(count)],
+        diverged_at=float(diverged.median()) if len(diverged) else None,
     )

@@ -16,7 +16,7 @@ from metrics.diagnosis.capacity import FULL, batch_within_tpot, best_load, load
 from metrics.diagnosis.evidence import Facts, tightest
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.stepfacts import DEVICE_STAGES
-from metrics.diagnosis.verdict import Fix, Probe
+from metrics.diagnosis.verdict import Evidence, Fix, Probe
 
 # Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
 # jitters as much again; a third more over a quarter of the run is neither.
@@ -65,6 +65,7 @@ def slow_device(facts: Facts, excess: Excess | None) -> Candidate | None:
                      "over the worst quarter of the run", steps.slowdown, "ratio", "steps: device_ns, predicted_ns"),
             evidence(f"the prediction covers {steps.predicted_share:.0%} of the device time",
                      steps.predicted_share, "share", "steps: predicted_ns", supports=steps.predicted_share >= 0.5),
+            *_residual_by_phase(facts),
             *excess_evidence(excess, accounts),
         ],
         probe=Probe(
@@ -258,3 +259,20 @@ def own_prefill(facts: Facts, excess: Excess | None) -> Candidate | None:
         fix=Fix(change="a faster prefill, a shared prefix, or an objective that grows with the prompt",
                 gain=str(gained), basis=basis(("compute.prefill",))),
     )  # fmt: skip
+
+
+def _residual_by_phase(facts: Facts) -> list[Evidence]:
+    """Arithmetic bounds steps with prompts, memory those without: which is slow tells one from the other."""
+    prompts, decodes = facts.steps.slowdown_with_prompts, facts.steps.slowdown_without
+    if prompts is None or decodes is None:
+        return []
+    if abs(prompts - decodes) < 0.1 * max(prompts, decodes):
+        which = "both alike: the whole device, or who shares it"
+    else:
+        which = "arithmetic more than memory, as a lowered clock does" if prompts > decodes else (
+            "memory more than arithmetic, as a neighbour on the same memory does"
+        )  # fmt: skip
+    return [
+        evidence(f"steps with prompts take {prompts:.2f} times what was expected, steps without {decodes:.2f} times: "
+                 f"{which}", prompts / decodes, "ratio", "steps: device_ns, predicted_ns, kinds")
+    ]  # fmt: skip

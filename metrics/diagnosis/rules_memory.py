@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from metrics.diagnosis.blamed import blamed_group
 from metrics.diagnosis.candidate import (
     EXPLAINS_ENOUGH,
     WAITS,
@@ -17,7 +18,7 @@ from metrics.diagnosis.candidate import (
 from metrics.diagnosis.capacity import FULL, batch_for, batch_within_tpot, kv_batch, load
 from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.verdict import Fix, Probe
+from metrics.diagnosis.verdict import Evidence, Fix, Probe
 
 KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
@@ -25,6 +26,14 @@ ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 # A prefix is worth a cache when it is a fifth of the prompts, and the cache fails when it gives less than half of that.
 WORTH_SHARING = 0.2
 CACHE_WORKS = 0.5
+# Of records.PREFIX_OUTCOMES, what a sentence says of them.
+MISSED = {
+    "miss_evicted": "had been in the cache and were evicted",
+    "miss_disabled": "would have been hits if the cache were on",
+    "miss_in_flight": "were being computed by another request at that moment: a pool of any size misses them",
+    "miss_diverged": "differ from all that followed the same beginning: the order of the prompt decides that",
+}
+TWICE = 2  # the place of a pool twice as large in Prefix.resized
 
 
 def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
@@ -32,7 +41,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
     steps = facts.steps
     if steps is None or steps.model is None or facts.work is None:
         return None
-    by_blocks = steps.waits.get("kv_blocks", 0.0)
+    by_blocks = facts.waits.get("kv_blocks", 0.0)
     accounts = (*KV_ACCOUNTS, "request.queue") if by_blocks >= 0.5 else KV_ACCOUNTS
     if excess is not None and excess.share(*accounts) < EXPLAINS_ENOUGH:
         return None
@@ -57,8 +66,9 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
         kind="policy" if chosen else "capacity",
         evidence=[
             *excess_evidence(excess, accounts),
+            *blamed_group(facts, excess),
             evidence(f"{by_blocks:.0%} of the waiting was for KV blocks, or behind a request that waited for them",
-                     by_blocks, "share", "steps: refusals", supports=by_blocks >= 0.5),
+                     by_blocks, "share", "requests: waits; steps: refusals", supports=by_blocks >= 0.5),
             evidence(f"KV use was {steps.kv_use_p50:.0%} at the median and {steps.kv_use_max:.0%} at its peak",
                      steps.kv_use_max, "share", "steps: blocks_active, blocks_pinned", supports=steps.kv_use_max > 0.9),
             evidence(f"{steps.preemptions} preemptions, {recomputed:.1%} of all tokens were computed again",
@@ -91,7 +101,10 @@ def suggested_blocks(facts: Facts) -> int:
 
 def prefix_recomputed(facts: Facts, excess: Excess | None) -> Candidate | None:
     """Prompts begin alike, and each pays for the beginning again."""
-    shared, cached = facts.declared_shared_share, facts.cached_share
+    prefix = facts.prefix
+    # What an infinite cache would have hit was measured where the server tells; else the scenario declares it
+    shared = facts.declared_shared_share if prefix is None else prefix.infinite
+    cached = facts.cached_share
     if excess is None or cached is None or facts.work is None:
         return None
     if shared < WORTH_SHARING or cached >= CACHE_WORKS * shared:
@@ -115,8 +128,7 @@ def prefix_recomputed(facts: Facts, excess: Excess | None) -> Candidate | None:
         + ("the prefix cache is off" if off else f"the cache gave only {cached:.0%}"),
         kind="policy",
         evidence=[
-            evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {cached:.0%} came from the cache", cached,
-                     "share", "run.json: scenario.workload; requests: cached_tokens"),
+            *_shared(facts),
             *excess_evidence(excess, accounts),
             evidence(f"load / capacity is {now:.2f}, and {then_load:.2f} if the shared part is computed once", now,
                      "ratio", "steps: fit of wall time; client: due_ns"),
@@ -132,3 +144,31 @@ def prefix_recomputed(facts: Facts, excess: Excess | None) -> Candidate | None:
         fix=Fix(change="prefix_caching=true" if off else f"num_kv_blocks={suggested_blocks(facts)}", gain=str(gained),
                 basis=basis(accounts, saved)),
     )  # fmt: skip
+
+
+def _shared(facts: Facts) -> list[Evidence]:
+    """What could have come from the cache and did not, why, and what a larger pool would change."""
+    prefix, cached = facts.prefix, facts.cached_share
+    if prefix is None:
+        return [
+            evidence(f"the scenario shares {facts.declared_shared_share:.0%} of the prompt tokens; {cached:.0%} came "
+                     "from the cache", cached, "share", "run.json: scenario.workload; requests: cached_tokens")
+        ]  # fmt: skip
+    found = [
+        evidence(f"a cache without eviction would have hit {prefix.infinite:.0%} of the prompt tokens; this one hit "
+                 f"{cached:.0%}", cached, "share", "requests: infinite_hit_tokens, cached_tokens")
+    ]  # fmt: skip
+    misses = {name: share for name, share in prefix.outcomes.items() if name in MISSED and share >= 0.01}
+    for name, share in sorted(misses.items(), key=lambda item: -item[1]):
+        mended = name in ("miss_evicted", "miss_disabled")
+        found.append(
+            evidence(f"{share:.0%} of the prompt tokens {MISSED[name]}", share, "share", "requests: prefix_outcomes",
+                     supports=mended)
+        )  # fmt: skip
+    if len(prefix.resized) > TWICE:
+        hit = prefix.resized[TWICE]
+        found.append(
+            evidence(f"a pool of twice the size would have hit {hit:.0%} for the same requests in the same order", hit,
+                     "share", "requests: resized_hit_tokens", supports=hit > cached + 0.01)
+        )  # fmt: skip
+    return found

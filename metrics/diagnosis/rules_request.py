@@ -2,8 +2,7 @@
 
 import math
 
-import pandas as pd
-
+from metrics.diagnosis.blamed import blamed_group, long_prompt_share
 from metrics.diagnosis.candidate import (
     CONTENTION,
     EXPLAINS_ENOUGH,
@@ -81,7 +80,7 @@ def batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
     steps = facts.steps
     if steps is None or excess is None:
         return None
-    capped = steps.waits.get("batch_cap", 0.0)
+    capped = facts.waits.get("batch_cap", 0.0)
     if capped * excess.share(*QUEUE) < EXPLAINS_ENOUGH:
         return None
     roomy = min(batch_within_tpot(facts), kv_batch(facts)) if steps.model and facts.work else math.nan
@@ -100,8 +99,9 @@ def batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
         kind="policy",
         evidence=[
             *excess_evidence(excess, QUEUE),
+            *blamed_group(facts, excess),
             evidence(f"{capped:.0%} of the waiting was for the batch cap: refused by it, or behind a request that was",
-                     capped, "share", "steps: refusals"),
+                     capped, "share", "requests: waits; steps: refusals"),
             evidence(f"at least a fifth of the KV pool was free in {steps.waited_with_kv_free:.0%} of that waiting",
                      steps.waited_with_kv_free, "share", "steps: waiting, blocks_free, blocks_reusable",
                      supports=steps.waited_with_kv_free > 0.5),
@@ -123,19 +123,15 @@ def long_prompts(facts: Facts, excess: Excess | None) -> Candidate | None:
     """Steps filled by others' long prompts make everybody in them wait."""
     if excess is None or facts.steps is None or excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
         return None
-    blame = pd.Series(facts.steps.blame_ns, dtype="float64")
     prompts = facts.rows.set_index("request_id").server_prompt_tokens.astype("float64")
-    blame = blame[blame.index.isin(prompts.index)]
-    if not blame.sum():
-        return None
     typical = float(prompts.loc[facts.rows.request_id[excess.missing]].median())
-    offenders = prompts[prompts >= LONG_PROMPT * typical]
-    share = float(blame[blame.index.isin(offenders.index)].sum() / blame.sum())
+    share, offenders = long_prompt_share(facts, excess, LONG_PROMPT * typical)
     if share < BLAMED or not len(offenders):
         return None
-    classes = ", ".join(sorted(set(facts.rows.klass[facts.rows.request_id.isin(offenders.index)]) - {""}))
-    who = f"{len(offenders)} requests{f' of {classes}' if classes else ''} with {offenders.median():,.0f} prompt tokens"
-    blamed = evidence(f"{share:.0%} of the delay by others' prompts is caused by {who}; those that miss have "
+    classes = ", ".join(sorted(set(offenders.klass.dropna()) - {""}))
+    who = f"{len(offenders)} requests{f' of {classes}' if classes else ''} with "
+    who += f"{offenders.prompt_tokens.median():,.0f} prompt tokens"
+    blamed = evidence(f"{share:.0%} of what others cost those that miss it is caused by {who}; their own have "
                       f"{typical:,.0f}", share, "share", "steps: new_tokens, kinds, request_ids; requests")  # fmt: skip
     return _smaller_chunks(facts, excess, "long_prompts", f"{who} fill whole steps, and everybody in them waits",
                            [blamed])  # fmt: skip
@@ -245,7 +241,7 @@ def token_budget(facts: Facts, excess: Excess | None) -> Candidate | None:
     steps = facts.steps
     if steps is None or steps.model is None or excess is None:
         return None
-    short = steps.waits.get("token_budget", 0.0)
+    short = facts.waits.get("token_budget", 0.0)
     budget, bound = facts.engine.get("max_num_batched_tokens"), tightest(facts, "tpot_ms")
     if not budget or short * excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
         return None
@@ -266,7 +262,8 @@ def token_budget(facts: Facts, excess: Excess | None) -> Candidate | None:
         kind="policy",
         evidence=[
             *excess_evidence(excess, CONTENTION),
-            evidence(f"{short:.0%} of the waiting was refused by the token budget", short, "share", "steps: refusals"),
+            evidence(f"{short:.0%} of the waiting was refused by the token budget", short, "share",
+                     "requests: waits; steps: refusals"),
             evidence(f"steps were {steps.budget_use:.0%} full while somebody waited", steps.budget_use, "share",
                      "steps: new_tokens, budget, waiting", supports=steps.budget_use > 0.8),
         ],

@@ -1,6 +1,6 @@
-"""What the step records tell: how busy the device was, who waited for what, who delayed whom, and what a step costs."""
+"""What the step records tell: how busy the device was, who waited for what, and what a step costs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -52,10 +52,11 @@ class StepFacts:
     predicted_share: float  # of the device time, in steps that have a prediction
     slowdown: float | None  # device time / predicted time over those steps
     worst_slowdown: float | None  # the same over the worst quarter of the run
+    slowdown_with_prompts: float | None  # ... over the steps with prompt tokens, which arithmetic bounds
+    slowdown_without: float | None  # ... and over the others, which memory bounds
     prefill_step_p95_ns: float | None  # wall time of steps that carry both prompt tokens and a decoding request
     decode_step_p50_ns: float | None  # ... of steps with decodes only
     prefill_tokens_p95: float | None  # prompt tokens in the steps that carry both
-    blame_ns: dict[str, float] = field(default_factory=dict)  # offender → request-ns by which it delayed the others
     model: StepModel | None = None
 
 
@@ -102,10 +103,11 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         predicted_share=predicted_share,
         slowdown=slowdown,
         worst_slowdown=worst,
+        slowdown_with_prompts=_slowdown(steps, device, mix.prompt > 0),
+        slowdown_without=_slowdown(steps, device, mix.prompt == 0),
         prefill_step_p95_ns=float(np.quantile(wall[both], 0.95)) if both.any() else None,
         decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
         prefill_tokens_p95=float(np.quantile(mix.prompt[both], 0.95)) if both.any() else None,
-        blame_ns=_blame(steps, mix, model),
         model=model,
     )
 
@@ -209,17 +211,8 @@ def _residual(steps: pd.DataFrame, device: np.ndarray) -> tuple[float | None, fl
     return float(device[known].sum() / predicted[known].sum()), worst, share
 
 
-def _blame(steps: pd.DataFrame, mix: _Mix, model: StepModel | None) -> dict[str, float]:
-    """Who delayed whom: each prompt chunk's time, for every other request that was in its step or waited for it."""
-    blame: dict[str, float] = {}
-    if model is None:
-        return blame
-    for index in np.flatnonzero(mix.prompt > 0):
-        row = steps.iloc[index]
-        delayed = mix.requests[index] - 1 + row.waiting
-        if delayed <= 0:
-            continue
-        for request, tokens, kind in zip(row.request_ids, row.new_tokens, row.kinds, strict=True):
-            if kind in PREFILL_KINDS:
-                blame[request] = blame.get(request, 0.0) + float(tokens) * model.token_ns * delayed
-    return blame
+def _slowdown(steps: pd.DataFrame, device: np.ndarray, chosen: np.ndarray) -> float | None:
+    """Device time over predicted time of some steps; None for too few."""
+    predicted = steps.predicted_ns.astype("float64").to_numpy()
+    known = chosen & (np.nan_to_num(predicted) > 0)
+    return float(device[known].sum() / predicted[known].sum()) if known.sum() >= FEWEST_STEPS_FOR_A_FIT else None

@@ -89,7 +89,7 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
     steps = facts.steps
     if steps is None:
         return "unknown", NO_STEPS
-    waits = steps.waits.get("kv_blocks", 0.0)
+    waits = facts.waits.get("kv_blocks", 0.0)
     words = (
         f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks, {steps.preemptions} preemptions, "
         f"{waits:.0%} of the waiting is for blocks"

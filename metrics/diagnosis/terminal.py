@@ -115,6 +115,8 @@ def _accounts(diagnosis: Diagnosis) -> RenderableType:
         share, first = diagnosis.ledger_share.get(info.name, 0.0), diagnosis.ttft_share.get(info.name, 0.0)
         if max(share, first) >= SMALLEST_SHOWN:
             name = Text(info.name, style=COLOURS[info.lifecycle])
+            if info.name == "client.network" and diagnosis.clock_uncertainty_ms is not None:
+                name.append(f"  ± {diagnosis.clock_uncertainty_ms:.3f} ms a request", style="dim")
             table.add_row(name, f"{share:.1%}", bar(share, COLOURS[info.lifecycle]), f"{first:.1%}")
     left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
     if abs(left) >= SMALLEST_SHOWN:

@@ -100,6 +100,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
     energy: EnergyUse | None = None  # of the measured window; None where the machine has no power sensor
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
+    clock_uncertainty_ms: float | None = None  # of client.network, where the clocks of two hosts were joined
 
 
 def without_finding(diagnosis: Diagnosis) -> str:

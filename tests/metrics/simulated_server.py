@@ -45,6 +45,7 @@ class Settings:
     max_prefill_chunk_tokens: int | None = None
     max_waiting: int = 100_000
     prefix_caching: bool = True
+    policy: str = "fcfs"  # or static: nobody is admitted while anybody runs
 
 
 @dataclass(slots=True)
@@ -186,13 +187,15 @@ class SimulatedServer:
                 plan[id(job)] = (job, tokens)
                 budget -= tokens
         refusals: dict[str, int] = {}
+        closed = self.settings.policy == "static" and bool(self.running)
         while self.waiting and not preempted:
             job = self.waiting[0]
             self._look_up_prefix(job)
             tokens = min(job.known - job.computed, budget, chunk)
             fits = self._fits(job)
             reason = (
-                "batch_cap" if len(self.running) >= self.settings.max_num_seqs
+                "policy" if closed
+                else "batch_cap" if len(self.running) >= self.settings.max_num_seqs
                 else "token_budget" if budget <= 0
                 else "kv_blocks" if not fits
                 else None
@@ -235,10 +238,9 @@ class SimulatedServer:
         end = begin + host + busy + sample
         kinds = [self._kind(job, n) for job, n in jobs]
         prompt = {id(job): n for (job, n), kind in zip(jobs, kinds, strict=True) if kind != "decode"}
-        scale = busy / expected if expected else 0
         for (job, _), kind in zip(jobs, kinds, strict=True):
             others = sum(n for key, n in prompt.items() if key != id(job))
-            waited_behind = int(others * device.token_ns * scale)
+            waited_behind = int(busy * others / tokens)
             if job.preempted:
                 job.book(Account.MEMORY_PREEMPTED, begin)
                 job.preempted = False
@@ -347,6 +349,7 @@ class SimulatedServer:
                 preempted_ids=[job.arrival.request_id for job in preempted], evicted_blocks=0, blocks_free=self.free,
                 blocks_active=active, blocks_reusable=reusable, blocks_pinned=0, flops=6_000_000 * tokens,
                 bytes=12_000_000 + 4_096 * context,
-                predicted_ns=expected if self.step >= STEPS_BEFORE_A_PREDICTION else None,
+                predicted_ns=expected if self.step >= STEPS_BEFORE_A_PREDICTION else None, planned_ns=begin,
+                device_end_ns=begin + host + busy, sampling_ns=0,
             )
         )  # fmt: skip

@@ -12,7 +12,7 @@ from tests.metrics.synthetic import synthetic_run
 from ui.rundata import fingerprint, load, run_names
 
 APP = importlib.util.find_spec("ui.app").origin
-PAGES = ("overview", "diagnose", "goodput", "requests", "steps")
+PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute")
 
 
 def opened(runs, page: str, run: str | None = None, monkeypatch=None) -> AppTest:

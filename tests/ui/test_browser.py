@@ -1,4 +1,4 @@
-"""What a reader sees in a real browser: five pages and the report, without an error, and without a network."""
+"""What a reader sees in a real browser: seven pages and the report, without an error, and without a network."""
 
 import importlib.util
 
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_five_pages_render_without_an_error_and_nothing_is_cut(runs, tmp_path):
+def test_seven_pages_render_without_an_error_and_nothing_is_cut(runs, tmp_path):
     pictures = take(runs / "chat", tmp_path, width_px=1280)
     assert [picture.page for picture in pictures] == list(PAGES)
     for picture in pictures:

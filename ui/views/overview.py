@@ -45,6 +45,7 @@ elif run.diagnosis is not None:
         "`client.parquet` and `requests.parquet`: sum of `ledger_<lifecycle>_*_ns` over all joined requests.",
     )
     st.html(fragments.closure(run.diagnosis))
+st.html(fragments.clocks(run.meta))
 if view is None:
     st.subheader("Where the time went", anchor=False)
     frame.draw(

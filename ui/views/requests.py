@@ -2,10 +2,14 @@
 
 import streamlit as st
 
+from metrics.blame import blame_of, gini, offenders, waited_ns
+from metrics.gaps import GapError, explain_gap, slowest_gaps, why
 from ui import fragments, frame
+from ui.figures import blame as blame_figures
 from ui.figures import ledger
 from ui.tables import chosen, classes, failures, request_facts
-from ui.wording import label, markdown
+from ui.tables_blame import TRAITS, blame, traits, waits_by_reason, worst_offenders
+from ui.wording import label, markdown, number
 
 ORDERS = {
     "e2e_ms": "slowest",
@@ -21,7 +25,9 @@ run = frame.open_page(
     "A row is a request; its accounts stand end to end in the order in which a request meets them, so the length of "
     "a row is its latency. Accounts are sums: decode steps and interruptions alternate in reality, and the **clock** "
     "panel of a single request shows when. Colours are the lifecycles: orange token, blue compute, green memory, pink "
-    "request, grey client. The black tick marks the first token read by the client.",
+    "request, grey client. The black tick marks the first token read by the client. **Who delayed whom**: a row "
+    "waited, a column is why; a row sums to what its ledger booked as waiting. For a single request the page shows "
+    "through whom it waited, and why one of its tokens came late.",
 )
 if run.requests.empty:
     st.info("No request has been recorded.", icon=":material/hourglass_empty:")
@@ -48,6 +54,36 @@ frame.draw(
     "waterfall",
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
+st.html(fragments.clocks(run.meta))
+st.subheader("What they waited for", anchor=False)
+if run.has_ledger:
+    frame.draw(
+        blame_figures.waits_by_reason(waits_by_reason(run.requests)),
+        "waits",
+        "`requests.parquet` `waits`, by the scheduler’s own reason, and `ledger_request_interference_ns`.",
+    )
+st.subheader("Who delayed whom", anchor=False)
+if run.book is None:
+    st.info(blame_figures.NO_BOOK, icon=":material/info:")
+else:
+    known_traits = traits(run.book)
+    trait = st.segmented_control(
+        "By", known_traits, default=known_traits[0], format_func=TRAITS.get, required=True, key="trait"
+    )
+    of = TRAITS[trait] if trait != "worst" else "requests"
+    frame.draw(
+        blame_figures.heat_map(blame(run.book, trait), f"{of} that waited", f"{of} that they waited for"),
+        "blame",
+        "Rows sum to `request.queue`, `memory.blocked`, `request.interference` and `memory.preempted` of the ledger; "
+        "from `steps.parquet`. *unexplained* is what the steps do not explain.",
+    )
+    worst_table = worst_offenders(run.book)
+    uneven = gini(offenders(run.book).caused_ns.to_numpy())
+    st.html(fragments.table(list(worst_table.columns), worst_table.to_numpy().tolist(), right=(3, 4, 5)))
+    st.caption(
+        f"The requests that delayed the others most. Gini coefficient of all: {number(uneven)} (0: all alike, 1: one "
+        "request causes everything)."
+    )
 failed = failures(run.requests)
 if not failed.empty:
     st.subheader(f"{(run.requests.status != 'ok').sum():,} requests were not served", anchor=False)
@@ -65,3 +101,32 @@ frame.draw(
     f"Request {markdown(label(name))}: `ledger_*_ns`; `steps.parquet` `request_ids`, `kinds`, `new_tokens`; "
     "`requests.parquet` `token_ns`; `client.parquet` `chunk_ns`.",
 )
+if run.book is not None and (run.book.waits.request_ids == name).any():
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader("Through whom it waited", anchor=False)
+        frame.draw(
+            blame_figures.offenders(blame_of(run.book, name), float(waited_ns(run.book).loc[name].sum())),
+            "offenders",
+            "`steps.parquet`: who had what this request waited for.",
+        )
+    with right:
+        st.subheader("Time before each token", anchor=False)
+        try:
+            slowest = [gap.token for gap in slowest_gaps(run.book, name, 5)]
+        except GapError as error:
+            st.info(markdown(error), icon=":material/info:")
+        else:
+            tokens = run.book.requests.token_ns[run.book.requests.request_id == name].iloc[0]
+            token = st.selectbox(
+                "Token", [*slowest, 0], format_func=lambda place: f"token {place}" if place else "the first token",
+                key="token",
+            )  # fmt: skip
+            frame.draw(
+                blame_figures.gap_lengths(list(tokens), slowest, token), "gaps", "`requests.parquet` `token_ns`."
+            )
+            found = explain_gap(run.book, name, token)
+            st.markdown(f"**{number(found.length_ns / 1e6, 'ms')}**: {markdown(why(found))}.")
+            frame.draw(
+                blame_figures.gap(found), "gap", "The accounts of this one gap, from `steps.parquet`; they sum to it."
+            )

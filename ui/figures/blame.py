@@ -1,0 +1,150 @@
+"""Figures of who delayed whom: the blame matrix as a heat map, waits by reason, and one gap between two tokens."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from metrics.blame import UNEXPLAINED
+from metrics.gaps import Gap
+from ui import theme
+from ui.wording import distinct, duration, label, percent
+
+NO_BOOK = "The server recorded no steps or no requests, so no wait can be laid at anybody's door."
+HEAT_SCALE = [[0, "#FFFFFF"], [0.15, "#F6E3EE"], [0.5, "#CC79A7"], [1, "#6B2A4E"]]
+WAIT_COLOURS = theme.REFUSAL_COLOURS | {
+    "step": theme.ACCOUNT_COLOURS["compute.decode"],
+    "preempted": theme.ACCOUNT_COLOURS["memory.preempted"],
+    "prompts of others": theme.ACCOUNT_COLOURS["request.interference"],
+}
+
+
+def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure:
+    """A blame matrix: rows wait, columns are why. `victims` and `offenders` say what rows and columns are."""
+    shown = caused_ns.loc[caused_ns.sum(axis=1) > 0, (caused_ns.abs() > 0).any()]
+    if shown.empty:
+        return theme.note("Nobody waited for anybody.")
+    seconds = shown.to_numpy() / 1e9
+    rows, columns = _labels(shown.index), _labels(shown.columns)
+    fig = theme.figure(150 + 26 * len(rows) + 6 * max(map(len, columns)))
+    share = np.divide(seconds, seconds.sum(axis=1, keepdims=True))
+    text = [[duration(cell * 1e9) if abs(part) >= 0.02 else "" for cell, part in zip(*pair, strict=True)]
+            for pair in zip(seconds, share, strict=True)]  # fmt: skip
+    fig.add_heatmap(
+        name="waited", z=np.clip(seconds, 0, None), x=columns, y=rows, colorscale=HEAT_SCALE, zmin=0, xgap=1, ygap=1,
+        text=text if len(columns) <= 14 else None, texttemplate="%{text}" if len(columns) <= 14 else None,
+        textfont=dict(size=11), customdata=100 * share,
+        colorbar=dict(title=dict(text="waited (s)", side="right", font_size=13), thickness=12, outlinewidth=0),
+        hovertemplate="%{y} waited %{z:.3f} s for %{x}<br>%{customdata:.1f} % of its waiting<extra></extra>",
+    )  # fmt: skip
+    fig.update_xaxes(title_text=offenders, type="category", ticks="", showgrid=False, tickangle=-35)
+    fig.update_yaxes(title_text=victims, type="category", ticks="", showgrid=False, autorange="reversed")
+    return fig
+
+
+def _labels(names: pd.Index) -> list[str]:
+    """Short labels that stay different; requests lose what all of them share."""
+    plain = [str(name) or "(none)" for name in names]
+    own = [name for name in plain if " " not in name]
+    short = dict(zip(own, distinct(own, 20), strict=True)) if len(own) > 2 else {}
+    return [short.get(name, label(name, 28)) for name in plain]
+
+
+def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
+    """Stacked bars: what each cohort (row) waited for by reason (column), mean per request. The last column `requests`
+    is the cohort's size."""
+    reasons = [name for name in waited_ns.columns if name != "requests" and waited_ns[name].sum() > 0]
+    if not reasons:
+        return theme.note("No request waited for another.")
+    rows = [
+        f"{label(name, 22)}<br><span style='color:{theme.MUTED}'>n = {count:,.0f}</span>"
+        for name, count in zip(waited_ns.index, waited_ns.requests, strict=True)
+    ]
+    fig = theme.figure(150 + 46 * len(rows), barmode="stack")
+    total = waited_ns[reasons].sum(axis=1)
+    for reason in reasons:
+        mean_ms = waited_ns[reason] / waited_ns.requests / 1e6
+        part = waited_ns[reason] / total.where(total > 0)
+        fig.add_bar(
+            name=reason, y=rows, x=mean_ms, orientation="h",
+            marker_color=WAIT_COLOURS.get(reason, theme.UNACCOUNTED_COLOUR), customdata=100 * part,
+            text=[percent(value) if value >= 0.08 else "" for value in part.fillna(0)], textposition="inside",
+            textangle=0, insidetextanchor="middle", textfont_size=11,
+            hovertemplate=f"<b>{reason}</b>: %{{x:,.1f}} ms a request, %{{customdata:.1f}} % of the waiting"
+            "<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="waited for, mean of a request (ms)", rangemode="tozero")
+    fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def offenders(blamed: pd.DataFrame, total_ns: float, count: int = 8) -> go.Figure:
+    """Through whom one request waited: a bar an offender, by reason; `blamed` is `blame_of`."""
+    if blamed.empty:
+        return theme.note("Nobody delayed this request.")
+    named = blamed.assign(reason=blamed.reason.replace({"prompt": "prompts of others"}))
+    order = named.groupby("offender").ns.sum().sort_values(ascending=False, kind="stable")
+    top = order.index[:count]
+    rows = dict(zip(top, distinct(list(top), 24), strict=True))
+    table = named.assign(row=named.offender.map(rows).fillna(f"{len(order) - len(top)} others"))
+    left = total_ns - float(order.sum())
+    names = [*rows.values(), *([f"{len(order) - len(top)} others"] if len(order) > len(top) else [])]
+    fig = theme.figure(150 + 26 * (len(names) + 1), barmode="stack")
+    for reason, part in table.groupby("reason", sort=False):
+        sums = part.groupby("row").ns.sum() / 1e6
+        fig.add_bar(
+            name=str(reason), y=list(sums.index), x=sums.to_numpy(), orientation="h",
+            marker_color=WAIT_COLOURS.get(str(reason), theme.UNACCOUNTED_COLOUR),
+            hovertemplate=f"%{{y}}<br>{reason}: %{{x:,.2f}} ms<extra></extra>",
+        )  # fmt: skip
+    if abs(left) >= 1e4:
+        fig.add_bar(
+            name=UNEXPLAINED, y=[UNEXPLAINED], x=[max(left, 0) / 1e6], orientation="h",
+            marker_color=theme.UNACCOUNTED_COLOUR,
+            hovertemplate="what the steps do not explain: %{x:,.2f} ms<extra></extra>",
+        )  # fmt: skip
+        names.append(UNEXPLAINED)
+    fig.update_xaxes(title_text="waiting that it caused this request (ms)", rangemode="tozero")
+    fig.update_yaxes(title_text="request", categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def gap(found: Gap) -> go.Figure:
+    """One gap between two tokens, account by account, as one bar."""
+    if not found.accounts:
+        return theme.note("Nothing is booked in this gap.")
+    fig = theme.figure(165, barmode="stack")
+    for name, ns in found.accounts.items():
+        share = ns / max(found.length_ns, 1)
+        fig.add_bar(
+            name=name, y=[f"token {found.token:,}"], x=[ns / 1e6], orientation="h",
+            marker_color=theme.ACCOUNT_COLOURS[name], text=[percent(share) if share >= 0.06 else ""],
+            textposition="inside", textangle=0, insidetextanchor="middle", textfont_size=11,
+            hovertemplate=f"<b>{name}</b>: %{{x:,.3f}} ms, {percent(share)} of the gap<extra></extra>",
+        )  # fmt: skip
+    since = "the arrival" if found.token == 0 else f"token {found.token - 1:,}"
+    fig.update_xaxes(title_text=f"time since {since} (ms)", rangemode="tozero")
+    fig.update_yaxes(title_text="", showticklabels=False, ticks="")
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def gap_lengths(token_ns: list[int], slowest: list[int], chosen: int) -> go.Figure:
+    """The time before each output token of a request, the slowest ones marked."""
+    stamps = np.asarray(token_ns, dtype="float64")
+    if len(stamps) < 2:
+        return theme.note("This request has no two output tokens, so there is no gap between them.")
+    gaps = np.diff(stamps) / 1e6
+    fig = theme.figure(250)
+    fig.add_scatter(
+        name="time before a token", x=np.arange(1, len(stamps)), y=gaps, mode="lines+markers",
+        line=dict(color=theme.ACCOUNT_COLOURS["compute.decode"], width=1), marker=dict(size=4),
+        hovertemplate="token %{x}: %{y:,.2f} ms after the one before<extra></extra>",
+    )  # fmt: skip
+    marked = [token for token in dict.fromkeys([*slowest, chosen]) if 1 <= token < len(stamps)]
+    fig.add_scatter(
+        name="slowest", x=marked, y=[gaps[token - 1] for token in marked], mode="markers",
+        marker=dict(size=10, symbol="circle-open", color=theme.OBJECTIVE_COLOUR, line_width=2),
+        hovertemplate="token %{x}: %{y:,.2f} ms<extra></extra>",
+    )  # fmt: skip
+    fig.update_xaxes(title_text="output token", tickformat="d", type="linear")
+    fig.update_yaxes(title_text="time since the token before (ms)", rangemode="tozero")
+    return fig

@@ -1,0 +1,180 @@
+"""Figures of the KV cache: what became of prompt tokens, what more memory would give, how blocks live and die."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from metrics.catalog import BLOCK_STATES
+from ui import theme
+from ui.tables import binned, step_series
+from ui.tables_memory import OUTCOME_MEANING, OUTCOMES, POOL_SIZES
+from ui.wording import label, number, percent
+
+NO_OUTCOMES = "This run does not tell what became of its prompt tokens: it was recorded by an older or another server."
+NO_CURVE = "This run does not tell what other pool sizes would have hit: it was recorded by an older or another server."
+NO_BLOCK_EVENTS = "No cached block was evicted or used again in this run, or its server does not record it."
+GREEN = theme.COLOURS["memory"]
+OUTCOME_COLOURS = {
+    "hit": GREEN,
+    "miss_evicted": "#B42318",
+    "miss_in_flight": theme.COLOURS["compute"],
+    "miss_disabled": theme.INK,
+    "miss_diverged": theme.COLOURS["request"],
+    "miss_sub_block": theme.shade(theme.COLOURS["token"], 0.4),
+    "miss_cold": theme.UNACCOUNTED_COLOUR,
+}
+
+
+def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
+    """Share of the prompt tokens by outcome, a bar a cohort; `tokens` has a row a cohort and a column an outcome."""
+    if tokens.empty or not tokens.to_numpy().sum():
+        return theme.note(NO_OUTCOMES)
+    total = tokens.sum(axis=1)
+    rows = [
+        f"{label(name, 22)}<br><span style='color:{theme.MUTED}'>{number(count)} tokens</span>"
+        for name, count in total.items()
+    ]
+    fig = theme.figure(150 + 46 * len(rows), barmode="stack")
+    for outcome in OUTCOMES:
+        share = tokens[outcome] / total.where(total > 0)
+        if not (share > 0.0005).any():
+            continue
+        dark = outcome in ("hit", "miss_evicted", "miss_in_flight", "miss_disabled")
+        fig.add_bar(
+            name=outcome.replace("_", " "), y=rows, x=100 * share, orientation="h", customdata=tokens[outcome],
+            marker_color=OUTCOME_COLOURS[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
+            text=[percent(part) if part >= 0.06 else "" for part in share.fillna(0)], textposition="inside",
+            textangle=0, insidetextanchor="middle", textfont=dict(size=11, color="#FFFFFF" if dark else theme.INK),
+            hovertemplate=f"<b>{outcome}</b>: %{{x:.1f}} %, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}"
+            "<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="share of the prompt tokens (%)", range=[0, 100])
+    fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def hit_rates(rates: pd.DataFrame) -> go.Figure:
+    """Hit rate over the run, of the real cache and of one without eviction: `at_s, hit, infinite` (shares)."""
+    if rates.empty:
+        return theme.note(NO_OUTCOMES)
+    fig = theme.figure(300)
+    lines = (("infinite", "a cache without eviction", theme.INK, "dot"), ("hit", "this cache", GREEN, "solid"))
+    for column, name, colour, dash in lines:
+        fig.add_scatter(
+            name=name, x=rates.at_s, y=100 * rates[column], mode="lines+markers", marker_size=4,
+            line=dict(color=colour, width=2, dash=dash), connectgaps=False,
+            hovertemplate=f"{name}: %{{y:.1f}} % of the prompt tokens<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="time since the begin of the run (s)")
+    fig.update_yaxes(title_text="prompt tokens hit (%)", range=[0, 102])
+    return fig
+
+
+def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Figure:
+    """Share of prompt tokens missed by pools of ½ to 8 times this one: `pool, miss`; `actual` and `floor` (that of a
+    cache without eviction) of this run."""
+    if curve.empty:
+        return theme.note(NO_CURVE)
+    fig = theme.figure(300)
+    fig.add_scatter(
+        name="what a pool of this size would miss", x=curve.pool, y=100 * curve.miss, mode="lines+markers",
+        line=dict(color=GREEN, width=2), marker_size=8,
+        hovertemplate="%{x} times this pool would miss %{y:.1f} % of the prompt tokens<extra></extra>",
+    )  # fmt: skip
+    fig.add_scatter(
+        name="measured", x=[1], y=[100 * actual], mode="markers",
+        marker=dict(symbol="diamond-open", size=13, color=theme.OBJECTIVE_COLOUR, line_width=2),
+        hovertemplate="this run missed %{y:.1f} % of the prompt tokens<extra></extra>",
+    )  # fmt: skip
+    fig.add_scatter(
+        name="no eviction at all", x=[POOL_SIZES[0], POOL_SIZES[-1]], y=[100 * floor] * 2, mode="lines",
+        line=dict(color=theme.INK, width=1, dash="dot"),
+        hovertemplate="without eviction: %{y:.1f} % missed<extra></extra>",
+    )  # fmt: skip
+    names = ["½" if size == 0.5 else f"{size:g}" for size in POOL_SIZES]
+    fig.update_xaxes(
+        title_text="pool size (multiple of this one, log scale)", type="log", tickvals=list(POOL_SIZES), ticktext=names
+    )
+    fig.update_yaxes(title_text="prompt tokens missed (%)", rangemode="tozero")
+    return fig
+
+
+def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | None, bins: int = 300) -> go.Figure:
+    """KV blocks by state, and how many would hold what is written in them."""
+    if steps.empty:
+        return theme.note("The server recorded no step.")
+    series = step_series(steps, begin_ns)
+    untold = pd.Series(np.nan, steps.index)
+    written = steps.get("slots_written", untold).astype("float64") if block_size else untold
+    series["blocks_written"] = written.where(written > 0) / (block_size or 1)
+    rows, _ = binned(series, bins)
+    fig = theme.figure(320)
+    for state in BLOCK_STATES:
+        if rows[f"blocks_{state}"].any():
+            fig.add_scatter(
+                name=state, x=rows.at_s, y=rows[f"blocks_{state}"], mode="lines", stackgroup="blocks",
+                line=dict(width=0, shape="hv"), fillcolor=theme.BLOCK_COLOURS[state],
+                hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>",
+            )  # fmt: skip
+    if rows.blocks_written.notna().any():
+        fig.add_scatter(
+            name="full of what is written", x=rows.at_s, y=rows.blocks_written, mode="lines",
+            line=dict(color=theme.INK, width=1.2, dash="dot"),
+            hovertemplate="what is written would fill %{y:.1f} blocks<extra></extra>",
+        )  # fmt: skip
+    lost = series[series.preempted > 0]
+    if len(lost):
+        fig.add_scatter(
+            name="preemption", x=lost.begin_s, y=lost[[f"blocks_{state}" for state in BLOCK_STATES]].sum(axis=1),
+            mode="markers", marker=dict(symbol="triangle-down", size=9, color=theme.OBJECTIVE_COLOUR),
+            hovertemplate="preemption at %{x:.2f} s<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="time since the begin of the run (s)")
+    fig.update_yaxes(title_text="KV blocks", rangemode="tozero")
+    return fig.update_layout(legend_traceorder="normal")
+
+
+def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
+    """Cumulative distributions: age and idle time of evicted blocks, gaps between uses, reuse distance in blocks.
+
+    `events` by column of `steps`; times in ns.
+    """
+    if not any(len(values) for values in events.values()):
+        return theme.note(NO_BLOCK_EVENTS)
+    fig = make_subplots(rows=1, cols=2, horizontal_spacing=0.09)
+    fig.update_layout(template=theme.TEMPLATE, height=330)
+    times = (
+        ("evicted_age_ns", "age when evicted", theme.shade(GREEN, -0.4), "solid"),
+        ("evicted_idle_ns", "idle before it was evicted", theme.OBJECTIVE_COLOUR, "dash"),
+        ("reuse_gap_ns", "idle before it was used again", GREEN, "solid"),
+    )
+    for column, name, colour, dash in times:
+        _curve(fig, events[column] / 1e9, name, colour, dash, "s", 1)
+    _curve(fig, events["reuse_distance_blocks"], "reuse distance", theme.INK, "solid", "blocks", 2)
+    fig.add_scatter(
+        name=f"this pool: {pool_blocks:,} blocks", x=[pool_blocks] * 2, y=[0, 100], mode="lines", hoverinfo="skip",
+        line=dict(color=GREEN, width=1.5, dash="dash"), row=1, col=2,
+    )  # fmt: skip
+    fig.update_xaxes(title_text="time (s, log scale)", type="log", tickformat="~g", row=1, col=1)
+    fig.update_xaxes(
+        title_text="other blocks used since (blocks, log scale)", type="log", tickformat="~g", row=1, col=2
+    )
+    fig.update_yaxes(title_text="sampled blocks (cumulative %)", range=[0, 102], row=1, col=1)
+    fig.update_yaxes(title_text="sampled uses (cumulative %)", range=[0, 102], row=1, col=2)
+    return fig
+
+
+def _curve(fig: go.Figure, values: np.ndarray, name: str, colour: str, dash: str, unit: str, col: int) -> None:
+    if not len(values):
+        return
+    ordered = np.sort(np.maximum(values, 1e-6 if unit == "s" else 1))
+    share = 100 * np.arange(1, len(ordered) + 1) / len(ordered)
+    if len(ordered) > 1000:
+        keep = np.linspace(0, len(ordered) - 1, 1000).astype(int)
+        ordered, share = ordered[keep], share[keep]
+    fig.add_scatter(
+        name=f"{name} (n = {len(values):,})", x=ordered, y=share, mode="lines", line_shape="hv",
+        line=dict(color=colour, width=2, dash=dash), row=1, col=col,
+        hovertemplate=f"{name}: %{{y:.0f}} % within %{{x:,.3~g}} {unit}<extra></extra>",
+    )  # fmt: skip

@@ -1,0 +1,147 @@
+"""What the device did in a run, shaped for showing: pure functions from its tables to small ones."""
+
+import numpy as np
+import pandas as pd
+
+from metrics.records import KINDS
+from metrics.roofline import Ceilings
+from ui.tables import tokens_by_kind
+
+PHASES = ("prefill", "mixed", "decode")
+PARTS = ("attention", "mlp", "head")
+TOKEN_KINDS = ("computed", "cached", "recomputed", "drafted", "accepted", "padding", "overrun")
+TOKEN_MEANING = {
+    "computed": "prompt and output tokens that went through the model the first time",
+    "cached": "prompt tokens whose keys and values were in the prefix cache",
+    "recomputed": "computed again after a preemption",
+    "drafted": "proposed by speculation",
+    "accepted": "of the drafted ones, those that were kept",
+    "padding": "computed to fill the bucket of a graph",
+    "overrun": "computed for a request that had ended meanwhile",
+}
+
+
+def phases(steps: pd.DataFrame) -> pd.Series:
+    """Of each step: `prefill` (prompts only), `decode` (no prompt) or `mixed`."""
+    tokens = tokens_by_kind(steps)
+    prompts = tokens.prefill + tokens.recompute > 0
+    decodes = tokens[[kind for kind in KINDS if kind not in ("prefill", "recompute")]].sum(axis=1) > 0
+    return pd.Series(np.where(prompts & decodes, "mixed", np.where(prompts, "prefill", "decode")), index=steps.index)
+
+
+def points(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
+    """One row a step that computed something: `step, at_s, phase, intensity` (FLOPs a byte), `gflops, gbytes` (per
+    second of device time), `device_ms, tokens`."""
+    rows = steps[(steps.device_ns > 0) & (steps.flops > 0) & (steps.bytes > 0)]
+    seconds = rows.device_ns / 1e9
+    return pd.DataFrame(
+        {
+            "step": rows.step,
+            "at_s": (rows.begin_ns - begin_ns) / 1e9,
+            "phase": phases(rows),
+            "intensity": rows.flops / rows.bytes,
+            "gflops": rows.flops / seconds / 1e9,
+            "gbytes": rows.bytes / seconds / 1e9,
+            "device_ms": rows.device_ns / 1e6,
+            "tokens": rows.new_tokens.map(lambda tokens: float(np.sum(tokens))),
+        }
+    )
+
+
+def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None, precision: str) -> pd.DataFrame:
+    """How near to its ceilings the device came: a row a phase, then all steps on busy time and on wall time.
+
+    Columns: `phase, steps, seconds, gflops, gbytes`, and with ceilings `mfu, mbu, of_roofline` (shares).
+    """
+    if steps.empty:
+        return pd.DataFrame(columns=["phase", "steps", "seconds", "gflops", "gbytes", "mfu", "mbu", "of_roofline"])
+    which = phases(steps)
+    groups = [(name, steps[which == name], None) for name in PHASES]
+    wall_ns = float(steps.end_ns.max() - steps.begin_ns.min())
+    groups += [("all, device busy", steps, None), ("all, wall time", steps, wall_ns)]
+    rows = []
+    for name, members, span_ns in groups:
+        ns = float(members.device_ns.sum()) if span_ns is None else span_ns
+        if not len(members) or ns <= 0:
+            continue
+        flops, moved = float(members.flops.sum()), float(members.bytes.sum())
+        row = {"phase": name, "steps": len(members), "seconds": ns / 1e9, "gflops": flops / ns, "gbytes": moved / ns}
+        if ceilings is not None and precision in ceilings.precisions:
+            peak, width = ceilings.peak_flops(precision), ceilings.bandwidth
+            least_ns = 1e9 * np.maximum(members.flops / peak, members.bytes / width).sum()
+            row |= {
+                "mfu": ceilings.mfu(flops, ns, precision),
+                "mbu": ceilings.mbu(moved, ns),
+                "of_roofline": least_ns / ns,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def tokens(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
+    """Tokens of the run by TOKEN_KINDS, those that are more than 0. Padding and overrun are the steps'."""
+    cached = requests["server_cached_tokens"] if "server_cached_tokens" in requests else requests["cached_tokens"]
+    sums = {
+        "computed": requests.computed_tokens.sum(),
+        "cached": cached.sum(),
+        "recomputed": requests.recomputed_tokens.sum(),
+        "drafted": requests.drafted_tokens.sum(),
+        "accepted": requests.accepted_tokens.sum(),
+        "padding": steps.padding_tokens.sum(),
+        "overrun": steps.overrun_tokens.sum() if "overrun_tokens" in steps else 0,
+    }
+    found = pd.Series({name: float(np.nan_to_num(float(sums[name]))) for name in TOKEN_KINDS})
+    return found[found > 0]
+
+
+def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:
+    """FLOPs of each phase (rows) by part of the model (columns PARTS), `tokens` and `steps`; empty where untold."""
+    columns = [f"flops_{part}" for part in PARTS]
+    if steps.empty or any(name not in steps.columns for name in columns) or not steps[columns].sum().sum():
+        return pd.DataFrame(columns=[*PARTS, "tokens"])
+    summed = steps[columns].astype("float64").fillna(0.0).set_axis(list(PARTS), axis=1)
+    summed["tokens"] = steps.new_tokens.map(lambda cell: float(np.sum(cell)))
+    table = summed.groupby(phases(steps)).sum()
+    return table.reindex([name for name in PHASES if name in table.index])
+
+
+def kernel_times(kernels: pd.DataFrame) -> pd.Series:
+    """Nanoseconds of the profile bursts by class of kernel, largest first."""
+    if kernels.empty:
+        return pd.Series(dtype="float64")
+    return kernels.groupby("klass").total_ns.sum().astype("float64").sort_values(ascending=False)
+
+
+def largest_kernels(kernels: pd.DataFrame, count: int = 12) -> pd.DataFrame:
+    """The kernels that took most: `class, kernel, runs, time (ms), share (%)`."""
+    if kernels.empty:
+        return pd.DataFrame()
+    table = kernels.groupby(["klass", "name"], as_index=False)[["count", "total_ns"]].sum()
+    table = table.sort_values("total_ns", ascending=False, kind="stable").head(count)
+    whole = float(kernels.total_ns.sum()) or 1.0
+    return pd.DataFrame(
+        {
+            "class": table.klass,
+            "kernel": table.name.str.slice(0, 90),
+            "runs": table["count"].map("{:,.0f}".format),
+            "time (ms)": (table.total_ns / 1e6).map("{:,.2f}".format),
+            "share (%)": (100 * table.total_ns / whole).map("{:.1f}".format),
+        }
+    )
+
+
+# Column of `system`, its name, its unit, what it is multiplied by, and its panel.
+SENSORS = (
+    ("gpu_power_watts", "GPU power", "W", 1.0, "power (W)"),
+    ("cpu_power_watts", "CPU power", "W", 1.0, "power (W)"),
+    ("gpu_sm_clock_mhz", "SM clock", "MHz", 1.0, "clock (MHz)"),
+    ("gpu_memory_clock_mhz", "memory clock", "MHz", 1.0, "clock (MHz)"),
+    ("core_cpu_percent", "core process", "%", 1.0, "of one core (%)"),
+    ("front_cpu_percent", "front process", "%", 1.0, "of one core (%)"),
+    ("gpu_utilisation_percent", "GPU has a kernel", "%", 1.0, "of one core (%)"),
+)
+
+
+def sensors(system: pd.DataFrame) -> list[tuple[str, str, str, float, str]]:
+    """Those of SENSORS that this machine has."""
+    return [sensor for sensor in SENSORS if sensor[0] in system.columns and system[sensor[0]].notna().any()]
