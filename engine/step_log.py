@@ -102,6 +102,9 @@ class StepLog:
                 forgotten_blocks=times.forgotten_blocks,
                 preempted_for=[preemption.wanted_by for preemption in plan.preempted],
                 preempted_tokens=[preemption.computed_tokens for preemption in plan.preempted],
+                planned_ns=plan.planned_ns,
+                device_end_ns=outcome.device_end_ns,
+                sampling_ns=outcome.sampling_ns,
             )
         )
         self._evicted = evicted

@@ -95,6 +95,7 @@ class Accountant:
     def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
         """A decision was taken in the turn that began at `begin_ns`. The wait clocks advance, who was admitted reads
         them, who was refused starts to."""
+        plan.planned_ns = now_ns
         self._advance(now_ns)
         if self._arrived or plan.preempted or plan.moves:
             self._begin_waits(plan, begin_ns, now_ns)
