@@ -190,8 +190,8 @@ class VllmNames:
             self._numbers["vllm:prompt_tokens_total"][()] += prompt
             self._observe("time_to_first_token_seconds", request.token_ns[0] - request.arrived_ns)
             # Several tokens of one step, as of several choices, are one observation.
-            moments = list(dict.fromkeys(request.token_ns))
-            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(gaps_ns(moments))
+            gaps = [gap for gap in gaps_ns(request.token_ns) if gap]
+            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(gaps)
         ended = outcome(request)
         if ended != "abort":
             self._numbers["vllm:request_success_total"][(ended,)] += 1
