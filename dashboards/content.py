@@ -12,6 +12,8 @@ class Row:
     panels: tuple[Panel, ...]
 
 
+_ASKED = "sojourn_memory_prefix_tokens_total"
+_OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _OBJECTIVE = "sojourn_request_objective_total"
 _GOOD = f'objective="{GOOD}"'
 _RESTARTS = (
@@ -130,14 +132,24 @@ MEMORY = (
         gauges("KV blocks, by state", "sojourn_memory_kv_blocks", by="state", shape="stack", width=12),
         Panel("KV in use", "percentunit", (Query(gauge("sojourn_memory_kv_usage_ratio", operator="max"), "fullest"),),
               width=12, note="The fullest of the instances."),
+        gauges("Slots in the blocks in use", "sojourn_memory_slots", by="state", width=12),
         rates("Evicted blocks", "sojourn_memory_evicted_blocks_total", width=12),
         quantiles("Waiting for KV blocks", "sojourn_memory_blocked_seconds", width=12),
     )),
     Row("The prefix cache", (
-        share("Prefix hits", rate("sojourn_memory_prefix_tokens_total", where='result="hit"'),
-              rate("sojourn_memory_prefix_tokens_total"), "hit", width=12),
-        rates("Prompt tokens asked of the cache", "sojourn_memory_prefix_tokens_total", by="result", shape="stack",
-              width=12),
+        Panel("Prefix hits, and what a cache without eviction would have", "percentunit", (
+            Query(rate(_ASKED, where='result="hit"') + " / " + rate(_ASKED), "hit"),
+            Query(rate("sojourn_memory_infinite_hit_tokens_total") + " / " + rate(_ASKED), "without eviction"))),
+        rates("Prompt tokens asked of the cache, by outcome", _OUTCOMES, by="outcome", shape="stack"),
+        Panel("Hits with a pool of another size", "percentunit", (Query(
+            rate("sojourn_memory_resized_hit_tokens_total", by="pool") + " / ignoring (pool) group_left () "
+            + rate(_ASKED), "× {{pool}}"),), note="Multiples of the pool that runs."),
+        quantiles("A missed prefix had been evicted so long ago", "sojourn_memory_evicted_ago_seconds"),
+        quantiles("A cached block is read again after", "sojourn_memory_reuse_gap_seconds"),
+        quantiles("Reuse distance", "sojourn_memory_reuse_distance_blocks"),
+        quantiles("Age of a block at its eviction", "sojourn_memory_eviction_age_seconds"),
+        quantiles("Idle time of a block at its eviction", "sojourn_memory_eviction_idle_seconds"),
+        rates("Prefixes that the shadow index forgot", "sojourn_memory_forgotten_prefix_blocks_total"),
     )),
     Row("Preemption and its price", (
         rates("Preemptions", "sojourn_memory_preemptions_total"),

@@ -23,6 +23,8 @@ def _share(part: str, whole: str) -> str:
     return f"{_rate(part)} / {_rate(whole)}"
 
 
+_SCHEDULED = 'sojourn_token_scheduled_tokens_total{kind="%s"}'
+_OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _RESIDUAL = 'sojourn_compute_residual_seconds_total{direction="%s"}'
 RATIOS = {
     "model_name:sojourn_request_goodput:ratio_rate5m": _share(
@@ -94,6 +96,26 @@ ALERTS = (
         "5m", "warning",
         "{{ $value | humanizePercentage }} preemptions for each request of {{ $labels.model_name }}",
         "Dashboard sojourn-memory, row `Preemption and its price`: tokens computed twice. Admit fewer, or add blocks.",
+    ),
+    _alert(
+        "SojournEvictedMisses",
+        _share(f'{_OUTCOMES}{{outcome="miss_evicted"}}', _OUTCOMES) + " > 0.2",
+        "10m", "warning",
+        "{{ $labels.model_name }} computes {{ $value | humanizePercentage }} of its prompt tokens again: evicted",
+        "Dashboard sojourn-memory, row `The prefix cache`: which size of the pool would have had them.",
+    ),
+    _alert(
+        "SojournRecomputing",
+        f"{_rate(_SCHEDULED % 'recompute')} / {_rate('sojourn_token_scheduled_tokens_total')} > 0.1",
+        "5m", "warning",
+        "{{ $value | humanizePercentage }} of the tokens that {{ $labels.model_name }} computes rebuild lost KV",
+        "Dashboard sojourn-memory, row `Preemption and its price`. Admit fewer, or add blocks.",
+    ),
+    _alert(
+        "SojournTracesLost",
+        'increase(sojourn_telemetry_trace_exports_total{outcome=~"dropped|refused"}[10m]) > 0', "5m", "warning",
+        "{{ $labels.instance }} loses traces ({{ $labels.outcome }})",
+        "The collector at `otlp_endpoint` is away, refuses, or is slower than requests end. No request waits for it.",
     ),
     _alert(
         "SojournStepsSlow", "model_name:sojourn_compute_residual:ratio_rate5m > 0.2", "10m", "warning",

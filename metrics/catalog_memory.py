@@ -1,17 +1,51 @@
 """The memory lifecycle's metrics: the state that persists between steps."""
 
-from metrics.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram
+from metrics.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram, log_buckets
+from metrics.prefix import PREFIX_OUTCOMES, RATIOS
 
 BLOCK_STATES = ("active", "pinned", "reusable", "free")  # as they are stacked: what is in use lies below
+POOL_RATIOS = tuple(f"{ratio:g}" for ratio in RATIOS)
+AGE_BOUNDS = log_buckets(0.001, 3600, per_decade=5)
+DISTANCE_BOUNDS = tuple(float(1 << power) for power in range(24))
 
 MEMORY = (
     gauge("memory", "kv_blocks", "blocks", "KV blocks by state; the states sum to the pool.",
           "As of the last step; a full block with one reader counts like one with many.", state=BLOCK_STATES),
     gauge("memory", "kv_usage_ratio", "ratio", "Share of KV blocks that live requests hold: active or pinned.",
           "Reusable blocks count as unused, since they can be evicted; empty slots inside blocks do not show."),
+    gauge("memory", "slots", "slots",
+          "Token positions in the blocks that live requests hold: allocated, and written; the rest is fragmentation.",
+          "As of the last step; what several requests share counts once.", state=("written", "allocated")),
     counter("memory", "prefix_tokens_total", "tokens",
             "Prompt tokens of requests that ran, by whether the prefix cache had them: hit, miss.",
-            "Does not tell why a token missed, nor what an infinite cache would have hit.", result=("hit", "miss")),
+            "Why a token missed is in sojourn_memory_prefix_outcome_tokens_total.", result=("hit", "miss")),
+    counter("memory", "prefix_outcome_tokens_total", "tokens",
+            "Prompt tokens at their first query, by whether the prefix cache had them and, if not, why.",
+            "Does not tell what clients could have ordered differently. A preempted request does not ask again.",
+            outcome=PREFIX_OUTCOMES),
+    counter("memory", "infinite_hit_tokens_total", "tokens",
+            "Prompt tokens that a cache without eviction would have had: hits, misses by eviction or without cache.",
+            "A lower bound once sojourn_memory_forgotten_prefix_blocks_total has grown."),
+    counter("memory", "resized_hit_tokens_total", "tokens",
+            "Prompt tokens that a pool of so many times the blocks would have had: the miss-ratio curve.",
+            "In the order in which requests ran: with more memory they would have run in another.", pool=POOL_RATIOS),
+    histogram("memory", "evicted_ago_seconds", "seconds", AGE_BOUNDS,
+              "How long before the query the first missed block of a prefix had been evicted.",
+              "One observation a request that missed by eviction."),
+    histogram("memory", "reuse_gap_seconds", "seconds", AGE_BOUNDS,
+              "From the moment when a cached block fell idle until it was read again.",
+              "A sample of the blocks: the shape counts, not the total."),
+    histogram("memory", "reuse_distance_blocks", "blocks", DISTANCE_BOUNDS,
+              "Other blocks in use or given back since a known prefix block was read, when it was asked for again.",
+              "A sample of the blocks. What lies above the pool's size is a miss."),
+    histogram("memory", "eviction_age_seconds", "seconds", AGE_BOUNDS, "From filling a block to its eviction.",
+              "A sample of the blocks."),
+    histogram("memory", "eviction_idle_seconds", "seconds", AGE_BOUNDS,
+              "From a block's last reader to its eviction: short against the reuse gaps is thrashing.",
+              "A sample of the blocks."),
+    counter("memory", "forgotten_prefix_blocks_total", "blocks",
+            "Known prefixes that the shadow index had no room for any more.",
+            "From the first one on the counterfactual hits are lower bounds."),
     counter("memory", "evicted_blocks_total", "blocks", "Reusable KV blocks given to someone else.",
             "Harmless unless somebody asks for the evicted prefix again."),
     counter("memory", "preemptions_total", "requests", "Times that a running request lost its KV blocks.",

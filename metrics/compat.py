@@ -145,11 +145,15 @@ def _info(facts: EngineFacts) -> Metric:
 
 
 # Histograms of list fields of a step.
-_SAMPLES: dict[str, str] = {}
+_SAMPLES = {
+    "vllm:kv_block_lifetime_seconds": "evicted_age_ns",
+    "vllm:kv_block_idle_before_evict_seconds": "evicted_idle_ns",
+    "vllm:kv_block_reuse_gap_seconds": "reuse_gap_ns",
+}
 _STEP_SUMS = {
-    "vllm:generation_tokens_total": "emitted_tokens",
-    "vllm:estimated_flops_per_gpu_total": "flops",
-    "vllm:estimated_read_bytes_per_gpu_total": "bytes",  # minus what was written: see settle
+    ("vllm:generation_tokens_total",): "emitted_tokens",
+    ("vllm:estimated_flops_per_gpu_total",): "flops",
+    ("vllm:estimated_read_bytes_per_gpu_total",): "bytes",  # minus what was written: see settle
 }
 
 

@@ -56,6 +56,7 @@ class Exporter:
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""
+        self._gauges.block_size = facts.block_size
         self.observe_idle(facts.num_kv_blocks, 0, 0, 0)
         if self._compat == "vllm" and self._vllm is None:  # a restarted core goes on
             self._vllm = VllmNames(self.model_name, facts)

@@ -4,27 +4,32 @@ from collections.abc import Mapping
 from operator import add
 
 from metrics.catalog import GOOD
+from metrics.catalog_memory import POOL_RATIOS
 from metrics.judgement import Bounds, accounted_ns, gaps_ns, latencies_ns, met, outcome
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes, new_ledger
 from metrics.objectives import EVERY_CLASS
 from metrics.records import RequestRecord
 from metrics.series import Histogram, Series, Spectra, Sums, Tallies
 
-# Counters that are sums of a number field.
+# Counters that are sums of a number field: metric and label values → field.
 SUMS = {
-    "sojourn_token_prompt_tokens_total": "prompt_tokens",
-    "sojourn_token_computed_tokens_total": "computed_tokens",
-    "sojourn_token_generated_tokens_total": "output_tokens",
-    "sojourn_token_drafted_tokens_total": "drafted_tokens",
-    "sojourn_token_accepted_tokens_total": "accepted_tokens",
-    "sojourn_memory_recomputed_tokens_total": "recomputed_tokens",
+    ("sojourn_token_prompt_tokens_total",): "prompt_tokens",
+    ("sojourn_token_computed_tokens_total",): "computed_tokens",
+    ("sojourn_token_generated_tokens_total",): "output_tokens",
+    ("sojourn_token_drafted_tokens_total",): "drafted_tokens",
+    ("sojourn_token_accepted_tokens_total",): "accepted_tokens",
+    ("sojourn_memory_recomputed_tokens_total",): "recomputed_tokens",
+    ("sojourn_memory_infinite_hit_tokens_total",): "infinite_hit_tokens",
 }
 # Counters whose label values are the keys of a map.
-TALLIES: dict[str, str] = {}
-# Histograms of a number field.
+TALLIES = {
+    "sojourn_memory_prefix_outcome_tokens_total": "prefix_outcomes",
+}
+# Histograms of a number field; None is not observed.
 SPECTRA = {
     "sojourn_request_prompt_length_tokens": "prompt_tokens",
     "sojourn_request_output_length_tokens": "output_tokens",
+    "sojourn_memory_evicted_ago_seconds": "evicted_ago_ns",
 }
 # Histograms of an account of the ledger up to the last byte.
 ACCOUNTS = {
@@ -54,6 +59,7 @@ class RequestFold:
         ]
         self._finished = numbers["sojourn_request_finished_total"]
         self._prefix = numbers["sojourn_memory_prefix_tokens_total"]
+        self._resized = numbers["sojourn_memory_resized_hit_tokens_total"]
         self._unaccounted = numbers["sojourn_request_unaccounted_seconds_total"]
         self._unclosed = numbers["sojourn_request_unclosed_total"]
         self._preempted = histograms["sojourn_memory_preempted_seconds"][()]
@@ -75,6 +81,8 @@ class RequestFold:
         if request.first_step is not None:  # one that never ran has asked the prefix cache for nothing
             self._prefix[("hit",)] += request.cached_tokens
             self._prefix[("miss",)] += request.prompt_tokens - request.cached_tokens
+        for ratio, hit_tokens in zip(POOL_RATIOS, request.resized_hit_tokens, strict=False):
+            self._resized[(ratio,)] += hit_tokens
         self._observe_ledger(request)
         if len(request.token_ns) > 1:
             self._gaps.observe_all(gaps_ns(request.token_ns))

@@ -3,23 +3,29 @@
 from metrics.records import StepRecord
 from metrics.series import Series, Spectra, Spread, Sums, Tallies
 
-# Counters that are sums of a number field.
+# Counters that are sums of a number field: metric and label values → field.
 SUMS = {
-    "sojourn_token_padding_tokens_total": "padding_tokens",
-    "sojourn_token_overrun_tokens_total": "overrun_tokens",
-    "sojourn_token_budget_tokens_total": "budget",
-    "sojourn_compute_device_seconds_total": "device_ns",
-    "sojourn_compute_device_gap_seconds_total": "gap_ns",
-    "sojourn_compute_flops_total": "flops",
-    "sojourn_compute_moved_bytes_total": "bytes",
-    "sojourn_memory_evicted_blocks_total": "evicted_blocks",
+    ("sojourn_token_padding_tokens_total",): "padding_tokens",
+    ("sojourn_token_overrun_tokens_total",): "overrun_tokens",
+    ("sojourn_token_budget_tokens_total",): "budget",
+    ("sojourn_compute_device_seconds_total",): "device_ns",
+    ("sojourn_compute_device_gap_seconds_total",): "gap_ns",
+    ("sojourn_compute_flops_total",): "flops",
+    ("sojourn_compute_moved_bytes_total",): "bytes",
+    ("sojourn_memory_evicted_blocks_total",): "evicted_blocks",
+    ("sojourn_memory_forgotten_prefix_blocks_total",): "forgotten_blocks",
 }
 # Counters whose label values are the keys of a map.
 TALLIES = {
     "sojourn_request_refusals_total": "refusals",
 }
 # Histograms of list fields that are empty in most steps.
-SAMPLES: dict[str, str] = {}
+SAMPLES = {
+    "sojourn_memory_reuse_gap_seconds": "reuse_gap_ns",
+    "sojourn_memory_reuse_distance_blocks": "reuse_distance_blocks",
+    "sojourn_memory_eviction_age_seconds": "evicted_age_ns",
+    "sojourn_memory_eviction_idle_seconds": "evicted_idle_ns",
+}
 
 _DECODE = ("decode",)
 

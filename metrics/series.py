@@ -120,11 +120,11 @@ class _Histograms(dict[Labels, Histogram]):
 
 
 class Sums:
-    """Counters without labels, each the sum of one number field of a record. Added up without a loop in Python."""
+    """Samples of counters, each the sum of one number field of a record. Added up without a loop in Python."""
 
-    def __init__(self, series: Series, fields: Mapping[str, str]):
-        """`fields`: metric → field of the record; two at least."""
-        self._samples = [series.numbers[name] for name in fields]
+    def __init__(self, series: Series, fields: Mapping[tuple[str, ...], str]):
+        """`fields`: metric and label values → field of the record; two at least."""
+        self._samples = [(series.numbers[name], labels) for name, *labels in fields]
         self._read = attrgetter(*fields.values())
         self._totals = [0] * len(fields)
 
@@ -133,8 +133,8 @@ class Sums:
 
     def settle(self) -> None:
         """Brings the series up to date, for a scrape."""
-        for samples, total in zip(self._samples, self._totals, strict=True):
-            samples[()] = total
+        for (samples, labels), total in zip(self._samples, self._totals, strict=True):
+            samples[tuple(labels)] = total
 
 
 class Spread:

@@ -26,6 +26,13 @@ FASTER = 'sojourn_compute_residual_seconds_total{direction="faster"}'
 PREDICTED = "sojourn_compute_predicted_seconds_total"
 UNCLOSED = "sojourn_request_unclosed_total"
 PREEMPTED = "sojourn_memory_preemptions_total"
+EVICTED = 'sojourn_memory_prefix_outcome_tokens_total{outcome="miss_evicted"}'
+HIT = 'sojourn_memory_prefix_outcome_tokens_total{outcome="hit"}'
+COLD = 'sojourn_memory_prefix_outcome_tokens_total{outcome="miss_cold"}'
+RECOMPUTED = 'sojourn_token_scheduled_tokens_total{kind="recompute"}'
+PREFILLED = 'sojourn_token_scheduled_tokens_total{kind="prefill"}'
+TRACES_DROPPED = 'sojourn_telemetry_trace_exports_total{outcome="dropped"}'
+TRACES_SENT = 'sojourn_telemetry_trace_exports_total{outcome="exported"}'
 RESTARTS = "sojourn_telemetry_core_restarts_total"
 DROPPED, FAILED = "sojourn_telemetry_dropped_records_total", "sojourn_telemetry_failed_records_total"
 MET = f'{JUDGED}{{objective="all_objectives",outcome="met"}}'
@@ -43,6 +50,18 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {KV_USAGE: "0.99x20", 'sojourn_request_refusals_total{reason="batch_cap"}': "0+5x20"},
     ),
     "SojournPreempting": ({PREEMPTED: "0+2x20", FINISHED: "0+10x20"}, {PREEMPTED: "0x20", FINISHED: "0+10x20"}),
+    "SojournEvictedMisses": (
+        {EVICTED: "0+30x20", HIT: "0+60x20", COLD: "0+10x20"},
+        {EVICTED: "0+10x20", HIT: "0+60x20", COLD: "0+30x20"},
+    ),
+    "SojournRecomputing": (
+        {RECOMPUTED: "0+20x20", PREFILLED: "0+80x20"},
+        {RECOMPUTED: "0+5x20", PREFILLED: "0+95x20"},
+    ),
+    "SojournTracesLost": (
+        {TRACES_DROPPED: "0+1x20", TRACES_SENT: "0+9x20"},
+        {TRACES_DROPPED: "4x20", TRACES_SENT: "0+9x20"},
+    ),
     "SojournStepsSlow": (
         {SLOWER: "0+15x20", FASTER: "0+1x20", PREDICTED: "0+30x20"},
         {SLOWER: "0+15x20", FASTER: "0+14x20", PREDICTED: "0+30x20"},  # noise: as fast as predicted in all

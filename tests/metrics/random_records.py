@@ -1,8 +1,11 @@
 """Random records for whoever folds them: every field takes part, and the invariants of real ones hold."""
 
+from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 from metrics.ledger import SERVER_ACCOUNTS, new_ledger
+from metrics.prefix import PREFIX_OUTCOMES, RATIOS
 from metrics.records import KINDS, REFUSALS, STAGES, RequestRecord, StepRecord, SystemRecord
 from metrics.system import THROTTLE_REASONS
 
@@ -27,6 +30,9 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
         blocks_pinned=rng.randint(0, 10), flops=rng.randint(0, 10**15), bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
+        slots_written=rng.randint(0, 100), forgotten_blocks=rng.randint(0, 2), reuse_gap_ns=_sample(rng, 10**10),
+        reuse_distance_blocks=_sample(rng, 500), evicted_age_ns=_sample(rng, 10**10),
+        evicted_idle_ns=_sample(rng, 10**9),
         gap_ns=rng.randint(0, MS), overrun_tokens=rng.randint(0, 3), emitted_tokens=rng.randint(0, 8),
     )  # fmt: skip
 
@@ -57,6 +63,9 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         ledger=ledger, ttft=ttft,
         encoded_ns=arrived_ns + 1000, queued_ns=arrived_ns + 2000, scheduled_ns=arrived_ns + 3000 if ran else None,
         longest_output_tokens=tokens,
+        prefix_outcomes=_split(rng, prompt, PREFIX_OUTCOMES) if ran else {}, infinite_hit_tokens=rng.randint(0, prompt),
+        evicted_ago_ns=rng.choice([None, rng.randint(0, 10**10)]),
+        resized_hit_tokens=sorted(rng.randint(0, prompt) for _ in range(rng.randint(0, len(RATIOS)))) if ran else [],
     )  # fmt: skip
 
 
@@ -71,3 +80,18 @@ def random_system(rng: Random, second: int = 0) -> SystemRecord:
         gpu_throttle_reasons=rng.sample(sorted(THROTTLE_REASONS.values()), 2), cpu_power_watts=rng.uniform(20, 300),
         front_cpu_seconds=0.2 * second, core_cpu_seconds=0.9 * second, front_rss_bytes=rng.randint(1, 2**31),
     )  # fmt: skip
+
+
+def _sample(rng: Random, highest: int) -> list[int]:
+    return [rng.randint(0, highest) for _ in range(rng.choice([0, 0, 1, 3]))]
+
+
+def _split(rng: Random, whole: int, names: Sequence[str]) -> dict[str, int]:
+    """Parts that sum to the whole, some of them left out."""
+    parts: Counter[str] = Counter()
+    for _ in range(4):
+        taken = rng.randint(0, whole)
+        parts[rng.choice(names)] += taken
+        whole -= taken
+    parts[names[0]] += whole
+    return dict(parts)

@@ -158,6 +158,11 @@ def test_steps_count_as_they_happen():
     assert value(source, "num_preemptions_total") == sum(len(step.preempted_ids) for step in steps)
     assert value(source, "estimated_flops_per_gpu_total") == sum(step.flops for step in steps)
     assert value(source, "estimated_write_bytes_per_gpu_total") == 10 * tokens
+    for name, lists in (
+        ("lifetime", [s.evicted_age_ns for s in steps]),
+        ("reuse_gap", [s.reuse_gap_ns for s in steps]),
+    ):
+        assert value(source, f"kv_block_{name}_seconds_count") == sum(map(len, lists))
     read = value(source, "estimated_read_bytes_per_gpu_total")
     assert read == sum(step.bytes for step in steps) - 10 * tokens
     assert value(source, "estimated_read_bytes_per_gpu_total") == read  # a second scrape takes nothing off again

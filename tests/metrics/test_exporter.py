@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalog import METRIC_BY_NAME
+from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes
 from metrics.metric import RATIO_BOUNDS
+from metrics.prefix import PREFIX_OUTCOMES, RATIOS
 from metrics.records import KINDS, STAGES, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 
@@ -72,10 +74,21 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         "compute_predicted_seconds_total": [(step.predicted_ns or 0) / 1e9 for step in steps],
         "compute_prediction_ratio_count": [step.predicted_ns is not None for step in steps],
         "memory_evicted_blocks_total": [step.evicted_blocks for step in steps],
+        "memory_forgotten_prefix_blocks_total": [step.forgotten_blocks for step in steps],
         "memory_preemptions_total": [len(step.preempted_ids) for step in steps],
     }
     for name, parts in sums.items():
         assert value(samples, name) == pytest.approx(sum(parts))
+    samples_of = {
+        "memory_reuse_gap_seconds": (1e9, [step.reuse_gap_ns for step in steps]),
+        "memory_reuse_distance_blocks": (1, [step.reuse_distance_blocks for step in steps]),
+        "memory_eviction_age_seconds": (1e9, [step.evicted_age_ns for step in steps]),
+        "memory_eviction_idle_seconds": (1e9, [step.evicted_idle_ns for step in steps]),
+    }
+    for name, (scale, lists) in samples_of.items():
+        values = [number for numbers in lists for number in numbers]
+        assert value(samples, f"{name}_count") == len(values)
+        assert value(samples, f"{name}_sum") == pytest.approx(sum(values) / scale)
     refused = sum((Counter(step.refusals) for step in steps), Counter())
     for reason, times in refused.items():
         assert value(samples, "request_refusals_total", reason=reason) == times
@@ -108,6 +121,7 @@ def test_request_totals_equal_the_sums_over_the_records(seed, count):
     sums = {
         "token_prompt_tokens_total": [request.prompt_tokens for request in requests],
         "token_computed_tokens_total": [request.computed_tokens for request in requests],
+        "memory_infinite_hit_tokens_total": [request.infinite_hit_tokens for request in requests],
         "token_generated_tokens_total": [request.output_tokens for request in requests],
         "token_drafted_tokens_total": [request.drafted_tokens for request in requests],
         "token_accepted_tokens_total": [request.accepted_tokens for request in requests],
@@ -141,7 +155,17 @@ def test_prefix_outcomes_sum_to_the_prompt_tokens_of_the_requests_that_ran(seed)
     requests = [random_request(rng, index) for index in range(8)]
     samples = fed([], requests)
     hit, miss = (value(samples, "memory_prefix_tokens_total", result=result) for result in ("hit", "miss"))
-    assert hit + miss == sum(request.prompt_tokens for request in requests if request.first_step is not None)
+    asked = sum(request.prompt_tokens for request in requests if request.first_step is not None)
+    assert hit + miss == asked
+    by_cause = {o: value(samples, "memory_prefix_outcome_tokens_total", outcome=o) for o in PREFIX_OUTCOMES}
+    assert sum(by_cause.values()) == asked
+    assert by_cause["miss_cold"] == sum(request.prefix_outcomes.get("miss_cold", 0) for request in requests)
+    for place, ratio in enumerate(RATIOS):
+        held = sum(r.resized_hit_tokens[place] for r in requests if len(r.resized_hit_tokens) > place)
+        assert value(samples, "memory_resized_hit_tokens_total", pool=f"{ratio:g}") == held
+    evicted = [request.evicted_ago_ns for request in requests if request.evicted_ago_ns is not None]
+    assert value(samples, "memory_evicted_ago_seconds_count") == len(evicted)
+    assert value(samples, "memory_evicted_ago_seconds_sum") == pytest.approx(sum(evicted) / 1e9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -237,6 +261,20 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     exporter.observe_core_restart()
     assert not [name for name, _ in scraped(exporter) if name.startswith("sojourn_memory_kv")]
     assert value(scraped(exporter), "request_running") == 0
+
+
+def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():
+    exporter = Exporter("tiny")
+    step = msgspec.structs.replace(random_step(Random(1)), blocks_active=6, blocks_pinned=1, slots_written=90)
+    exporter.observe_step(step)
+    assert not [name for name, _ in scraped(exporter) if name == "sojourn_memory_slots"]
+    exporter.observe_ready(EngineFacts(100, 16, 512, 64, "float32", prefix_caching=True))
+    exporter.observe_step(step)
+    samples = scraped(exporter)
+    assert value(samples, "memory_slots", state="allocated") == 7 * 16
+    assert value(samples, "memory_slots", state="written") == 90
+    exporter.observe_core_restart()
+    assert not [name for name, _ in scraped(exporter) if name == "sojourn_memory_slots"]
 
 
 def test_step_is_told_apart_by_what_it_was_made_of():
