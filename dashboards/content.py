@@ -40,6 +40,8 @@ REQUEST = (
         quantiles("Due to other requests' prompts", "sojourn_request_interference_seconds"),
         quantiles("Hand-over to the scheduler", "sojourn_request_admission_seconds"),
         quantiles("Text to socket", "sojourn_request_stream_seconds"),
+        rates("Waiting in the core, by what held them back", "sojourn_request_wait_seconds_total", by="reason",
+              shape="stack", note="Of ended requests. Seconds a second: 100 % is one request that waits all the time."),
         rates("Refused by the scheduler, by reason", "sojourn_request_refusals_total", by="reason"),
         rates("Rejected at the door, by reason", "sojourn_request_rejected_total", by="reason"),
     )),
@@ -60,7 +62,8 @@ REQUEST = (
         rates("Time spent writing /metrics", "sojourn_telemetry_render_seconds_total", width=4),
         Panel("Core restarts", "suffix: restarts", (Query(_RESTARTS, "restarts"),), shape="number", width=4,
               note="In the time range shown."),
-        quantiles("Lag of the front's event loop", "sojourn_request_loop_lag_seconds", width=24),
+        quantiles("Lag of the front's event loop", "sojourn_request_loop_lag_seconds", width=12),
+        gauges("Telemetry kept, by level", "sojourn_telemetry_enabled_info", by="level", width=12),
         rates("Traces, by why they are kept or not", "sojourn_telemetry_traces_total", by="decision", width=12),
         rates("Kept traces, by what became of them", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
     )),
@@ -154,6 +157,7 @@ MEMORY = (
     Row("Preemption and its price", (
         rates("Preemptions", "sojourn_memory_preemptions_total"),
         rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),
+        rates("Computed positions given up, by whose need", "sojourn_memory_preempted_tokens_total", by="cause"),
         quantiles("Time until scheduled again", "sojourn_memory_preempted_seconds"),
     )),
     Row("The machine's memory", (

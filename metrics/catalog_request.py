@@ -13,7 +13,7 @@ from metrics.metric import (
     gauge,
     histogram,
 )  # fmt: skip
-from metrics.records import REFUSALS
+from metrics.records import REFUSALS, WAITS
 
 OUTCOMES = ("stop", "length", "abort", "error")
 DECISIONS = ("head", "objective", "error", "left_out")  # why a trace is kept, or not
@@ -78,6 +78,11 @@ REQUEST = (
     counter("request", "unclosed_total", "requests",
             "Requests whose ledger misses the closure bound: 1 % of the latency and 1 ms.",
             "Judged by the server's own clock readings; agreement with the client is tested per run."),
+    counter("request", "wait_seconds_total", "seconds",
+            "Time of ended requests in the core's queue, by what held them back; sums to the accounts request.queue, "
+            "memory.blocked and memory.preempted.",
+            "Who stands behind the head waits for what the head was refused for; who held the place is not told.",
+            reason=WAITS),
     counter("request", "refusals_total", "requests",
             "Times that a step left a waiting request behind, by the scheduler's reason.",
             "Counts requests × steps: many short steps count more than one long one; seconds are in the ledger.",
@@ -92,6 +97,8 @@ TELEMETRY = (
     counter("telemetry", "dropped_records_total", "records", "Records that did not fit into the recorder's ring.",
             "Does not tell which."),
     counter("telemetry", "failed_records_total", "records", "Records that the disk refused.", "Does not tell which."),
+    gauge("telemetry", "enabled_info", "info", "Which telemetry this server keeps, in its label; always 1.",
+          "With level=\"off\" no records exist: only gauges, rejections and restarts live.", level=()),
     counter("telemetry", "core_restarts_total", "restarts", "Times that the front started a new core process.",
             "The cause is in the log."),
     counter("telemetry", "traces_total", "traces",

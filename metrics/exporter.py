@@ -30,7 +30,8 @@ class Exporter:
 
     `objectives` are those of a scenario or of `run.json`: upper bounds of latency in milliseconds by class, where "all"
     stands for every class that does not name its own. A bound becomes an exact bucket of its histogram. Raises
-    ValueError for an unknown objective or a bound that is not positive. `compat`="vllm" adds vLLM's names.
+    ValueError for an unknown objective or a bound that is not positive. `compat`="vllm" adds vLLM's names;
+    `telemetry` is the server's setting of that name.
     """
 
     content_type = CONTENT_TYPE
@@ -40,6 +41,7 @@ class Exporter:
         model_name: str,
         objectives: Objectives | None = None,
         compat: str = "none",
+        telemetry: str = "full",
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ):
         self.model_name = model_name
@@ -53,6 +55,7 @@ class Exporter:
         self._requests = RequestFold(self._series, self.objectives)
         self._gauges = PoolGauges(self._series)
         self._system = SystemFold(self._series)
+        self._series.numbers["sojourn_telemetry_enabled_info"][(telemetry,)] = 1
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""

@@ -23,6 +23,7 @@ SUMS = {
 }
 # Counters whose label values are the keys of a map.
 TALLIES = {
+    "sojourn_request_wait_seconds_total": "waits",
     "sojourn_memory_prefix_outcome_tokens_total": "prefix_outcomes",
 }
 # Histograms of a number field; None is not observed.

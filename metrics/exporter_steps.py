@@ -42,6 +42,7 @@ class StepFold:
         self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
         self._graphs = numbers["sojourn_compute_steps_total"]
         self._preemptions = numbers["sojourn_memory_preemptions_total"]
+        self._given_up = numbers["sojourn_memory_preempted_tokens_total"]
         self._predicted = numbers["sojourn_compute_predicted_seconds_total"]
         self._residual = numbers["sojourn_compute_residual_seconds_total"]
         self._ratio = histograms["sojourn_compute_prediction_ratio"][()]
@@ -66,7 +67,7 @@ class StepFold:
         if kinds:
             self._wall[composition].observe(step.end_ns - step.begin_ns)
         if step.preempted_ids:
-            self._preemptions[()] += len(step.preempted_ids)
+            self._observe_preemptions(step)
         if step.predicted_ns:
             self._observe_prediction(step.device_ns, step.predicted_ns)
 
@@ -74,6 +75,11 @@ class StepFold:
         """Brings the series up to date, for a scrape."""
         self._sums.settle()
         self._stages.settle()
+
+    def _observe_preemptions(self, step: StepRecord) -> None:
+        self._preemptions[()] += len(step.preempted_ids)
+        for victim, cause, tokens in zip(step.preempted_ids, step.preempted_for, step.preempted_tokens, strict=False):
+            self._given_up[("self" if cause == victim else "other",)] += tokens
 
     def _observe_prediction(self, device_ns: int, predicted_ns: int) -> None:
         residual_ns = device_ns - predicted_ns

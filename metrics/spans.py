@@ -1,9 +1,12 @@
 """One ended request as spans: what a trace shows is its record, placed in time. Pure; knows no exporter.
 
-The root lasts from the request's arrival to its last byte. Below it stands one span for each account of the ledger, up
-to the first text and again from there to the last byte, in the order of the critical path. A ledger holds durations,
-not moments: a span begins at a moment that was measured where the record has one (arrival, end of encoding, first
-scheduled, first and last token, first write), and else where the span before it ended. `sojourn.begins` says which.
+The root lasts from the request's arrival to its last byte. Below it stand the accounts of the ledger in the order of
+the critical path to that byte, each up to the first text and again from there. What the first text cost and the last
+byte did not wait for, because the core went on meanwhile, is in `sojourn.ttft.*` only.
+
+A ledger holds durations, not moments: a span begins at a moment that was measured where the record has one (arrival,
+end of encoding, first scheduled, first and last token, first write), and else where the span before it ended.
+`sojourn.begins` says which.
 """
 
 import re
@@ -63,7 +66,9 @@ def account_spans(request: RequestRecord) -> list[Span]:
     token_ns = request.token_ns
     first_token_ns = token_ns[0] if token_ns else None
     last_token_ns = token_ns[-1] if token_ns else None
-    first = request.ledger if request.first_written_ns is None else request.ttft
+    first = request.ledger
+    if request.first_written_ns is not None:
+        first = [min(part, whole) for part, whole in zip(request.ttft, request.ledger, strict=True)]
     rest = [whole - part for whole, part in zip(request.ledger, first, strict=True)]
     at_once = request.first_written_ns == request.written_ns  # not streamed: the first text is the last
     groups = (
@@ -140,10 +145,9 @@ def root_span(request: RequestRecord, model_name: str, asked: Mapping[str, Any])
         ttft_ns = request.first_written_ns - request.arrived_ns
         optional["gen_ai.response.time_to_first_chunk"] = ttft_ns / 1e9
     attributes |= {name: value for name, value in optional.items() if value is not None}
-    attributes |= {
-        f"sojourn.ledger.{info.name}_ns": request.ledger[info.account]
-        for info in ACCOUNTS
-        if request.ledger[info.account]
-    }
+    for name, ledger in (("ledger", request.ledger), ("ttft", request.ttft)):
+        attributes |= {
+            f"sojourn.{name}.{info.name}_ns": ledger[info.account] for info in ACCOUNTS if ledger[info.account]
+        }
     name = f"{attributes['gen_ai.operation.name']} {model_name}"
     return Span(name, request.arrived_ns, request.written_ns or request.finished_ns, attributes)

@@ -32,7 +32,8 @@ class Telemetry:
     def __init__(self, config: EngineConfig):
         bounds = objectives(config)
         name = config.served_model_name or model_folder(config.model).name
-        self.exporter = Exporter(name, [{"klass": "all"} | bounds] if bounds else None, config.compat)
+        declared = [{"klass": "all"} | bounds] if bounds else None
+        self.exporter = Exporter(name, declared, config.compat, config.telemetry)
         self._config = config
         self.tracer = _tracer(config, self.exporter)
         self.recent = Recent()

@@ -6,7 +6,7 @@ from random import Random
 
 from metrics.ledger import SERVER_ACCOUNTS, new_ledger
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
-from metrics.records import KINDS, REFUSALS, STAGES, RequestRecord, StepRecord, SystemRecord
+from metrics.records import KINDS, REFUSALS, STAGES, WAITS, RequestRecord, StepRecord, SystemRecord
 from metrics.system import THROTTLE_REASONS
 
 MS = 1_000_000
@@ -20,13 +20,16 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
     stages = [rng.randint(0, 3 * MS) for _ in STAGES]
     begin_ns = step * 100 * MS
     device_ns = rng.randint(1, 20 * MS)
+    preempted = [f"p{index}" for index in range(rng.randint(0, 2))]
     return StepRecord(
         step=step, begin_ns=begin_ns, end_ns=begin_ns + sum(stages), stages=stages, device_ns=device_ns,
         request_ids=[item[0] for item in batch], new_tokens=[item[1] for item in batch],
         past_tokens=[item[2] for item in batch], kinds=[item[3] for item in batch],
         padding_tokens=rng.randint(0, 64), graph=rng.choice(["eager", "8", "16"]), budget=8 * 300,
         waiting=rng.randint(0, 20), refusals={reason: rng.randint(1, 9) for reason in rng.sample(REFUSALS, 2)},
-        preempted_ids=[f"p{index}" for index in range(rng.randint(0, 2))], evicted_blocks=rng.randint(0, 5),
+        preempted_ids=preempted,
+        preempted_for=[rng.choice(["r0", victim]) for victim in preempted],
+        preempted_tokens=[rng.randint(0, 500) for _ in preempted], evicted_blocks=rng.randint(0, 5),
         blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
         blocks_pinned=rng.randint(0, 10), flops=rng.randint(0, 10**15), bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
@@ -64,7 +67,7 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         encoded_ns=arrived_ns + 1000, queued_ns=arrived_ns + 2000, scheduled_ns=arrived_ns + 3000 if ran else None,
         longest_output_tokens=tokens,
         prefix_outcomes=_split(rng, prompt, PREFIX_OUTCOMES) if ran else {}, infinite_hit_tokens=rng.randint(0, prompt),
-        evicted_ago_ns=rng.choice([None, rng.randint(0, 10**10)]),
+        waits=_split(rng, 70 * MS, WAITS), evicted_ago_ns=rng.choice([None, rng.randint(0, 10**10)]),
         resized_hit_tokens=sorted(rng.randint(0, prompt) for _ in range(rng.randint(0, len(RATIOS)))) if ran else [],
     )  # fmt: skip
 

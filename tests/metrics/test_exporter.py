@@ -18,7 +18,7 @@ from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes
 from metrics.metric import RATIO_BOUNDS
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
-from metrics.records import KINDS, STAGES, RequestRecord, StepRecord
+from metrics.records import KINDS, STAGES, WAITS, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 
 OBJECTIVES = [{"klass": "all", "ttft_ms": 120.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
@@ -89,6 +89,12 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         values = [number for numbers in lists for number in numbers]
         assert value(samples, f"{name}_count") == len(values)
         assert value(samples, f"{name}_sum") == pytest.approx(sum(values) / scale)
+    given_up = {"self": 0, "other": 0}
+    for step in steps:
+        for victim, cause, tokens in zip(step.preempted_ids, step.preempted_for, step.preempted_tokens, strict=True):
+            given_up["self" if victim == cause else "other"] += tokens
+    for cause, tokens in given_up.items():
+        assert value(samples, "memory_preempted_tokens_total", cause=cause) == tokens
     refused = sum((Counter(step.refusals) for step in steps), Counter())
     for reason, times in refused.items():
         assert value(samples, "request_refusals_total", reason=reason) == times
@@ -113,6 +119,9 @@ def test_request_totals_equal_the_sums_over_the_records(seed, count):
         assert value(samples, "request_ttft_ledger_seconds_total", **labels) == pytest.approx(first)
     for outcome, times in Counter(request.finish_reason or "error" for request in requests).items():
         assert value(samples, "request_finished_total", outcome=outcome) == times
+    for reason in WAITS:
+        waited = sum(request.waits.get(reason, 0) for request in requests) / 1e9
+        assert value(samples, "request_wait_seconds_total", reason=reason) == pytest.approx(waited)
     written = [request for request in requests if request.written_ns is not None]
     ended = [request for request in written if request.finish_reason in ("stop", "length")]
     gaps = [b - a for request in requests for a, b in zip(request.token_ns, request.token_ns[1:], strict=False)]
@@ -261,6 +270,11 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     exporter.observe_core_restart()
     assert not [name for name, _ in scraped(exporter) if name.startswith("sojourn_memory_kv")]
     assert value(scraped(exporter), "request_running") == 0
+
+
+@pytest.mark.parametrize("level", ["full", "off"])
+def test_page_says_which_telemetry_is_kept(level):
+    assert value(scraped(Exporter("tiny", telemetry=level)), "telemetry_enabled_info", level=level) == 1
 
 
 def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():

@@ -62,6 +62,16 @@ def test_span_begins_where_the_record_knows_it_and_else_where_the_last_one_ended
     ]
 
 
+def test_hand_over_of_the_first_text_that_hid_behind_the_next_step_is_in_no_span():
+    request = streamed()
+    request.ttft[Account.REQUEST_STREAM] = 30 * MS  # while the core went on
+    spans = account_spans(request)
+    assert sum(span.end_ns - span.begin_ns for span in spans) == sum(request.ledger)
+    root = root_span(request, "tiny", {})
+    assert root.attributes["sojourn.ttft.request.stream_ns"] == 30 * MS
+    assert root.attributes["sojourn.ledger.request.stream_ns"] == 13 * MS
+
+
 def test_answer_that_is_not_streamed_has_one_part():
     request = streamed()
     ledger = list(request.ledger)
