@@ -218,21 +218,41 @@ def _call(sequence_id: str) -> str:
 
 
 def _steps(steps: Iterable[Row]) -> Iterator[Event]:
-    idle_since = last_end = 0
+    busy = _Busy()
     for row in sorted(steps, key=lambda row: row["step"]):
         begin, end = int(row["begin_ns"]), int(row["end_ns"])
         yield {
             "ph": "X", "pid": ENGINE, "tid": _STEPS, "name": f"step {row['step']}", "cat": "step", "ts": begin,
             "dur": max(0, end - begin), "args": _composition(row),
         }  # fmt: skip
-        if last_end < begin:  # the loop was asleep, or this is the first one
-            idle_since = begin
-        busy_from = idle_since + (_whole(row, "gap_ns") or 0)
         yield {
-            "ph": "X", "pid": DEVICE, "tid": _BUSY, "name": f"step {row['step']}", "cat": "device", "ts": busy_from,
-            "dur": max(0, int(row["device_ns"])), "args": {"predicted_ns": _whole(row, "predicted_ns")},
+            "ph": "X", "pid": DEVICE, "tid": _BUSY, "name": f"step {row['step']}", "cat": "device",
+            "ts": busy.begin_ns(row), "dur": int(row["device_ns"]),
+            "args": {"predicted_ns": _whole(row, "predicted_ns")},
         }  # fmt: skip
-        idle_since, last_end = busy_from + int(row["device_ns"]), end
+
+
+class _Busy:
+    """When the device began each step: so long after it was done with the one before, or after the loop awoke, as the
+    gap says. The first step of a window has none before it: it was done when it was read."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._ended = self._done = 0
+
+    def begin_ns(self, row: Row) -> int:
+        begin, device = int(row["begin_ns"]), int(row["device_ns"])
+        if self._step is None or row["step"] != self._step + 1:
+            read = begin + sum(_whole(row, f"stage_{stage}_ns") or 0 for stage in _UNTIL_READ)
+            started = max(read - device, self._done)
+        else:
+            idle_since = begin if self._ended < begin else self._done
+            started = idle_since + (_whole(row, "gap_ns") or 0)
+        self._step, self._ended, self._done = row["step"], int(row["end_ns"]), started + device
+        return started
+
+
+_UNTIL_READ = STAGES[: STAGES.index("commit")]
 
 
 def _composition(row: Row) -> dict[str, Any]:

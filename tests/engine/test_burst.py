@@ -1,7 +1,9 @@
 """A profile burst tells what a step's time went to, changes no token, and leaves no trace in the engine."""
 
 import inspect
+import json
 import random
+import statistics
 import time
 
 import pytest
@@ -12,6 +14,8 @@ from engine.compute.cpp.extension import library
 from engine.compute.profiler import TorchProfiler, on_monotonic
 from engine.messages import Profile
 from metrics.kernels import CLASSES, Burst, by_class, by_name
+from metrics.perfetto import TraceRows, write_trace
+from metrics.records import row
 from tests.engine.harness import hand_over, make_engine, submit
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ kernels can be built here")
@@ -89,6 +93,18 @@ def test_kernels_lie_within_their_steps_on_the_hosts_clock(checkpoints):
         record = steps[window.step]
         assert record.begin_ns <= window.begin_ns <= window.forward_ns <= window.end_ns <= record.end_ns
         assert window.end_ns - window.begin_ns == record.device_ns
+
+
+def test_a_trace_knows_from_the_records_alone_when_the_device_computed(checkpoints, tmp_path):
+    _, published, burst = profiled(checkpoints["qwen3"])
+    known = {f"step {window.step}": window.begin_ns for window in burst.windows}
+    for first in (0, 3):  # whole, and from the middle of a run
+        write_trace(tmp_path / "trace.json", TraceRows(steps=[row(step) for step in published.records[first:]]))
+        trace = json.loads((tmp_path / "trace.json").read_text())
+        origin = trace["otherData"]["origin_monotonic_ns"]
+        drawn = {e["name"]: origin + e["ts"] * 1000 for e in trace["traceEvents"] if e.get("cat") == "device"}
+        off = [abs(drawn[name] - begin_ns) for name, begin_ns in known.items() if name in drawn]
+        assert len(off) == 8 - first and statistics.median(off) < 200_000
 
 
 def test_the_profilers_clock_is_the_hosts_within_the_error_that_is_told():
