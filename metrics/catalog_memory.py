@@ -51,7 +51,7 @@ MEMORY = (
     counter("memory", "preemptions_total", "requests", "Times that a running request lost its KV blocks.",
             "Their cost is in the recomputed tokens and in sojourn_memory_preempted_seconds."),
     counter("memory", "preempted_tokens_total", "tokens",
-            "Computed positions whose KV a preemption gave up, by who needed the blocks: the request itself, or another.",
+            "Computed positions whose KV a preemption gave up, by who needed the blocks: the request itself, another.",
             "Some are found again by their prefix; computed twice are sojourn_memory_recomputed_tokens_total.",
             cause=("self", "other")),
     counter("memory", "recomputed_tokens_total", "tokens",

@@ -4,17 +4,12 @@ import http.server
 import json
 import math
 import shutil
-import socket
-import subprocess
 import threading
 import time
-import urllib.parse
 import urllib.request
-from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 
 from dashboards.build import contents
 from dashboards.rules import rules
@@ -24,6 +19,7 @@ from metrics.kernels import CLASSES
 from metrics.metric import LAG_BOUNDS
 from metrics.series import Histogram
 from tests.dashboards.lint import expressions
+from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.random_records import random_request, random_step, random_system
 from tests.metrics.vllm_families import DASHBOARDS
 
@@ -33,7 +29,6 @@ pytestmark = [
 ]
 
 SCRAPES_NEEDED = 4
-DEADLINE_S = 25
 OBJECTIVES = [{"klass": "all", "ttft_ms": 150.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
 
 
@@ -66,18 +61,6 @@ class GrowingPage:
         return self.exporter.render()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def ask(base: str, expr: str, timeout_s: float = 5) -> list[dict]:
-    query = urllib.parse.urlencode({"query": expr})
-    with urllib.request.urlopen(f"{base}/api/v1/query?{query}", timeout=timeout_s) as answer:
-        return json.load(answer)["data"]["result"]
-
-
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
     """(base URL, page) of a Prometheus of our own that has scraped the page a few times."""
@@ -97,47 +80,12 @@ def prometheus(tmp_path_factory):
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    folder = tmp_path_factory.mktemp("prometheus")
-    config = yaml.safe_load(contents()["prometheus.yaml"])
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{server.server_port}"]
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    fast = json.loads(json.dumps(rules()).replace('"15s"', '"1s"').replace("[5m]", "[10s]"))
-    (folder / "rules.yaml").write_text(yaml.safe_dump(fast))
-    port = free_port()
-    process = subprocess.Popen(
-        ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
-         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"],
-        stdout=subprocess.DEVNULL, stderr=(folder / "log").open("w"), cwd=folder,
-    )  # fmt: skip
     try:
-        base = f"http://127.0.0.1:{port}"
-        _wait_for_scrapes(process, base, page, folder)
-        yield base, page
+        with scraping(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{server.server_port}", SCRAPES_NEEDED) as base:
+            yield base, page
     finally:
-        process.terminate()
-        process.wait(10)
         server.shutdown()
         server.server_close()
-
-
-def _wait_for_scrapes(process: subprocess.Popen, base: str, page: GrowingPage, folder: Path) -> None:
-    give_up = time.monotonic() + DEADLINE_S
-    stored = f"min(count_over_time(sojourn_request_running[1m])) >= {SCRAPES_NEEDED}"
-    while True:
-        assert process.poll() is None, (folder / "log").read_text()
-        try:
-            if page.scrapes > SCRAPES_NEEDED and ask(base, stored):
-                return
-        except OSError:
-            pass  # it does not listen yet
-        assert time.monotonic() < give_up, f"only {page.scrapes} scrapes; {(folder / 'log').read_text()}"
-        time.sleep(0.2)
-
-
-def as_grafana_asks(expr: str) -> str:
-    replaced = expr.replace("$__rate_interval", "10s").replace("$__range", "1m")
-    return replaced.replace("$model_name", ".+").replace("$instance", ".+")
 
 
 PANELS = [
@@ -151,11 +99,8 @@ PANELS = [
 @pytest.mark.parametrize("expr", PANELS)
 def test_panel_draws_finite_figures(prometheus, expr):
     base, _ = prometheus
-    numbers = [float(series["value"][1]) for series in ask(base, as_grafana_asks(expr))]
-    # A kind of which none happened has no quantile: NaN beside figures is Grafana's gap, NaN alone is an empty panel.
-    assert any(math.isfinite(number) for number in numbers), numbers
-    assert not any(math.isinf(number) for number in numbers), numbers
-    assert min(number for number in numbers if not math.isnan(number)) >= 0
+    numbers = figures(base, as_grafana_asks(expr))
+    assert draws(numbers), numbers
 
 
 def vllm_expression(name: str, kind: str) -> str:
@@ -168,7 +113,7 @@ def vllm_expression(name: str, kind: str) -> str:
 @pytest.mark.parametrize(("name", "kind"), DASHBOARDS.items())
 def test_panel_of_vllm_s_dashboards_fills(prometheus, name, kind):
     base, _ = prometheus
-    numbers = [float(series["value"][1]) for series in ask(base, vllm_expression(name, kind))]
+    numbers = figures(base, vllm_expression(name, kind))
     assert numbers and all(math.isfinite(number) for number in numbers)
     assert sum(numbers) > 0
 
