@@ -136,4 +136,4 @@ def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler) ->
     """What the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoBooks()
-    return FullBooks(Accountant(shape), StepLog(shape, scheduler.pool, scheduler.journal))
+    return FullBooks(Accountant(shape), StepLog(scheduler.pool, scheduler.journal))

@@ -29,6 +29,7 @@ from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
 from engine.token.template import ChatTemplate
 from engine.token.tokenizer import NoTokenizer, Tokenizer
+from metrics.appraisal import Appraiser
 from metrics.records import StepRecord
 
 
@@ -78,6 +79,7 @@ class LLM:
         self._on_steps = on_steps
         self._engine: Engine | None
         self._engine, self.ready = build(config, 0, self._publish)
+        self._appraiser = Appraiser(self.ready.shape)
         self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
         self._thread.start()
         # A daemon that computes while the interpreter goes away brings the process down with an abort.
@@ -279,7 +281,7 @@ class LLM:
 
     def _publish(self, outputs: messages.Outputs) -> None:
         if self._on_steps is not None and outputs.records:
-            self._on_steps(outputs.records)
+            self._on_steps([self._appraiser.completed(record) for record in outputs.records])
         ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)

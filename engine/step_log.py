@@ -1,4 +1,4 @@
-"""The record of each step: its stages, its composition, what it cost, and the state that it left."""
+"""The record of each step: its stages, its composition, and the state that it left. What it cost is worked out later."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -6,9 +6,8 @@ from itertools import pairwise
 from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal
 from engine.request.accounting import Alive
-from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
-from metrics.costmodel import ModelShape, StepTimeModel, decode_flops, request_flops, step_bytes
 from metrics.records import STAGES, StepRecord
 
 HOLD_BACK_NS = 50_000_000  # records travel together: a core that is killed takes so much of the past with it
@@ -17,12 +16,10 @@ HOLD_BACK_NS = 50_000_000  # records travel together: a core that is killed take
 class StepLog:
     """Owns the records of finished steps until they are taken, and the stages of turns that no record holds yet."""
 
-    def __init__(self, shape: ModelShape, pool: BlockPool, journal: Journal):
+    def __init__(self, pool: BlockPool, journal: Journal):
         self.records: list[StepRecord] = []
-        self._shape = shape
         self._pool = pool
         self._journal = journal
-        self._step_time = StepTimeModel()
         self._stages = [0] * len(STAGES)
         self._begin_ns: int | None = None  # when the first turn began that no record holds
         self._idle_since_ns = 0  # the device, unless a step is under way
@@ -60,9 +57,6 @@ class StepLog:
         else:
             new_tokens, kinds = self._ones, self._decodes
         evicted, times = self._pool.evicted_blocks, self._journal.take_times()
-        flops = step_flops(self._shape, items)
-        moved = step_bytes(self._shape, new_tokens, past_tokens)
-        predicted_ns = self._step_time.observe(new_tokens, past_tokens, outcome.device_ns)
         end_ns = clock()
         readings.append(end_ns)
         self.pass_stages(readings)
@@ -88,9 +82,9 @@ class StepLog:
                 blocks_active=counts.active,
                 blocks_reusable=counts.reusable,
                 blocks_pinned=counts.pinned,
-                flops=flops,
-                bytes=moved,
-                predicted_ns=predicted_ns,
+                flops=0,
+                bytes=0,
+                predicted_ns=None,
                 gap_ns=outcome.device_begin_ns - self._idle_since_ns,
                 overrun_tokens=alive.num_overrun,
                 emitted_tokens=emitted_tokens,
@@ -105,6 +99,9 @@ class StepLog:
                 planned_ns=plan.planned_ns,
                 device_end_ns=outcome.device_end_ns,
                 sampling_ns=outcome.sampling_ns,
+                logit_rows=outcome.logit_rows,
+                entropy_millinats=outcome.entropy_millinats,
+                kept_mass_ppm=outcome.kept_mass_ppm,
             )
         )
         self._evicted = evicted
@@ -121,10 +118,3 @@ class StepLog:
     def take_all(self) -> list[StepRecord]:
         records, self.records = self.records, []
         return records
-
-
-def step_flops(shape: ModelShape, items: Sequence[ScheduledTokens]) -> int:
-    """FLOPs of a step, heads for the tokens that it draws included."""
-    if all(item.new_tokens == 1 and item.samples for item in items):
-        return decode_flops(shape, [item.past_tokens for item in items])
-    return sum(request_flops(shape, item.new_tokens, item.past_tokens, item.samples) for item in items)

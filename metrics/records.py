@@ -48,7 +48,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     blocks_active: int
     blocks_reusable: int
     blocks_pinned: int
-    flops: int
+    flops: int  # these three are worked out where the record arrives (metrics/appraisal.py)
     bytes: int
     predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
@@ -69,6 +69,12 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     planned_ns: int | None = None  # when it was decided what it holds
     device_end_ns: int | None = None  # when the device was done with it
     sampling_ns: int | None = None  # the last part of the device's time: logits → ids
+    flops_attention: int = 0  # its projections, scores and mixing; the three parts sum to `flops`
+    flops_mlp: int = 0  # routers and the chosen experts too
+    flops_head: int = 0
+    logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
+    entropy_millinats: list[int] = []  # of the draws that were looked at: see engine/token/certainty.py
+    kept_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -86,6 +92,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     computed_tokens: int = 0  # of prompt and output, the first time: cached + computed = prompt + output - 1 at the end
     recomputed_tokens: int = 0  # ... and again, after a preemption
     output_tokens: int = 0
+    prompt_characters: int = 0  # of prompts that were sent as text, or as messages: with the template around them
+    output_characters: int = 0  # of text that was given to the client
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0

@@ -80,6 +80,9 @@ class StepOutcome:
     sampling_ns: int  # the last part of the device's time
     padding_tokens: int = 0
     graph: str = "eager"
+    logit_rows: int = 0  # that were computed: of draws, and of prompt tokens that are told their log-probability
+    entropy_millinats: list[int] = field(default_factory=list)  # of the draws that were looked at
+    kept_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of their distribution
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner ends, after their drawn token if they have one: finish reason, and a sentence for error.

@@ -8,6 +8,7 @@ from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
 from engine.sampling import TokenLogprobs
+from engine.token.certainty import Look
 from engine.token.logprobs import Scores
 from engine.token.masks import MaskFill
 from engine.token.sampler import SamplingInputs
@@ -37,11 +38,17 @@ class Batch:
     prompts: PromptRows | None = None  # prompt tokens that are told theirs
     constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
     masks: MaskFill | None = None  # theirs, being filled
+    look: Look | None = None  # at how certain one of the draws is
 
     @property
     def all_draw(self) -> bool:
         """Every token is followed by a draw: a step of decodes."""
         return len(self.request_ids) == len(self.step.known_ids)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows that the head computes."""
+        return len(self.request_ids) + (0 if self.prompts is None else len(self.prompts.rows))
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class Drawn:
 
     ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
     scores: Scores | None = None
+    certainty: torch.Tensor | None = None  # [2] float64: entropy in nats, and the share that truncation left
     prompt_scores: list[Scores] = field(default_factory=list)
 
 

@@ -31,6 +31,7 @@ from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.runner.threads import KV_SHARE, TRIED_BYTES, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
+from engine.token.certainty import CertaintyProbe, certainty, told_certainty
 from engine.token.checkpoint import ModelError
 from engine.token.guides import Guides, Preparation, refused
 from engine.token.logprobs import Scores, pieces, score
@@ -81,6 +82,8 @@ class ModelRunner:
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape(self.kv_dtype)
         self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
+        told = config.telemetry == "full"
+        self.probe = CertaintyProbe(self.shape.vocab_size, self.device) if told else None
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stream = make_stream(self.device, self.overlap)
         self.rows = StableRows(config.max_num_seqs)
@@ -130,6 +133,7 @@ class ModelRunner:
             ended = endings(sampled, batch.constrained, self.guides)
         sampled_ns = time.monotonic_ns()
         replayed = handle.graph_size is not None
+        entropy, kept_mass = told_certainty(drawn.certainty)
         return StepOutcome(
             sampled,
             waited_ns=min(max(began_ns, task.forward_ns), sampled_ns),
@@ -139,6 +143,9 @@ class ModelRunner:
             sampling_ns=task.end_ns - task.forward_ns,
             padding_tokens=handle.graph_size - len(batch.query_lens) if replayed else 0,
             graph=f"decode-{handle.graph_size}" if replayed else "eager",
+            logit_rows=batch.logit_rows,
+            entropy_millinats=entropy,
+            kept_mass_ppm=kept_mass,
             logprobs=told_draws(batch, drawn.scores) if batch.told else {},
             prompt_logprobs=told_prompts(batch.prompts, drawn.prompt_scores) if batch.prompts else {},
             ended=ended,
@@ -158,6 +165,7 @@ class ModelRunner:
             sampling,
             [request.id for request in drawing],
             prompts=self._scored(items),
+            look=None if self.probe is None else self.probe.prepare(drawing, self.sampler.edits),
         )
         if sampling.edits is not None and (filling := self.guides.fill(drawing)) is not None:
             batch.constrained, batch.masks = filling
@@ -201,6 +209,8 @@ class ModelRunner:
             self.tables.remember(rows, ids)
         if batch.told:
             drawn.scores = self._told(batch, logits, ids)
+        if batch.look is not None:
+            drawn.certainty = self._to_host(certainty(logits, batch.look))
         drawn.ids = self._to_host(ids)
 
     def _forward(self, batch: Batch, drawn: Drawn, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor]:

@@ -57,6 +57,7 @@ class Call:
         self._written_ns: int | None = None
         self.sequences = submit(self._news)
         self.output_tokens = 0  # of all sequences so far, as the client counts them
+        self._output_characters = 0  # of the pieces so far
         self._open = self.sequences
         self._leaders = [sequence for sequence in self.sequences if sequence.choice == 0]
         self.prompt_tokens = sum(len(sequence.prompt.token_ids) for sequence in self._leaders)  # each prompt once
@@ -101,6 +102,7 @@ class Call:
                         self._open = [other for other in self._open if other is not sequence]
                         self._finish_reason = piece.finish_reason
                     self._has_text = self._has_text or bool(piece.text)
+                    self._output_characters += len(piece.text)
                     yield piece
 
     def written(self, piece: Piece) -> None:
@@ -153,6 +155,8 @@ class Call:
             computed_tokens=sum(ended.computed_tokens for ended in ends),
             recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
             output_tokens=sum(sequence.output_tokens for sequence in self.sequences),
+            prompt_characters=sum(len(leader.prompt.text or "") for leader in self._leaders),
+            output_characters=self._output_characters,
             preemptions=sum(ended.preemptions for ended in ends),
             **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
             first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),

@@ -1,25 +1,32 @@
 """Where the front's records go: into the exporter's arrays, and into the run directory if one is recorded."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
 from engine.server.loop_lag import LoopLag
 from engine.server.recent import Recent
+from metrics.appraisal import Appraiser
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.machine import hardware, versions
 from metrics.recorder import Recorder
 from metrics.records import RequestRecord
+from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
 from metrics.rundir import RunDirectory, RunError, wall_anchor
 from metrics.system import SystemSampler
 from metrics.tracing import Tracer
 
 SAMPLE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Telemetry:
@@ -41,6 +48,7 @@ class Telemetry:
         self._keeps_records = config.telemetry == "full"
         self._last: messages.Outputs | None = None  # from the core, where no record tells its state
         self.recorder: Recorder | None = None
+        self.appraiser: Appraiser | None = None  # of the core that is up
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
             self.recorder = Recorder(config.run_dir, ("requests", "steps", "system", "kernels"))
@@ -51,7 +59,11 @@ class Telemetry:
         self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
-        """A core has loaded its model: its whole pool is free."""
+        """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
+        if self.appraiser is None or self.appraiser.shape != message.shape:
+            self.appraiser = Appraiser(message.shape)
+            if self.recorder is not None:
+                self._describe(message)
         dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
         facts = EngineFacts(
             num_kv_blocks=message.num_kv_blocks,
@@ -64,7 +76,8 @@ class Telemetry:
         self.exporter.observe_ready(facts)
 
     def outputs(self, message: messages.Outputs) -> None:
-        for record in message.records:
+        for core_record in message.records:
+            record = self.appraiser.completed(core_record)
             self.exporter.observe_step(record)
             self.recent.add_step(record)
             if self.recorder is not None:
@@ -72,6 +85,28 @@ class Telemetry:
         if not message.running:
             self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
         self._last = message
+
+    def _describe(self, message: messages.Ready) -> None:
+        """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
+        run = RunDirectory(self.recorder.directory)
+        ceilings = _ceilings(message)
+        try:
+            run.update_meta(
+                model_shape=msgspec.to_builtins(message.shape),
+                core={
+                    "device": message.device,
+                    "dtype": message.dtype,
+                    "weights": message.weights,
+                    "threads": message.threads,
+                    "num_kv_blocks": message.num_kv_blocks,
+                    "block_size": message.block_size,
+                    "num_parameters": message.num_parameters,
+                    "weight_bytes": message.weight_bytes,
+                },
+                ceilings=None if ceilings is None else msgspec.to_builtins(ceilings),
+            )
+        except (OSError, RunError) as error:
+            log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
 
     @property
     def is_tracing(self) -> bool:
@@ -130,6 +165,14 @@ def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:
     anchor = wall_anchor()
     offset_ns = anchor["unix_ns"] - anchor["monotonic_ns"]
     return Tracer(config.otlp_endpoint, exporter.model_name, ratio, exporter.objectives, offset_ns)
+
+
+def _ceilings(message: messages.Ready) -> Ceilings | None:
+    """The measured limits of the core's device, if somebody has measured them."""
+    try:
+        return load_ceilings(device_name(None if message.device == "cpu" else message.device))
+    except CeilingError:
+        return None
 
 
 def _open_run(config: EngineConfig) -> bool:

@@ -34,6 +34,16 @@ def uniform(seed: int, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """How some rows cut their distribution."""
+
+    min_p: torch.Tensor | None  # [rows, 1] float64; None where no row has a floor
+    top_n_sigma: torch.Tensor | None  # [rows, 1] float64, inf keeps all
+    top_k: torch.Tensor | None  # [rows, 1] int64; None where no row is sorted
+    top_p: torch.Tensor | None  # [rows, 1] float64
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Some rows of a step that draw at random, with their controls as tensors on the device."""
 
@@ -43,10 +53,7 @@ class Rows:
     )  # positions here, and among the edited rows, of those that are both
     temperature: torch.Tensor  # [rows, 1] float64
     draw: torch.Tensor  # [rows, 1] float64: the uniform number of each
-    min_p: torch.Tensor | None  # [rows, 1] float64; None where no row has a floor
-    top_n_sigma: torch.Tensor | None  # [rows, 1] float64, inf keeps all
-    top_k: torch.Tensor | None  # [rows, 1] int64; None where no row is sorted
-    top_p: torch.Tensor | None  # [rows, 1] float64
+    truncation: Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,10 @@ class Sampler:
         """Whether `prepare` makes no row for it in the device's tables."""
         return request_id in self._controls
 
+    def edits(self, request_id: str) -> bool:
+        """Whether the request that was prepared changes its logits before it draws from them."""
+        return self._controls[request_id].edits
+
     def _known(self, request: Drawer, position: int) -> Controls:
         controls = self._controls.get(request.id)
         if controls is not None and controls.edits:
@@ -184,10 +195,12 @@ class Sampler:
             tuple(self._tensor(positions, torch.int64) for positions in zip(*both, strict=True)) if both else None,
             self._column([p.temperature for p in params]),
             self._column(draws),
-            self._column([p.min_p for p in params]) if floors else None,
-            self._column([p.top_n_sigma or torch.inf for p in params]) if floors else None,
-            self._column([min(p.top_k or size, size) for p in params], torch.int64) if sorts else None,
-            self._column([p.top_p for p in params]) if sorts else None,
+            Truncation(
+                self._column([p.min_p for p in params]) if floors else None,
+                self._column([p.top_n_sigma or torch.inf for p in params]) if floors else None,
+                self._column([min(p.top_k or size, size) for p in params], torch.int64) if sorts else None,
+                self._column([p.top_p for p in params]) if sorts else None,
+            ),
         )
 
     def _edits(
@@ -274,17 +287,18 @@ def _draw_rows(logits: torch.Tensor, edited: torch.Tensor | None, rows: Rows) ->
         here, there = rows.edited
         scaled[here] = edited[there].double()
     scaled /= rows.temperature
-    if rows.min_p is not None:
-        scaled = _above_floors(scaled, rows)
-    if rows.top_k is None:
+    truncation = rows.truncation
+    if truncation.min_p is not None:
+        scaled = above_floors(scaled, truncation)
+    if truncation.top_k is None:
         return _draw(scaled.softmax(dim=-1), rows)
     # Stable, so that tokens of equal logits stand in the same order whatever the rest of the batch is.
     scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
-    drawn = _draw(_truncate(scaled.softmax(dim=-1), rows), rows)
+    drawn = _draw(truncate(scaled.softmax(dim=-1), truncation), rows)
     return order.gather(-1, drawn[:, None])[:, 0]
 
 
-def _above_floors(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
+def above_floors(scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     """Drops what is less than n standard deviations or than min_p of the probability below the best token.
 
     Top-n-sigma is by Tang et al., 2024 ("Not All Logits Are You Need"): the deviation is that of the logits, here of
@@ -297,19 +311,19 @@ def _above_floors(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
     mean = finite.sum(dim=-1, keepdim=True) / count
     variance = ((finite - mean) ** 2 * allowed).sum(dim=-1, keepdim=True) / count
     # A row without the control has n = inf; where all its logits are equal, inf * 0 is nan, and no floor either.
-    sigma_floor = (best - rows.top_n_sigma * variance.sqrt()).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-    floor = torch.maximum(sigma_floor, best + rows.min_p.log())
+    sigma_floor = (best - truncation.top_n_sigma * variance.sqrt()).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    floor = torch.maximum(sigma_floor, best + truncation.min_p.log())
     return scaled.masked_fill(scaled < floor, -torch.inf)
 
 
-def _truncate(probabilities: torch.Tensor, rows: Rows) -> torch.Tensor:
+def truncate(probabilities: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     """Zeroes what top-k and top-p cut, in rows sorted from the most to the least probable."""
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
-    kept = probabilities * (rank < rows.top_k)
+    kept = probabilities * (rank < truncation.top_k)
     kept = kept / kept.sum(dim=-1, keepdim=True)
     before = kept.cumsum(dim=-1) - kept
     # The smallest set that reaches top_p: whoever begins below it. The first always does.
-    return kept * ((before < rows.top_p) | (rank == 0))
+    return kept * ((before < truncation.top_p) | (rank == 0))
 
 
 def _draw(weights: torch.Tensor, rows: Rows) -> torch.Tensor:

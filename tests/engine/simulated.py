@@ -17,8 +17,8 @@ from metrics.records import StepRecord
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
-    vocab_size=50, hidden_size=8, layer_parameters=1152, pair_flops=32, windows=((None, 2),), kv_bytes_per_token=64,
-    weight_bytes=4096,
+    vocab_size=50, hidden_size=8, attention_parameters=384, mlp_parameters=768, pair_flops=32, windows=((None, 2),),
+    kv_bytes_per_token=64, weight_bytes=4096,
 )  # fmt: skip
 
 
@@ -132,7 +132,10 @@ class SimulatedRunner:
         assert self.under_way.pop(0) is handle, "steps are read in the order of their launch"
         self.clock.now_ns = max(self.clock.now_ns, handle.device_end_ns)
         waited_ns = sampled_ns = self.clock()
-        return StepOutcome(handle.sampled, waited_ns, sampled_ns, handle.device_begin_ns, handle.device_end_ns, 0)
+        return StepOutcome(
+            handle.sampled, waited_ns, sampled_ns, handle.device_begin_ns, handle.device_end_ns, 0,
+            logit_rows=len(handle.sampled),
+        )  # fmt: skip
 
     def begin(self, request: Request) -> SimulatedPreparation | None:
         return self.preparations.get(request.id)

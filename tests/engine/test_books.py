@@ -36,7 +36,7 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    simulation.engine.books = FullBooks(both, StepLog(SHAPE, simulation.scheduler.pool, simulation.journal))
+    simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal))
     for index, (kind, what) in enumerate(events):
         if kind == "submit":
             if held and index % held == 0:

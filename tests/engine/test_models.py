@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from engine.compute.attention import KVCache, attention_inputs
 from engine.compute.attention_torch import TorchAttention
@@ -20,7 +18,6 @@ from engine.token.models.decoder import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
 from engine.token.models.rope import rope_frequencies, rope_parameters
-from metrics.costmodel import request_flops
 from tests.engine.families import FAMILIES, random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -55,37 +52,6 @@ def forward(model, past: int, new: int) -> torch.Tensor:
         cache = cache_for(model, blocks * BLOCK)
         hidden = model(positions % 300 + 3, positions, inputs.slots, TorchOperations(), backend, cache)
         return model.logits(hidden[-1:])
-
-
-@pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize(("past", "new"), [(63, 1), (16, 48)])
-def test_flops_are_those_that_torch_counts(family, past, new, checkpoints):
-    model = load(checkpoints[family])
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        forward(model, past, new)
-    shape = model.shape()
-    # The reference multiplies masked pairs too: all of the context with each new token.
-    pairs = sum(layers * (min(window, past + i) if window else past + i) for window, layers in shape.windows
-                for i in range(1, new + 1))  # fmt: skip
-    masked = shape.num_layers * new * (past + new) - pairs
-    assert counter.get_total_flops() == request_flops(shape, new, past, 1) + masked * shape.pair_flops
-
-
-@pytest.mark.parametrize("family", KINDS)
-def test_bytes_are_those_of_the_tensors(family, checkpoints):
-    engine, _ = make_engine(checkpoints[family], num_kv_blocks=40)
-    runner, shape = engine.runner, load(checkpoints[family]).shape()  # unpacked: a kernel's order has padding
-    assert runner.kv_cache.nbytes == shape.kv_bytes_per_token * 40 * BLOCK
-    stored = {}
-    for path in checkpoints[family].glob("*.safetensors"):
-        stored |= load_file(path)
-    routed = sum(tensor.nbytes for name, tensor in stored.items() if ".experts." in name)
-    # Tied embeddings are stored once and read as the head; else the embedding table is there, and not read as a whole.
-    gathered = 0 if runner.model.config.tie_embeddings else 320 * shape.hidden_size * 4
-    assert shape.weight_bytes == sum(tensor.nbytes for tensor in stored.values()) - routed - gathered
-    if routed:
-        experts = shape.experts
-        assert experts.num_layers * experts.num_experts * experts.expert_bytes == routed
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek-v3"])

@@ -1,19 +1,31 @@
-"""FLOPs and bytes by their definitions, and a step-time model that learns and never runs away."""
+"""FLOPs and bytes by their definitions."""
 
 import itertools
+import json
 import random
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from metrics.costmodel import ExpertShape, ModelShape, StepTimeModel, decode_flops, request_flops, step_bytes
+from metrics.costmodel import (
+    ExpertShape,
+    ModelShape,
+    decode_flops,
+    request_flops,
+    shape_from,
+    step_cost,
+    step_work,
+)  # fmt: skip
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 4, 2, 8, 32, 48
 SHAPE = ModelShape(  # three layers of grouped attention, one of them with a window
     vocab_size=100,
     hidden_size=HIDDEN,
-    layer_parameters=3 * (2 * HIDDEN * (HEADS + KV_HEADS) * HEAD_DIM + 3 * HIDDEN * INTERMEDIATE),
+    attention_parameters=3 * 2 * HIDDEN * (HEADS + KV_HEADS) * HEAD_DIM,
+    mlp_parameters=3 * 3 * HIDDEN * INTERMEDIATE,
     pair_flops=4 * HEADS * HEAD_DIM,
     windows=((None, 2), (6, 1)),
     kv_bytes_per_token=3 * 2 * KV_HEADS * HEAD_DIM * 2,
@@ -33,6 +45,10 @@ def by_definition(new: int, past: int, sampled: int) -> int:
     return flops + 2 * d * SHAPE.vocab_size * sampled
 
 
+def moved(shape: ModelShape, new: list[int], past: list[int]) -> int:
+    return step_cost(shape, step_work(shape, new, past, len(new))).moved_bytes
+
+
 @pytest.mark.parametrize(("new", "past"), [(1, 0), (5, 1), (6, 0), (7, 0), (4, 4), (1, 50), (16, 33)])
 def test_flops_equal_their_definition(new, past):
     assert request_flops(SHAPE, new, past, 1) == by_definition(new, past, 1)
@@ -48,10 +64,36 @@ def test_flops_of_decodes_are_those_of_each(pasts):
     assert decode_flops(SHAPE, pasts) == sum(by_definition(1, past, 1) for past in pasts)
 
 
+def test_the_parts_of_a_step_are_those_of_its_requests():
+    sequences = [(1, 9), (1, 0), (7, 3), (4, 50)]
+    cost = step_cost(SHAPE, step_work(SHAPE, *zip(*sequences, strict=True), 3))
+    tokens = sum(new for new, _ in sequences)
+    assert cost.mlp == 2 * 3 * 3 * HIDDEN * INTERMEDIATE * tokens
+    assert cost.head == 2 * HIDDEN * SHAPE.vocab_size * 3
+    drawn = [1, 1, 0, 1]
+    expected = sum(by_definition(new, past, rows) for (new, past), rows in zip(sequences, drawn, strict=True))
+    assert cost.flops == cost.attention + cost.mlp + cost.head == expected
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=6))
+def test_pairs_and_reads_of_a_step_are_those_that_a_list_of_all_gives(sequences):
+    pairs = {True: 0, False: 0}
+    reads = 0
+    for window, layers in SHAPE.windows:
+        for new, past in sequences:
+            far = window or past + new  # so many positions back a query sees, itself included
+            seen = [set(range(max(0, at + 1 - far), at + 1)) for at in range(past, past + new)]
+            pairs[new == 1] += layers * sum(map(len, seen))
+            reads += layers * len(set().union(*seen))
+    work = step_work(SHAPE, *zip(*sequences, strict=True), 0)
+    assert (work.decode_pairs, work.chunk_pairs, work.kv_reads) == (pairs[True], pairs[False], reads)
+    assert work.decodes + work.chunks == len(sequences)
+
+
 def test_bytes_hold_the_weights_once_and_each_visible_context_once():
     layer = SHAPE.kv_bytes_per_token // 3
     full, sliding, written = 1 + 10 + 4, min(11, 6) + 4, 3 * 5  # a decode after 10 tokens, and a prompt of 4
-    assert step_bytes(SHAPE, [1, 4], [10, 0]) == 1000 + layer * (2 * full + sliding + written)
+    assert moved(SHAPE, [1, 4], [10, 0]) == 1000 + layer * (2 * full + sliding + written)
 
 
 def test_bytes_of_experts_are_those_that_even_tokens_would_reach():
@@ -59,7 +101,7 @@ def test_bytes_of_experts_are_those_that_even_tokens_would_reach():
     shape = msgspec.structs.replace(SHAPE, experts=experts)
 
     def expert_bytes(tokens: int) -> int:
-        return step_bytes(shape, [tokens], [0]) - step_bytes(SHAPE, [tokens], [0])
+        return moved(shape, [tokens], [0]) - moved(SHAPE, [tokens], [0])
 
     assert expert_bytes(1) == 2 * 2 * 10  # one token reads what it chose
     assert expert_bytes(10_000) == 2 * 8 * 10  # many read all
@@ -68,34 +110,8 @@ def test_bytes_of_experts_are_those_that_even_tokens_would_reach():
     assert expert_bytes(3) == pytest.approx(2 * 10 * np.mean(drawn), rel=0.02)
 
 
-def test_shape_travels_as_msgpack():
+def test_shape_travels_as_msgpack_and_is_read_back_from_a_run():
     shape = msgspec.structs.replace(SHAPE, experts=ExpertShape(2, 8, 2, 10))
+    told = json.loads(json.dumps({"model_shape": msgspec.to_builtins(shape)}))
+    assert shape_from(told) == shape and shape_from({}) is None
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(shape), type=ModelShape) == shape
-
-
-def test_step_model_predicts_a_linear_device_it_has_watched():
-    model, dice = StepTimeModel(), random.Random(0)
-    errors = []
-    for step in range(400):
-        new = [1] * dice.randrange(1, 8) + ([dice.randrange(2, 300)] if step % 3 == 0 else [])
-        past = [dice.randrange(0, 900) for _ in new]
-        context = sum(p for n, p in zip(new, past, strict=True) if n == 1)
-        truth = 2e6 + 4e4 * sum(new) + 900 * context + 60 * sum(
-            n * p + n * (n + 1) // 2 for n, p in zip(new, past, strict=True) if n > 1
-        )  # fmt: skip
-        predicted = model.observe(new, past, round(truth))
-        assert (predicted is None) == (step < StepTimeModel.MIN_STEPS)
-        if step > 300:
-            errors.append(abs(predicted - truth) / truth)
-    assert np.mean(errors) < 0.02
-
-
-@pytest.mark.parametrize("traffic", ["decode of one", "one prompt length"])
-def test_step_model_stays_finite_when_the_traffic_never_varies(traffic):
-    """Forgetting without new information makes the plain recursion grow until it overflows."""
-    model = StepTimeModel()
-    for step in range(120_000):
-        new, past = ([1], [step % 2000]) if traffic == "decode of one" or step % 40 else ([128], [0])
-        predicted = model.observe(new, past, 2_000_000)
-    assert predicted is not None and 1_000_000 < predicted < 4_000_000
-    assert np.isfinite(model._covariance).all()

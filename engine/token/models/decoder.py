@@ -187,9 +187,8 @@ class Decoder(nn.Module):
         return ModelShape(
             vocab_size=self.config.vocab_size,
             hidden_size=self.config.hidden_size,
-            layer_parameters=sum(
-                layer.attention.active_parameters + layer.mlp.active_parameters for layer in self.layers
-            ),
+            attention_parameters=sum(layer.attention.active_parameters for layer in self.layers),
+            mlp_parameters=sum(layer.mlp.active_parameters for layer in self.layers),
             pair_flops=self.layers[0].attention.pair_flops,
             windows=tuple(Counter(self.config.windows).items()),
             kv_bytes_per_token=bytes_per_token(self.kv_layout, len(self.layers), kv_dtype or self.norm.dtype),

@@ -1,0 +1,153 @@
+"""How much of the device a recorded run used: model FLOPs and bandwidth utilisation by phase, and what a token cost.
+
+Everything is a quotient of sums over `steps.parquet`, against the ceilings that `run.json` holds (metrics/roofline.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.roofline import Ceilings
+
+PHASES = ("prefill", "decode", "mixed")  # a step has only prompts in it, none, or both
+PARTS = ("attention", "mlp", "head")
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What some steps made of the device. Shares are None where its ceilings were never measured.
+
+    `busy` divides by the device's own time, `wall` adds the gaps before the steps, when the device waited for the host;
+    time without any work is in neither. MFU says nothing of steps that memory bounds, MBU nothing of those that
+    arithmetic bounds; `roofline` takes in each step the greater bound, so it is what a step could still gain.
+    """
+
+    phase: str  # one of PHASES, or all
+    steps: int
+    tokens: int
+    device_ns: int
+    wall_ns: int
+    flops: int
+    moved_bytes: int
+    mfu_busy: float | None = None
+    mfu_wall: float | None = None
+    mbu_busy: float | None = None
+    mbu_wall: float | None = None
+    roofline_busy: float | None = None
+
+
+class TokenNumbers(msgspec.Struct, frozen=True):
+    """Tokens of a run by what became of them, what one costs, and how certain the model was.
+
+    From the steps: `computed` (kinds prefill, decode and verify), `recomputed` (kind recompute), `padded`, and
+    `overrun`, which is a part of the computed ones that nobody waited for. From the requests: `cached`, `drafted`,
+    `accepted`, and characters per token; that of prompts is None unless all were sent as text.
+    """
+
+    by_kind: dict[str, int]
+    flops_per_token: dict[str, float]  # by part of the model; of the head as well, though not every token has logits
+    entropy_nats: float | None  # mean of the draws that were looked at
+    kept_mass: float | None
+    looks: int  # how many those were
+    prompt_characters_per_token: float | None
+    output_characters_per_token: float | None
+
+
+def phases(steps: pd.DataFrame) -> np.ndarray:
+    """The phase of each step."""
+    prompts = np.array([any(kind in ("prefill", "recompute") for kind in kinds) for kinds in steps.kinds], dtype=bool)
+    others = np.array([any(kind in ("decode", "verify") for kind in kinds) for kinds in steps.kinds], dtype=bool)
+    return np.where(prompts & others, "mixed", np.where(prompts, "prefill", "decode"))
+
+
+def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
+    """Those of the device that a run was made on; None where `run.json` has none, because they were not measured."""
+    told = meta.get("ceilings")
+    return None if told is None else msgspec.convert(told, Ceilings)
+
+
+def arithmetic(meta: Mapping[str, Any]) -> str | None:
+    """The precision in which a run's matrix products were computed. Weights of 16 bits on a CPU are multiplied in the
+    dtype of the activations; those of 8 bits are not. None where no server of ours told."""
+    core = meta.get("core")
+    if core is None:
+        return None
+    return "int8" if core["weights"] == "int8" else core["dtype"]
+
+
+def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision: str | None = None) -> list[Use]:
+    """One Use a phase that occurred, and one of `all`. Raises CeilingError for a precision that was not measured."""
+    if steps.empty:
+        return []
+    names = phases(steps)
+    chosen = [(phase, names == phase) for phase in PHASES if (names == phase).any()]
+    return [_use(phase, steps[mask], ceilings, precision) for phase, mask in chosen] + [
+        _use("all", steps, ceilings, precision)
+    ]
+
+
+def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: str | None) -> Use:
+    flops, moved = steps.flops.astype("float64"), steps.bytes.astype("float64")
+    device_ns, wall_ns = int(steps.device_ns.sum()), int((steps.device_ns + steps.gap_ns).sum())
+    use = Use(
+        phase=phase,
+        steps=len(steps),
+        tokens=sum(int(sum(new)) for new in steps.new_tokens),
+        device_ns=device_ns,
+        wall_ns=wall_ns,
+        flops=int(flops.sum()),
+        moved_bytes=int(moved.sum()),
+    )
+    if ceilings is None or precision is None or device_ns <= 0:
+        return use
+    needed_ns = np.maximum(flops / ceilings.peak_flops(precision), moved / ceilings.bandwidth).sum() * 1e9
+    return msgspec.structs.replace(
+        use,
+        mfu_busy=ceilings.mfu(use.flops, device_ns, precision),
+        mfu_wall=ceilings.mfu(use.flops, wall_ns, precision),
+        mbu_busy=ceilings.mbu(use.moved_bytes, device_ns),
+        mbu_wall=ceilings.mbu(use.moved_bytes, wall_ns),
+        roofline_busy=float(needed_ns) / device_ns,
+    )
+
+
+def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
+    """Of `steps.parquet` and `requests.parquet`; columns that an older run lacks count as nothing."""
+    kinds = np.concatenate([np.empty(0, dtype=object), *(np.asarray(k, dtype=object) for k in steps.kinds)])
+    new = np.concatenate([np.zeros(0), *(np.asarray(n, dtype="float64") for n in steps.new_tokens)])
+    recomputed = int(new[kinds == "recompute"].sum())
+    computed = int(new.sum()) - recomputed
+    tokens = computed + recomputed
+    entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "kept_mass_ppm"))
+    prompt_tokens, prompt_characters = _total(requests, "prompt_tokens"), _total(requests, "prompt_characters")
+    output_tokens, output_characters = _total(requests, "output_tokens"), _total(requests, "output_characters")
+    as_text = bool(prompt_characters) and bool((requests.prompt_characters.astype("float64") > 0).all())
+    return TokenNumbers(
+        by_kind={
+            "computed": computed,
+            "cached": _total(requests, "cached_tokens"),
+            "recomputed": recomputed,
+            "drafted": _total(requests, "drafted_tokens"),
+            "accepted": _total(requests, "accepted_tokens"),
+            "padded": _total(steps, "padding_tokens"),
+            "overrun": _total(steps, "overrun_tokens"),
+        },
+        flops_per_token={part: _total(steps, f"flops_{part}") / tokens if tokens else 0.0 for part in PARTS},
+        entropy_nats=float(entropy.mean()) / 1e3 if len(entropy) else None,
+        kept_mass=float(kept.mean()) / 1e6 if len(kept) else None,
+        looks=len(entropy),
+        prompt_characters_per_token=prompt_characters / prompt_tokens if as_text else None,
+        output_characters_per_token=output_characters / output_tokens if output_characters else None,
+    )
+
+
+def _total(table: pd.DataFrame, column: str) -> int:
+    return int(table[column].fillna(0).sum()) if column in table else 0
+
+
+def _listed(table: pd.DataFrame, column: str) -> np.ndarray:
+    """All values of a column of lists, one after another."""
+    lists = [values for values in table[column] if values is not None] if column in table else []
+    return np.concatenate([np.zeros(0), *(np.asarray(values, dtype="float64") for values in lists)])

@@ -1,0 +1,168 @@
+"""How well the step-time model predicts what it was not taught: .venv/bin/python -m tests.bench.step_model [MODEL ...]
+
+One engine, two workloads: the model learns from steps of the one, then predicts those of the other, whose batch sizes,
+contexts and chunk lengths the first one never had, and learns nothing more. Errors are relative to the measured time of
+the device.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from engine import messages
+from engine.config import EngineConfig
+from engine.core import build
+from engine.engine import Engine
+from engine.sampling import SamplingParams
+from metrics.costmodel import ModelShape, step_work
+from metrics.machine import hardware
+from metrics.records import StepRecord
+from metrics.steptime import StepTimeModel, features
+from tests.bench.shapes import model_to_bench
+
+MAX_MODEL_LEN = 2048
+CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Waves of requests. Their numbers are drawn from what is listed, each wave anew."""
+
+    batches: Sequence[int]
+    prompts: Sequence[int]  # tokens
+    outputs: tuple[int, int]
+    together: float = 0.5  # share of a wave that arrives at once; the rest comes while those decode
+
+
+TAUGHT = Mix((1, 2, 4, 8, 16), (12, 40, 130, 260, 520, 900), (4, 40))
+HELD_OUT = Mix((3, 6, 11, 14), (25, 75, 200, 400, 700, 1400), (4, 40))
+
+
+def waves(mix: Mix, dice: random.Random) -> Iterator[list[tuple[int, int]]]:
+    """(prompt tokens, output tokens) of each request of a wave, without end."""
+    while True:
+        lengths = [(dice.choice(mix.prompts), dice.randint(*mix.outputs)) for _ in range(dice.choice(mix.batches))]
+        yield [(round(prompt * dice.uniform(0.9, 1.1)), output) for prompt, output in lengths]
+
+
+def steps_of(engine: Engine, records: list[StepRecord], mix: Mix, seed: int, steps: int) -> list[StepRecord]:
+    """Runs waves of a mix until it has so many steps."""
+    dice = random.Random(seed)
+    records.clear()
+    for number, wave in enumerate(waves(mix, dice)):
+        if len(records) >= steps:
+            break
+        pending = [
+            messages.Submit(
+                f"{seed}-{number}-{index}", [dice.randrange(3, 2000) for _ in range(prompt)],
+                SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True), time.monotonic_ns(),
+            )
+            for index, (prompt, output) in enumerate(wave)
+        ]  # fmt: skip
+        first = max(1, round(mix.together * len(pending)))
+        engine.receive(pending[:first], time.monotonic_ns())
+        pending = pending[first:]
+        while engine.has_work or pending:
+            arrived = [pending.pop(0)] if pending and (not engine.has_work or dice.random() < 0.15) else []
+            engine.receive(arrived, time.monotonic_ns())
+            engine.step()
+        engine.idle()
+    return list(records)
+
+
+def phase(record: StepRecord) -> str:
+    kinds = {kind in ("prefill", "recompute") for kind in record.kinds}
+    return "mixed" if len(kinds) == 2 else "prefill" if kinds == {True} else "decode"
+
+
+def taught(shape: ModelShape, records: Sequence[StepRecord]) -> StepTimeModel:
+    model = StepTimeModel()
+    for record in records:
+        model.observe(found(shape, record), record.device_ns)
+    return model
+
+
+def found(shape: ModelShape, record: StepRecord) -> list[float]:
+    work = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
+    return features(work, record.padding_tokens, eager=record.graph == "eager")
+
+
+def scores(shape: ModelShape, model: StepTimeModel, records: Sequence[StepRecord]) -> dict[str, dict[str, float]]:
+    """Percent, by phase and of all: mean and 95th percentile of the absolute error, and the mean with its sign."""
+    errors: dict[str, list[float]] = {"all": []}
+    for record in records:
+        predicted = model.predict(found(shape, record))
+        if predicted is not None:
+            error = 100 * (predicted / record.device_ns - 1)
+            errors["all"].append(error)
+            errors.setdefault(phase(record), []).append(error)
+    told = {}
+    for name, of_phase in errors.items():
+        if len(of_phase) > 1:
+            size = sorted(map(abs, of_phase))
+            told[name] = {
+                "steps": len(of_phase), "mape": statistics.mean(size), "median": statistics.median(size),
+                "p95": size[int(0.95 * len(size))], "bias": statistics.mean(of_phase),
+            }  # fmt: skip
+    return told
+
+
+def measure(name: str, threads: int, steps: int, seed: int, scratch: Path, dump: Path | None = None) -> dict:
+    folder, load_format = model_to_bench(name, scratch)
+    config = EngineConfig(
+        model=folder, load_format=load_format, max_num_seqs=16, max_model_len=MAX_MODEL_LEN, threads=threads,
+        max_num_batched_tokens=CHUNK_TOKENS, prefix_caching=False,
+    )  # fmt: skip
+    records: list[StepRecord] = []
+    engine, ready = build(config, 0, lambda outputs: records.extend(outputs.records))
+    steps_of(engine, records, TAUGHT, seed, 100)  # memory is faulted in, kernels are chosen
+    first = steps_of(engine, records, TAUGHT, seed + 1, steps)
+    second = steps_of(engine, records, HELD_OUT, seed + 2, steps // 2)
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        rows = [
+            [r.new_tokens, r.past_tokens, r.logit_rows, r.device_ns, r.kinds] for part in (first, second) for r in part
+        ]
+        (dump / f"{Path(name).stem}.json").write_text(json.dumps({"taught": len(first), "rows": rows}))
+    return {"model": name, "threads": ready.threads, "taught_steps": len(first)} | {
+        "scores": scores(ready.shape, taught(ready.shape, first), second)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=["tiny-model", "small"])
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=4000, help="that it is taught; half as many are held out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.models:
+            results.append(measure(name, options.threads, options.steps, options.seed, Path(scratch)))
+            print(
+                f"{name}, {results[-1]['threads']} threads, taught {results[-1]['taught_steps']} steps; held out, in %"
+            )
+            print(f"{'':8} {'steps':>6} {'mean':>6} {'median':>6} {'p95':>6} {'bias':>6}")
+            for part, score in results[-1]["scores"].items():
+                columns = " ".join(f"{score[column]:6.1f}" for column in ("mape", "median", "p95", "bias"))
+                print(f"{part:8} {score['steps']:6} {columns}")
+    if options.json is not None:
+        told = {
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "hardware": hardware(),
+            "results": results,
+        }
+        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""How certain the model was at a draw: against torch.distributions, and against the tokens that can be drawn."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from engine.sampling import SamplingParams
+from engine.token.certainty import EVERY, CertaintyProbe, certainty, told_certainty
+from engine.token.sampler import Sampler
+from tests.engine.harness import drain, hand_over, make_engine, submit
+
+CPU = torch.device("cpu")
+VOCAB = 40
+
+
+@dataclass
+class Request:
+    """What a sampler knows of a request."""
+
+    id: str
+    sampling: SamplingParams
+    token_ids: list[int] = field(default_factory=lambda: [3, 4, 5])
+    prompt_tokens: int = 3
+
+
+def look_at(logits: torch.Tensor, **sampling) -> tuple[float, float]:
+    request = Request("a", SamplingParams(max_tokens=5, **sampling))
+    probe, look = CertaintyProbe(VOCAB, CPU), None
+    for _ in range(EVERY):
+        assert look is None
+        look = probe.prepare([request], lambda _: False)
+    return tuple(certainty(logits[None], look).tolist())
+
+
+CUTS = [
+    {"temperature": 1.0}, {"temperature": 0.4}, {"temperature": 1.7, "top_k": 5}, {"temperature": 1.0, "top_p": 0.6},
+    {"temperature": 0.8, "min_p": 0.1}, {"temperature": 1.0, "top_n_sigma": 1.0},
+    {"temperature": 1.3, "top_k": 12, "top_p": 0.8, "min_p": 0.02},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", CUTS, ids=str)
+def test_entropy_is_that_of_the_distribution_and_the_kept_mass_that_of_what_can_be_drawn(sampling):
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(5)) * 2
+    entropy, kept = look_at(logits, **sampling)
+    distribution = torch.distributions.Categorical(logits=logits.double() / sampling["temperature"])
+    assert entropy == pytest.approx(distribution.entropy().item(), abs=1e-9)
+    sampler, drawn = Sampler(VOCAB, CPU), set()
+    for seed in range(1500):
+        request = Request(str(seed), SamplingParams(max_tokens=5, seed=seed, **sampling))
+        drawn.add(sampler.draw(logits[None], sampler.prepare([request])).item())
+    # What is never drawn in so many trials has next to no probability, if it can be drawn at all.
+    assert kept == pytest.approx(distribution.probs[sorted(drawn)].sum().item(), abs=5e-3)
+
+
+def test_a_greedy_draw_is_told_at_temperature_1_and_keeps_one_token():
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(6))
+    entropy, kept = look_at(logits, temperature=0.0)
+    distribution = torch.distributions.Categorical(logits=logits.double())
+    assert entropy == pytest.approx(distribution.entropy().item(), abs=1e-9)
+    assert kept == pytest.approx(distribution.probs.max().item(), abs=1e-9)
+
+
+def test_every_place_has_its_turn_and_edited_requests_have_none():
+    requests = [Request(str(row), SamplingParams(max_tokens=5, temperature=1.0)) for row in range(4)]
+    probe, rows = CertaintyProbe(VOCAB, CPU), []
+    for _ in range(8 * EVERY):
+        if (look := probe.prepare(requests, lambda request_id: request_id == "2")) is not None:
+            rows.append(look.row)
+    assert len(rows) == 8 and set(rows) == {0, 1, 3}
+    assert all(probe.prepare(requests[2:3], lambda _: True) is None for _ in range(2 * EVERY))
+
+
+def test_numbers_that_are_none_are_not_told():
+    assert told_certainty(None) == told_certainty(torch.tensor([torch.nan, 0.5])) == ([], [])
+    assert told_certainty(torch.tensor([1.5, 0.25])) == ([1500], [250_000])
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_records_of_a_running_engine_hold_it_and_its_tokens_are_the_same(overlap, checkpoints):
+    engine, published = make_engine(checkpoints["llama"], overlap=overlap)
+    hand_over(engine, [submit(name, [5, 9, 11], 150, temperature=0.9, top_p=0.9, seed=4) for name in "ab"])
+    drain(engine)
+    assert published.tokens["a"] == published.tokens["b"]
+    looks = [step for step in published.records if step.entropy_millinats]
+    assert len(looks) == len(published.records) // EVERY == 2
+    for step in looks:
+        assert len(step.entropy_millinats) == len(step.kept_mass_ppm) == 1
+        assert 0 <= step.entropy_millinats[0] <= 1000 * 5.77  # ln 320, the vocabulary
+        assert 899_000 <= step.kept_mass_ppm[0] <= 1_000_000
