@@ -82,6 +82,6 @@ def test_model_has_its_published_size(config, parameters, active, kv_bytes, long
     shape = model.shape()
     assert sum(p.numel() for p in model.parameters()) == parameters
     head = shape.hidden_size * shape.vocab_size
-    assert shape.layer_parameters + head == pytest.approx(active, rel=0.01)
+    assert shape.attention_parameters + shape.mlp_parameters + head == pytest.approx(active, rel=0.01)
     assert shape.kv_bytes_per_token == kv_bytes
     assert decoder.max_model_len == longest
