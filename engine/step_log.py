@@ -1,4 +1,4 @@
-"""The record of each step: its stages, its composition, and the state that it left. What it cost is worked out later."""
+"""The record of each step: its stages, its composition and the state that it left. Its cost is worked out elsewhere."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
