@@ -116,7 +116,7 @@ def _pool_by_metrics(view: ServerView) -> tuple[Status, str]:
     told = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
     full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     hurts = bool(view.preemptions) or full > BLOCKED
-    words = f"KV use peaks at {view.kv_largest:.0%} of the samples of {view.title}'s gauge, one a second{told}"
+    words = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second{told}"
     return ("present" if view.kv_largest >= FULL_POOL and hurts else "absent"), words
 
 

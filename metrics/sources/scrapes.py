@@ -19,14 +19,15 @@ from metrics.rundir import RunDirectory, RunError
 UP, DURATION = "up", "scrape_duration_seconds"
 STARTED = "process_start_time_seconds"  # of prometheus_client: when the process behind a page began
 
+_SERIES = "cast(to_json(labels) as varchar) as series"
 _SAMPLES = "samples as (select * from read_parquet($files, union_by_name=true))"
-_STEPS = f"""with {_SAMPLES}, chosen as (
-    select ns, name, cast(to_json(labels) as varchar) as series, value from samples
-    where list_contains($names, name) and ns between $begin and $end
-), ordered as (
-    select *, lag(value) over (partition by name, series order by ns) as before from chosen
+_CHOSEN = f"""with {_SAMPLES}, chosen as (
+    select * from samples where list_contains($names, name) and ns between $begin and $end
+)"""
+_STEPS = f"""{_CHOSEN}, ordered as (
+    select *, lag(value) over (partition by name, labels order by ns) as before from chosen
 ), steps as (
-    select ns, name, series, value < before as fell, case
+    select ns, name, labels, value < before as fell, case
         when before is null then case when ns = $begin then 0 else value end
         when value < before then value
         else value - before end as step
@@ -78,21 +79,28 @@ def names(run: RunDirectory) -> set[str]:
 def growth(run: RunDirectory, wanted: Iterable[str], begin_ns: int, end_ns: int) -> pd.DataFrame:
     """By how much each series grew from one scrape to another: `name, labels` (a dict), `growth, resets`.
 
-    `begin_ns` is the moment of a scrape: what a series shows then is where it begins.
+    `begin_ns` is the moment of a scrape: what a series shows then is where it begins. Buckets, which are most of the
+    samples, are followed from scrape to scrape only where something else fell, since a restart resets all together.
     """
-    rows = _query(
-        run,
-        f"{_STEPS} select name, series, sum(step) as growth, count(*) filter (fell) as resets "
-        "from steps group by name, series order by name, series",
-        names=sorted(wanted), begin=begin_ns, end=end_ns,
-    )  # fmt: skip
+    names, span = sorted(wanted), {"begin": begin_ns, "end": end_ns}
+    telling = [name for name in names if not name.endswith("_bucket")]
+    fell = _query(run, f"{_STEPS} select count(*) as times from steps where fell", names=telling, **span)
+    if len(fell) and fell.times[0]:
+        head, figures = _STEPS, "sum(step) as growth, count(*) filter (fell) as resets from steps"
+    else:
+        head, figures = (
+            _CHOSEN,
+            "max(value) - coalesce(min(value) filter (ns = $begin), 0) as growth, 0 as resets from chosen",
+        )
+    rows = _query(run, f"{head} select name, {_SERIES}, {figures} group by name, labels order by name, series",
+                  names=names, **span)  # fmt: skip
     return _with_labels(rows, ("growth", "resets"))
 
 
 def growth_over_time(run: RunDirectory, wanted: Iterable[str], begin_ns: int, end_ns: int) -> pd.DataFrame:
     """The same between each two scrapes that follow each other: `ns` (of the later one), `name, labels, growth`."""
     rows = _query(
-        run, f"{_STEPS} select ns, name, series, step as growth from steps order by ns, name, series",
+        run, f"{_STEPS} select ns, name, {_SERIES}, step as growth from steps order by ns, name, series",
         names=sorted(wanted), begin=begin_ns, end=end_ns,
     )  # fmt: skip
     return _with_labels(rows, ("ns", "growth"))
@@ -101,9 +109,7 @@ def growth_over_time(run: RunDirectory, wanted: Iterable[str], begin_ns: int, en
 def readings(run: RunDirectory, wanted: Iterable[str], begin_ns: int, end_ns: int) -> pd.DataFrame:
     """What gauges showed: `ns, name, labels` (a dict), `value`, one row a scrape and series, in order of time."""
     rows = _query(
-        run,
-        f"with {_SAMPLES} select ns, name, cast(to_json(labels) as varchar) as series, value from samples "
-        "where list_contains($names, name) and ns between $begin and $end order by ns, name, series",
+        run, f"{_CHOSEN} select ns, name, {_SERIES}, value from chosen order by ns, name, series",
         names=sorted(wanted), begin=begin_ns, end=end_ns,
     )  # fmt: skip
     return _with_labels(rows, ("ns", "value"))

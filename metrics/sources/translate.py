@@ -4,7 +4,7 @@ What a server does not tell is left out, never 0.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import pandas as pd
@@ -13,7 +13,7 @@ from metrics.catalog import METRIC_BY_NAME
 from metrics.sources.source import Source, Sum, Term, Translation
 
 QUANTILES = (0.5, 0.9, 0.99)
-SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket"), "gauge": ()}  # of what grows
+SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket")}  # of what grows
 Labels = Mapping[str, str]
 LabelSet = tuple[tuple[str, str], ...]
 
@@ -38,17 +38,24 @@ def of_family(figures: Mapping[str, float], name: str) -> float | None:
     return sum(parts) if parts else None
 
 
-def terms_of(item: Translation) -> Iterable[Term]:
+def names_of(source: Source, kind: str) -> set[str]:
+    """The names, without a histogram's suffixes, that a source translates into families of a kind."""
+    return {
+        term.name for item in source.translations if METRIC_BY_NAME[item.ours].kind == kind for term in _terms(item)
+    }
+
+
+def _terms(item: Translation) -> Iterator[Term]:
     return (term for terms in item.theirs for term in terms)
 
 
 def names_that_grow(source: Source) -> set[str]:
     """The names of all samples that count towards totals, latencies and spans."""
     found = {
-        f"{term.name}{suffix}"
-        for item in source.translations
-        for term in terms_of(item)
-        for suffix in SUFFIXES[METRIC_BY_NAME[item.ours].kind]
+        f"{name}{suffix}"
+        for kind, suffixes in SUFFIXES.items()
+        for name in names_of(source, kind)
+        for suffix in suffixes
     }
     for span in source.spans:
         for terms in (span.seconds, span.requests, span.to_first_token, span.first_tokens):

@@ -17,10 +17,10 @@ from metrics.sources.translate import (
     Distribution,
     Growth,
     key,
+    names_of,
     names_that_grow,
     of_family,
     over_time,
-    terms_of,
 )
 
 BY_CLIENT = Sight("seen", "measured by the load generator, of each request")
@@ -188,8 +188,8 @@ def timeline(run: RunDirectory) -> pd.DataFrame:
         return pd.DataFrame()
     taken = scrapes.taking(run).answered_ns
     first, last = int(taken[0]), int(taken[-1])
-    names = {term.name for item in source.translations for term in terms_of(item)}
-    grown = over_time(source, "counter", scrapes.growth_over_time(run, names, first, last), "growth")
+    rows = scrapes.growth_over_time(run, names_of(source, "counter"), first, last)
+    grown = over_time(source, "counter", rows, "growth")
     return pd.DataFrame(_gauges(run, source, first, last) | grown, index=pd.Index(taken, name="ns"))
 
 
@@ -200,8 +200,8 @@ def _begin(answered_ns: np.ndarray, measured: pd.DataFrame) -> int:
 
 
 def _gauges(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, pd.Series]:
-    names = {term.name for item in source.translations for term in terms_of(item)}
-    return over_time(source, "gauge", scrapes.readings(run, names, begin_ns, end_ns), "value")
+    rows = scrapes.readings(run, names_of(source, "gauge"), begin_ns, end_ns)
+    return over_time(source, "gauge", rows, "value")
 
 
 def _told(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
