@@ -54,7 +54,7 @@ def accounts(view: ServerView) -> str:
 def spans(view: ServerView) -> str:
     """The stretches of time that the server measures, and where what it does not explain lies."""
     rows = [
-        f'<tr><td>{safe(span.name)}</td><td class="sj-right">{number(span.mean_ms)}</td>'
+        f'<tr><td style="white-space:nowrap">{safe(span.name)}</td><td class="sj-right">{number(span.mean_ms)}</td>'
         f'<td class="sj-right">{number(span.ttft_ms)}</td><td>{safe(", ".join(span.accounts))}</td>'
         f"<td>{safe(span.meaning)}</td></tr>"
         for span in view.spans

@@ -20,6 +20,7 @@ from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
 from metrics.objectives import short
 from metrics.rundir import RunDirectory
+from metrics.sources.registry import SOURCES
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
@@ -226,6 +227,9 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
     elif facts.served and not facts.joined:
         unseen = ", ".join(LIFECYCLES)
         warnings.append(f"no server records: the accounts of {unseen} cannot be seen, only client.lag")
+        if facts.scraped:
+            known = ", ".join(source.title for source in SOURCES)
+            warnings.append(f"its /metrics is of none of the servers that are known here: {known}")
     elif facts.joined < facts.served:
         warnings.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
     if facts.joined and facts.steps is None:

@@ -51,6 +51,7 @@ class Facts:
     prefix: "Prefix | None"
     book: Callable[[], Book | None]  # who delayed whom; read when it is asked for, once
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
+    scraped: bool = False  # whether it had a /metrics at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ def gather(run: RunDirectory) -> Facts:
         prefix=_prefix(served),
         book=cache(lambda: book_of(run)),
         server=observe(run, requests, rows) if not joined else None,
+        scraped=bool(run.sources("scrapes")),
     )
 
 

@@ -112,6 +112,16 @@ def test_limits_of_the_scrapes_are_warnings(tmp_path):
     assert "began anew 1 times" in said and "unseen by vLLM's metrics: client.network, token.encode" in said
 
 
+def test_page_of_an_unknown_server_is_said_to_be_one(tmp_path):
+    class Unknown(VllmPage):
+        def render(self) -> bytes:
+            return super().render().replace(b"vllm:", b"llamacpp:")
+
+    diagnosis = diagnose(foreign_run(tmp_path / "run", steady(20), Unknown()))
+    assert diagnosis.server is None and diagnosis.state == "healthy"
+    assert any("none of the servers that are known here: Sojourn, vLLM, SGLang" in said for said in diagnosis.warnings)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_report_of_a_foreign_server_is_whole_at_any_width(tmp_path, width):
     diagnosis = diagnose(foreign_run(tmp_path / "run", CROWD, VllmPage()))
