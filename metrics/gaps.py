@@ -257,8 +257,9 @@ def why(gap: Gap) -> str:
         return "nothing is booked in it"
     name = max(gap.accounts, key=lambda account: gap.accounts[account])
     words = f"{gap.accounts[name] / max(gap.length_ns, 1):.0%} {name}"
-    if gap.waits and name not in ("request.interference", HOST):
-        words += f" ({max(gap.waits, key=lambda reason: gap.waits[reason])})"
+    reason = max(gap.waits, key=lambda each: gap.waits[each], default="")
+    if reason and reason not in name and name not in ("request.interference", HOST):
+        words += f" ({reason})"
     prompts = sum(step.others_prompt_tokens for step in gap.steps)
     if name == "request.interference" and gap.offenders:
         more = f" and {len(gap.offenders) - 1} more" if len(gap.offenders) > 1 else ""

@@ -87,7 +87,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
         begin_ns=float(starts.min()) if len(starts) else 0.0,
         server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
-        system=_numeric(run.table("system")),
+        system=_during(_numeric(run.table("system")), starts),
         kernels=run.table("kernels"),
         book=book_of(run),
         ceilings=ceilings,
@@ -124,6 +124,11 @@ def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
         return load_ceilings(str(name)), ""
     except CeilingError as error:
         return None, f"The ceilings of this run's device are not known here: {error}."
+
+
+def _during(system: pd.DataFrame, starts: pd.Series) -> pd.DataFrame:
+    """Without the seconds in which the server started and the load was prepared."""
+    return system[system.ns >= starts.min()].sort_values("ns", ignore_index=True) if len(starts) else system
 
 
 def _numeric(table: pd.DataFrame) -> pd.DataFrame:

@@ -49,7 +49,7 @@ def worst_offenders(book: Book, count: int = 10) -> pd.DataFrame:
     table = offenders(book)
     whole = float(table.caused_ns.sum()) or 1.0
     top = table.head(count)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "request": top.request_id,
             "tenant": top.tenant.fillna("–"),
@@ -59,3 +59,4 @@ def worst_offenders(book: Book, count: int = 10) -> pd.DataFrame:
             "share": (top.caused_ns / whole).map(percent),
         }
     )
+    return table.drop(columns=[name for name in ("tenant", "class") if table[name].isin(("", "–")).all()])

@@ -79,7 +79,8 @@ else:
     )
     worst_table = worst_offenders(run.book)
     uneven = gini(offenders(run.book).caused_ns.to_numpy())
-    st.html(fragments.table(list(worst_table.columns), worst_table.to_numpy().tolist(), right=(3, 4, 5)))
+    last = tuple(range(len(worst_table.columns) - 3, len(worst_table.columns)))
+    st.html(fragments.table(list(worst_table.columns), worst_table.to_numpy().tolist(), right=last))
     st.caption(
         f"The requests that delayed the others most. Gini coefficient of all: {number(uneven)} (0: all alike, 1: one "
         "request causes everything)."
