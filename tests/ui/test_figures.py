@@ -6,16 +6,30 @@ import re
 import numpy as np
 import pytest
 
+from metrics.blame import UNEXPLAINED, blame_of, waited_ns, worst
+from metrics.gaps import slowest_gaps
 from metrics.goodput import goodput_by_tpot
 from metrics.ledger import ACCOUNTS, COLOURS
 from metrics.objectives import OBJECTIVES
 from metrics.records import KINDS
+from metrics.roofline import Ceilings, Gemm
 from ui import theme
-from ui.figures import goodput, ledger, server, steps
+from ui.figures import blame as blame_figures
+from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
+from ui.tables_blame import blame, waits_by_reason
+from ui.tables_compute import flops_by_part, kernel_times, points, tokens, utilisation
+from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens
 
-UNIT = re.compile(r"\((ms|s|%|requests|cumulative %|ms, log scale|% of sent.*)\)$|per second$|per step$|KV blocks$")
+UNIT = re.compile(
+    r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
+    r"|per step$|KV blocks$|^output token$"
+)
 RUNS = ("chat", "tiny_kv", "foreign", "vllm")
+CEILINGS = Ceilings(
+    device="simulated", threads=1, measured_at="", versions={}, read_bytes_per_s=2e9, copy_bytes_per_s=1e9, inner=1024,
+    gemm=[Gemm("float32", 64, 5e10)],
+)  # fmt: skip
 
 
 def figures(run) -> dict:
@@ -35,15 +49,43 @@ def figures(run) -> dict:
         "over_time": steps.over_time(run.steps, run.begin_ns),
         "expected": steps.expected_against_actual(run.steps, run.begin_ns),
         "stages": steps.stage_breakdown(run.steps),
+        "outcomes": memory.prefix_outcomes(outcome_tokens(run.requests)),
+        "hit_rates": memory.hit_rates(hit_rates(run.requests, run.begin_ns)),
+        "miss_ratio": memory.miss_ratio_curve(*miss_ratios(run.requests)),
+        "blocks": memory.blocks_over_time(run.steps, run.begin_ns, 16),
+        "lives": memory.block_lives(block_events(run.steps), 64),
+        "roofline": compute.roofline(points(run.steps, run.begin_ns), CEILINGS, "float32"),
+        "utilisation": compute.utilisation(utilisation(run.steps, CEILINGS, "float32")),
+        "tokens": compute.tokens_by_kind(tokens(run.requests, run.steps)),
+        "flops_by_part": compute.flops_by_part(flops_by_part(run.steps)),
+        "kernels": compute.kernels_by_class(kernel_times(run.kernels)),
+        "machine": compute.machine(run.system, run.begin_ns),
         "attainment": goodput.attainment(verdict.goodput),
         "lifecycles": ledger.lifecycle_bar(verdict.lifecycle_share),
         "parts": server.parts_of_the_time(verdict),
         "server": server.over_time(run.server, run.begin_ns),
     }
+    if run.book is not None:
+        drawn |= blamed(run)
     for latency in OBJECTIVES:
         bounds = goodput.bounds(run.requests, objectives, latency)
         drawn[latency] = goodput.latency_distribution(run.requests, latency, bounds)
     return drawn
+
+
+def blamed(run) -> dict:
+    """The figures of who delayed whom."""
+    name = run.requests.nlargest(1, "e2e_ms").request_id.iloc[0]
+    slowest = slowest_gaps(run.book, name, 3)
+    stamps = run.book.requests.set_index("request_id").token_ns[name]
+    return {
+        "waits": blame_figures.waits_by_reason(waits_by_reason(run.requests)),
+        "by_class": blame_figures.heat_map(blame(run.book, "klass"), "classes that waited", "classes"),
+        "worst": blame_figures.heat_map(blame(run.book, "worst"), "requests that waited", "requests"),
+        "offenders": blame_figures.offenders(blame_of(run.book, name), float(waited_ns(run.book).loc[name].sum())),
+        "gap": blame_figures.gap(slowest[0]),
+        "gap_lengths": blame_figures.gap_lengths(list(stamps), [gap.token for gap in slowest], 0),
+    }
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -59,7 +101,7 @@ def test_every_trace_has_a_name_and_every_number_says_its_unit(drawn):
             if axis.visible is False or axis.showticklabels is False:
                 continue
             assert axis.title.text, (name, axis.plotly_name)
-            named = axis.ticktext is not None and axis.type != "log"
+            named = axis.type == "category" or (axis.ticktext is not None and axis.type != "log")
             if not named and axis.categoryorder is None and axis.autorange != "reversed":
                 assert UNIT.search(axis.title.text), (name, axis.title.text)
 
@@ -171,3 +213,29 @@ def test_foreign_server_over_time_has_a_point_a_scrape(vllm):
     assert {"running", "waiting", "KV use", "preemptions", "prompt tokens", "output tokens"} <= set(drawn)
     assert len(drawn["waiting"].x) == vllm.diagnosis.server.scrapes
     assert max(drawn["running"].y) == 2 and max(drawn["waiting"].y) > 10
+
+
+def test_heat_map_shows_the_waiting_of_the_ledger(chat):
+    fig = blame_figures.heat_map(blame(chat.book, "klass"), "classes that waited", "classes")
+    shown = np.sum(np.array(fig.data[0].z, dtype=float))
+    left = blame(chat.book, "klass")[UNEXPLAINED].clip(upper=0).sum() / 1e9
+    assert shown == pytest.approx(waited_ns(chat.book).to_numpy().sum() / 1e9 - left, rel=1e-9)
+
+
+def test_simulated_server_and_the_blame_matrix_agree_on_who_waited(chat, tiny_kv):
+    """Two statements of what waiting is that share no code: the matrix finds from the steps what the server booked."""
+    for run in (chat, tiny_kv):
+        waited = waited_ns(run.book).sum(axis=1)
+        left = worst(run.book, 1)[UNEXPLAINED].abs()
+        assert left.sum() < 0.01 * waited.sum()
+
+
+def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
+    shown = points(chat.steps, chat.begin_ns)
+    table = utilisation(chat.steps, CEILINGS, "float32").set_index("phase")
+    busy = table.loc["all, device busy"]
+    assert busy.mfu == pytest.approx(chat.steps.flops.sum() / chat.steps.device_ns.sum() * 1e9 / 5e10)
+    assert busy.mbu == pytest.approx(chat.steps.bytes.sum() / chat.steps.device_ns.sum() * 1e9 / 2e9)
+    assert table.loc["all, wall time"].mfu < busy.mfu
+    np.testing.assert_allclose(shown.gflops / shown.gbytes, shown.intensity)
+    assert max(busy.mfu, busy.mbu) <= busy.of_roofline + 1e-9

@@ -36,7 +36,8 @@ def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure
         colorbar=dict(title=dict(text="waited (s)", side="right", font_size=13), thickness=12, outlinewidth=0),
         hovertemplate="%{y} waited %{z:.3f} s for %{x}<br>%{customdata:.1f} % of its waiting<extra></extra>",
     )  # fmt: skip
-    fig.update_xaxes(title_text=offenders, type="category", ticks="", showgrid=False, tickangle=-35 if len(columns) > 4 else 0)
+    angle = -35 if len(columns) > 4 else 0
+    fig.update_xaxes(title_text=offenders, type="category", ticks="", showgrid=False, tickangle=angle)
     fig.update_yaxes(title_text=victims, type="category", ticks="", showgrid=False, autorange="reversed")
     return fig
 
