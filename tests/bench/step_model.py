@@ -1,8 +1,8 @@
 """How well the step-time model predicts what it was not taught: .venv/bin/python -m tests.bench.step_model [MODEL ...]
 
-One engine, two workloads: the model learns from steps of the one, then predicts those of the other, whose batch sizes,
-contexts and chunk lengths the first one never had, and learns nothing more. Errors are relative to the measured time of
-the device.
+One engine, two workloads in turns, so that the machine's drift falls on both: the model learns from the steps of the
+one, and predicts those of the other, whose batches, prompts and chunks the first one never had, without learning from
+them. Errors are relative to the measured time of the device, so the machine's own noise is in them: run it alone.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from tests.bench.shapes import model_to_bench
 
 MAX_MODEL_LEN = 2048
 CHUNK_TOKENS = 512
+WARM_WAVES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ class Mix:
     batches: Sequence[int]
     prompts: Sequence[int]  # tokens
     outputs: tuple[int, int]
-    together: float = 0.5  # share of a wave that arrives at once; the rest comes while those decode
 
 
 TAUGHT = Mix((1, 2, 4, 8, 16), (12, 40, 130, 260, 520, 900), (4, 40))
@@ -52,28 +52,26 @@ def waves(mix: Mix, dice: random.Random) -> Iterator[list[tuple[int, int]]]:
         yield [(round(prompt * dice.uniform(0.9, 1.1)), output) for prompt, output in lengths]
 
 
-def steps_of(engine: Engine, records: list[StepRecord], mix: Mix, seed: int, steps: int) -> list[StepRecord]:
-    """Runs waves of a mix until it has so many steps."""
-    dice = random.Random(seed)
+def wave_of_steps(
+    engine: Engine, records: list[StepRecord], wave: list[tuple[int, int]], dice: random.Random, name: str
+) -> list[StepRecord]:
+    """Serves one wave: half of it arrives at once, the rest while those run."""
     records.clear()
-    for number, wave in enumerate(waves(mix, dice)):
-        if len(records) >= steps:
-            break
-        pending = [
-            messages.Submit(
-                f"{seed}-{number}-{index}", [dice.randrange(3, 2000) for _ in range(prompt)],
-                SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True), time.monotonic_ns(),
-            )
-            for index, (prompt, output) in enumerate(wave)
-        ]  # fmt: skip
-        first = max(1, round(mix.together * len(pending)))
-        engine.receive(pending[:first], time.monotonic_ns())
-        pending = pending[first:]
-        while engine.has_work or pending:
-            arrived = [pending.pop(0)] if pending and (not engine.has_work or dice.random() < 0.15) else []
-            engine.receive(arrived, time.monotonic_ns())
-            engine.step()
-        engine.idle()
+    pending = [
+        messages.Submit(
+            f"{name}-{index}", [dice.randrange(3, 2000) for _ in range(prompt)],
+            SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True), time.monotonic_ns(),
+        )
+        for index, (prompt, output) in enumerate(wave)
+    ]  # fmt: skip
+    first = -(-len(pending) // 2)
+    engine.receive(pending[:first], time.monotonic_ns())
+    pending = pending[first:]
+    while engine.has_work or pending:
+        arrived = [pending.pop(0)] if pending and (not engine.has_work or dice.random() < 0.15) else []
+        engine.receive(arrived, time.monotonic_ns())
+        engine.step()
+    engine.idle()
     return list(records)
 
 
@@ -82,27 +80,13 @@ def phase(record: StepRecord) -> str:
     return "mixed" if len(kinds) == 2 else "prefill" if kinds == {True} else "decode"
 
 
-def taught(shape: ModelShape, records: Sequence[StepRecord]) -> StepTimeModel:
-    model = StepTimeModel()
-    for record in records:
-        model.observe(found(shape, record), record.device_ns)
-    return model
-
-
 def found(shape: ModelShape, record: StepRecord) -> list[float]:
     work = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
     return features(work, record.padding_tokens, eager=record.graph == "eager")
 
 
-def scores(shape: ModelShape, model: StepTimeModel, records: Sequence[StepRecord]) -> dict[str, dict[str, float]]:
-    """Percent, by phase and of all: mean and 95th percentile of the absolute error, and the mean with its sign."""
-    errors: dict[str, list[float]] = {"all": []}
-    for record in records:
-        predicted = model.predict(found(shape, record))
-        if predicted is not None:
-            error = 100 * (predicted / record.device_ns - 1)
-            errors["all"].append(error)
-            errors.setdefault(phase(record), []).append(error)
+def percentages(errors: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Of each phase and of all: the absolute error's mean, median and 95th percentile, and the mean with its sign."""
     told = {}
     for name, of_phase in errors.items():
         if len(of_phase) > 1:
@@ -114,7 +98,8 @@ def scores(shape: ModelShape, model: StepTimeModel, records: Sequence[StepRecord
     return told
 
 
-def measure(name: str, threads: int, steps: int, seed: int, scratch: Path, dump: Path | None = None) -> dict:
+def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> dict:
+    """`steps` to learn from, the first quarter of them before anything is scored."""
     folder, load_format = model_to_bench(name, scratch)
     config = EngineConfig(
         model=folder, load_format=load_format, max_num_seqs=16, max_model_len=MAX_MODEL_LEN, threads=threads,
@@ -122,25 +107,34 @@ def measure(name: str, threads: int, steps: int, seed: int, scratch: Path, dump:
     )  # fmt: skip
     records: list[StepRecord] = []
     engine, ready = build(config, 0, lambda outputs: records.extend(outputs.records))
-    steps_of(engine, records, TAUGHT, seed, 100)  # memory is faulted in, kernels are chosen
-    first = steps_of(engine, records, TAUGHT, seed + 1, steps)
-    second = steps_of(engine, records, HELD_OUT, seed + 2, steps // 2)
-    if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
-        rows = [
-            [r.new_tokens, r.past_tokens, r.logit_rows, r.device_ns, r.kinds] for part in (first, second) for r in part
-        ]
-        (dump / f"{Path(name).stem}.json").write_text(json.dumps({"taught": len(first), "rows": rows}))
-    return {"model": name, "threads": ready.threads, "taught_steps": len(first)} | {
-        "scores": scores(ready.shape, taught(ready.shape, first), second)
-    }
+    dice, model, taught, number = random.Random(seed), StepTimeModel(), 0, 0
+    learnt, held_out = waves(TAUGHT, dice), waves(HELD_OUT, dice)
+    for _ in range(WARM_WAVES):  # memory is faulted in, kernels are chosen
+        wave_of_steps(engine, records, next(learnt), dice, "warm")
+    errors: dict[str, list[float]] = {part: [] for part in ("all", "prefill", "decode", "mixed")}
+    seen_errors: list[float] = []  # of steps like those it has learnt from: what the noise leaves possible
+    while taught < steps:
+        number += 1
+        for record in wave_of_steps(engine, records, next(learnt), dice, f"a{number}"):
+            predicted = model.observe(found(ready.shape, record), record.device_ns)
+            taught += 1
+            if predicted is not None and taught > steps // 4:
+                seen_errors.append(100 * (predicted / record.device_ns - 1))
+        for record in wave_of_steps(engine, records, next(held_out), dice, f"b{number}"):
+            predicted = model.predict(found(ready.shape, record))
+            if predicted is not None and taught > steps // 4:
+                error = 100 * (predicted / record.device_ns - 1)
+                errors["all"].append(error)
+                errors[phase(record)].append(error)
+    scores = percentages(errors | {"taught": seen_errors})
+    return {"model": name, "threads": ready.threads, "taught_steps": taught, "scores": scores}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=["tiny-model", "small"])
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4000, help="that it is taught; half as many are held out")
+    parser.add_argument("--steps", type=int, default=4000, help="that it is taught; about as many are held out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,0 +1,77 @@
+"""Shares of the device by phase: quotients of sums, against steps whose answers are known."""
+
+import msgspec
+import pandas as pd
+import pytest
+
+from metrics.roofline import CeilingError, Ceilings, Gemm
+from metrics.utilisation import phases, token_numbers, utilisation
+
+CEILINGS = Ceilings("a device", 2, "2026-11-21T00:00:00Z", {}, 100e9, 80e9, 2048, [Gemm("float32", 64, 1e12)])
+
+
+def table(*steps: dict) -> pd.DataFrame:
+    return pd.DataFrame(list(steps))
+
+
+def step(kinds: list[str], new: list[int], flops: float, moved: float, device_ns: int, gap_ns: int = 0, **more) -> dict:
+    return dict(kinds=kinds, new_tokens=new, flops=flops, bytes=moved, device_ns=device_ns, gap_ns=gap_ns) | more
+
+
+STEPS = table(
+    step(["prefill"], [100], 8e9, 1e8, 10_000_000),  # 8 ms of arithmetic in 10
+    step(["decode", "decode"], [1, 1], 1e8, 5e8, 10_000_000, 10_000_000),  # 5 ms of reading in 10, after as long a gap
+    step(["decode"], [1], 5e7, 5e8, 10_000_000),
+    step(["decode", "recompute"], [1, 30], 2e9, 3e8, 5_000_000),
+)
+
+
+def test_each_phase_is_measured_by_its_own_steps():
+    assert phases(STEPS).tolist() == ["prefill", "decode", "decode", "mixed"]
+    found = {use.phase: use for use in utilisation(STEPS, CEILINGS, "float32")}
+    assert list(found) == ["prefill", "decode", "mixed", "all"]
+    assert found["prefill"].mfu_busy == found["prefill"].roofline_busy == pytest.approx(0.8)
+    decode = found["decode"]
+    assert (decode.mbu_busy, decode.mbu_wall) == (pytest.approx(0.5), pytest.approx(1e9 / 100e9 / 0.030))
+    assert (decode.tokens, decode.steps, decode.device_ns, decode.wall_ns) == (3, 2, 20_000_000, 30_000_000)
+    assert found["mixed"].roofline_busy == pytest.approx((3e8 / 100e9) / 0.005)
+    for name in ("steps", "tokens", "device_ns", "wall_ns", "flops", "moved_bytes"):
+        assert getattr(found["all"], name) == sum(getattr(found[phase], name) for phase in found if phase != "all")
+
+
+def test_without_ceilings_there_are_sums_and_no_shares():
+    for use in utilisation(STEPS):
+        assert (
+            use.flops > 0 and use.mfu_busy is use.mfu_wall is use.mbu_busy is use.mbu_wall is use.roofline_busy is None
+        )
+    assert utilisation(STEPS.iloc[:0], CEILINGS, "float32") == []
+    with pytest.raises(CeilingError, match="bfloat16"):
+        utilisation(STEPS, CEILINGS, "bfloat16")
+
+
+def test_tokens_are_told_by_kind_and_cost_by_part():
+    steps = STEPS.assign(
+        padding_tokens=[0, 6, 7, 0], overrun_tokens=[0, 1, 0, 0], flops_attention=[10, 2, 1, 3], flops_mlp=[20, 4, 2, 6],
+        flops_head=[1, 2, 1, 1], entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]],
+    )  # fmt: skip
+    requests = pd.DataFrame({
+        "prompt_tokens": [10, 20], "cached_tokens": [4, 0], "output_tokens": [5, 15], "drafted_tokens": [3, 0],
+        "accepted_tokens": [1, 0], "prompt_characters": [30, 60], "output_characters": [25, 55],
+    })  # fmt: skip
+    numbers = token_numbers(steps, requests)
+    assert numbers.by_kind == {
+        "computed": 104, "cached": 4, "recomputed": 30, "drafted": 3, "accepted": 1, "padded": 13, "overrun": 1
+    }  # fmt: skip
+    assert numbers.flops_per_token == {"attention": 16 / 134, "mlp": 32 / 134, "head": 5 / 134}
+    assert (numbers.entropy_nats, numbers.kept_mass, numbers.looks) == (1.0, 0.8, 2)
+    assert (numbers.prompt_characters_per_token, numbers.output_characters_per_token) == (3.0, 4.0)
+    some_as_ids = requests.assign(prompt_characters=[30, 0])
+    assert token_numbers(steps, some_as_ids).prompt_characters_per_token is None
+
+
+def test_a_run_without_the_newer_columns_tells_what_it_can():
+    requests = pd.DataFrame({"prompt_tokens": [10], "cached_tokens": [4], "output_tokens": [5]})
+    numbers = token_numbers(STEPS, requests)
+    assert numbers.by_kind["recomputed"] == 30 and numbers.entropy_nats is numbers.output_characters_per_token is None
+    assert msgspec.json.decode(msgspec.json.encode(numbers))["flops_per_token"]["head"] == 0
+    assert token_numbers(STEPS.iloc[:0], requests.iloc[:0]).flops_per_token["mlp"] == 0
