@@ -1,14 +1,12 @@
 """What a blame matrix is computed from: a run's steps and waits, and who is to blame for what in each step."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from metrics.costmodel import ModelShape
+from metrics.costmodel import ModelShape, shape_from
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.rundir import RunDirectory, engine_settings
 from metrics.timeline import NOBODY, Timeline, prompt_flops, timeline
@@ -44,7 +42,7 @@ def book_of(run: RunDirectory) -> Book | None:
     if not len(steps) or not len(requests):
         return None
     requests = requests.drop_duplicates("request_id", keep="last", ignore_index=True)
-    return open_book(steps, requests, _shape(meta), engine_settings(meta).get("block_size") or BLOCK_SIZE)
+    return open_book(steps, requests, shape_from(meta), engine_settings(meta).get("block_size") or BLOCK_SIZE)
 
 
 def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None, block_size: int = BLOCK_SIZE) -> Book:
@@ -192,12 +190,3 @@ def places(book: Book, family: Family) -> Places:
     return Places(
         waited.span_victim[chosen], length, *place(waited.span_begin_ns[chosen]), *place(waited.span_end_ns[chosen])
     )
-
-
-def _shape(meta: dict[str, Any]) -> ModelShape | None:
-    """The model of a run, as its server recorded it; None for runs of older versions and of other servers."""
-    told = meta.get("model_shape")
-    try:
-        return msgspec.convert(told, ModelShape, strict=False) if told else None
-    except msgspec.ValidationError:
-        return None

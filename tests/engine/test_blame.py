@@ -9,6 +9,7 @@ import pytest
 
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
+from metrics.appraisal import Appraiser
 from metrics.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
 from metrics.blame_book import Book, open_book
 from metrics.gaps import explain_gap
@@ -52,7 +53,9 @@ def busy(seed: int, *, turns: int = 120, aborts: bool = True, **settings) -> tup
 def tables(simulation: Simulation, submitted: dict[str, Submit]) -> tuple[pa.Table, pd.DataFrame]:
     """What the records of such a run would be."""
     published = simulation.published
-    steps = pa.Table.from_pylist([row(record) for record in published.records], schema=SCHEMAS["steps"])
+    appraiser = Appraiser(SHAPE)
+    records = [row(appraiser.completed(record)) for record in published.records]
+    steps = pa.Table.from_pylist(records, schema=SCHEMAS["steps"])
     rows = []
     for name, ended in published.ended.items():
         message = submitted[name]
