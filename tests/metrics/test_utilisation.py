@@ -41,9 +41,8 @@ def test_each_phase_is_measured_by_its_own_steps():
 
 def test_without_ceilings_there_are_sums_and_no_shares():
     for use in utilisation(STEPS):
-        assert (
-            use.flops > 0 and use.mfu_busy is use.mfu_wall is use.mbu_busy is use.mbu_wall is use.roofline_busy is None
-        )
+        assert use.flops > 0
+        assert {use.mfu_busy, use.mfu_wall, use.mbu_busy, use.mbu_wall, use.roofline_busy} == {None}
     assert utilisation(STEPS.iloc[:0], CEILINGS, "float32") == []
     with pytest.raises(CeilingError, match="bfloat16"):
         utilisation(STEPS, CEILINGS, "bfloat16")
@@ -51,8 +50,9 @@ def test_without_ceilings_there_are_sums_and_no_shares():
 
 def test_tokens_are_told_by_kind_and_cost_by_part():
     steps = STEPS.assign(
-        padding_tokens=[0, 6, 7, 0], overrun_tokens=[0, 1, 0, 0], flops_attention=[10, 2, 1, 3], flops_mlp=[20, 4, 2, 6],
-        flops_head=[1, 2, 1, 1], entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]],
+        padding_tokens=[0, 6, 7, 0], overrun_tokens=[0, 1, 0, 0],
+        flops_attention=[10, 2, 1, 3], flops_mlp=[20, 4, 2, 6], flops_head=[1, 2, 1, 1],
+        entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]],
     )  # fmt: skip
     requests = pd.DataFrame({
         "prompt_tokens": [10, 20], "cached_tokens": [4, 0], "output_tokens": [5, 15], "drafted_tokens": [3, 0],
