@@ -1,12 +1,11 @@
 """One ended request as spans: what a trace shows is its record, placed in time. Pure; knows no exporter.
 
 The root lasts from the request's arrival to its last byte. Below it stand the accounts of the ledger in the order of
-the critical path to that byte, each up to the first text and again from there. What the first text cost and the last
-byte did not wait for, because the core went on meanwhile, is in `sojourn.ttft.*` only.
+the critical path to that byte, those of the core once up to the first token and again from there to the last one. (The
+path to the first text has a ledger of its own: `sojourn.ttft.*`.)
 
 A ledger holds durations, not moments: a span begins at a moment that was measured where the record has one (arrival,
-end of encoding, first scheduled, first and last token, first write), and else where the span before it ended.
-`sojourn.begins` says which.
+end of encoding, first scheduled, last token), and else where the span before it ended. `sojourn.begins` says which.
 """
 
 import re
@@ -63,37 +62,34 @@ _STEPS = tuple(account for account in Account if account not in _OUTSIDE)
 
 def account_spans(request: RequestRecord) -> list[Span]:
     """One span an account that holds any time, in the order of the critical path."""
-    token_ns = request.token_ns
-    first_token_ns = token_ns[0] if token_ns else None
-    last_token_ns = token_ns[-1] if token_ns else None
-    first = request.ledger
-    if request.first_written_ns is not None:
-        first = [min(part, whole) for part, whole in zip(request.ttft, request.ledger, strict=True)]
-    rest = [whole - part for whole, part in zip(request.ledger, first, strict=True)]
-    at_once = request.first_written_ns == request.written_ns  # not streamed: the first text is the last
+    ledger = request.ledger
+    streamed = request.first_written_ns not in (None, request.written_ns)
+    first = request.ttft if streamed else ledger
+    rest = [whole - part for whole, part in zip(ledger, first, strict=True)]
+    last_token_ns = request.token_ns[-1] if request.token_ns else None
+    first_part = "to_first_token" if streamed else "to_last_token"
     groups = (
-        (request.arrived_ns, (Account.TOKEN_ENCODE,), first),
-        (request.encoded_ns, _WAITING, first),
-        (request.scheduled_ns, _STEPS, first),
-        (last_token_ns if at_once else first_token_ns, _FRONT, first),
-        (request.first_written_ns, (Account.TOKEN_ENCODE, *_WAITING, *_STEPS), rest),
-        (last_token_ns, _FRONT, rest),
+        (request.arrived_ns, (Account.TOKEN_ENCODE,), ledger, first_part),
+        (request.encoded_ns, _WAITING, first, first_part),
+        (request.scheduled_ns, _STEPS, first, first_part),
+        (None, (*_WAITING, *_STEPS), rest, "to_last_token"),
+        (last_token_ns, _FRONT, ledger, "to_last_byte"),
     )
     spans: list[Span] = []
     cursor_ns = request.arrived_ns
-    for anchor_ns, accounts, ledger in groups:
+    for anchor_ns, accounts, booked, part in groups:
         begins = "end_to_end"
         if anchor_ns is not None:
             cursor_ns, begins = anchor_ns, "measured"
         for account in accounts:
-            duration_ns = ledger[account]
+            duration_ns = booked[account]
             if duration_ns <= 0:
                 continue
             info = ACCOUNTS[account]
             attributes = {
                 "sojourn.account": info.name,
                 "sojourn.lifecycle": info.lifecycle,
-                "sojourn.part": "to_first_text" if ledger is first else "to_last_byte",
+                "sojourn.part": part,
                 "sojourn.begins": begins,
             }
             spans.append(Span(info.name, cursor_ns, cursor_ns + duration_ns, attributes))
