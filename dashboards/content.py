@@ -79,9 +79,19 @@ TOKEN = (
               width=12),
         rates("Speculation", "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total", width=12),
     )),
+    Row("What the steps drew", (
+        quantiles("Entropy of what was drawn from", "sojourn_token_entropy_nats"),
+        quantiles("Mass that truncation left", "sojourn_token_kept_mass_ratio"),
+        rates("Rows of logits", "sojourn_token_logit_rows_total"),
+    )),
     Row("What ended requests brought", (
         rates("Prompt, computed and generated tokens", "sojourn_token_prompt_tokens_total",
-              "sojourn_token_computed_tokens_total", "sojourn_token_generated_tokens_total", width=24),
+              "sojourn_token_computed_tokens_total", "sojourn_token_generated_tokens_total", width=16),
+        Panel("Characters per token", "suffix: characters", (
+            Query(rate("sojourn_token_prompt_characters_total") + " / " + rate("sojourn_token_prompt_tokens_total"),
+                  "prompt"),
+            Query(rate("sojourn_token_output_characters_total") + " / " + rate("sojourn_token_generated_tokens_total"),
+                  "output")), note="Too low where prompts are sent as ids."),
     )),
     Row("Text ↔ ids, per request", (
         quantiles("Encode", "sojourn_token_encode_seconds"),
@@ -108,6 +118,18 @@ COMPUTE = (
         Panel("Arithmetic intensity", "suffix: flop/B", (Query(
             rate("sojourn_compute_flops_total") + " / " + rate("sojourn_compute_moved_bytes_total"), "intensity"),),
             width=6, note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),
+    )),
+    Row("How near to the device's limits?", (
+        Panel("Arithmetic while busy, by composition", "flops", (
+            Query(rate("sojourn_compute_phase_flops_total", by="composition") + " / "
+                  + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),
+            Query(gauge("sojourn_compute_ceiling_flops_per_second", by="precision", operator="max"),
+                  "limit, {{precision}}"))),
+        Panel("Bandwidth while busy, by composition", "Bps", (
+            Query(rate("sojourn_compute_phase_moved_bytes_total", by="composition") + " / "
+                  + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),
+            Query(gauge("sojourn_compute_ceiling_bytes_per_second", operator="max"), "limit"))),
+        rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
     Row("As expected of what the steps held?", (
         quantiles("Measured / predicted", "sojourn_compute_prediction_ratio"),

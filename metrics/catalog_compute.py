@@ -7,6 +7,7 @@ from metrics.system import THROTTLE_REASONS
 
 COMPOSITIONS = ("prefill", "decode", "mixed")
 DEVICES = ("gpu", "cpu")
+PARTS = ("attention", "mlp", "head")
 
 COMPUTE = (
     histogram("compute", "step_seconds", "seconds", STEP_BOUNDS,
@@ -26,6 +27,21 @@ COMPUTE = (
             "Padding and wasted work are not in it."),
     counter("compute", "moved_bytes_total", "bytes", "Bytes that steps must move at least: weights, KV, activations.",
             "A lower bound: misses of the device's caches are not in it."),
+    counter("compute", "part_flops_total", "flops",
+            "Floating-point operations by part: attention (projections, scores, mixing), mlp (routers and chosen "
+            "experts too), head (rows of logits).",
+            "Says nothing of time: the FLOPs of decodes wait for memory.", part=PARTS),
+    counter("compute", "phase_flops_total", "flops", "Floating-point operations by composition of their step.",
+            "A mixed step is not divided.", composition=COMPOSITIONS),
+    counter("compute", "phase_moved_bytes_total", "bytes", "Bytes moved at least, by composition of their step.",
+            "A mixed step is not divided.", composition=COMPOSITIONS),
+    counter("compute", "phase_device_seconds_total", "seconds", "Busy time of the device, by composition of the step.",
+            "A mixed step is not divided.", composition=COMPOSITIONS),
+    gauge("compute", "ceiling_flops_per_second", "flops_per_second",
+          "What a matrix product reached on this device, measured, by precision.",
+          "Of the threads it was measured with; no series before `sojourn calibrate-device` has run.", precision=()),
+    gauge("compute", "ceiling_bytes_per_second", "bytes_per_second", "What the device's memory gave at most, measured.",
+          "No series before `sojourn calibrate-device` has run."),
     counter("compute", "predicted_seconds_total", "seconds",
             "Device time that the step model expects of the steps that it could predict.",
             "Silent until the model has seen enough steps."),

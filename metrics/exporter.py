@@ -101,6 +101,12 @@ class Exporter:
         """Adds a profile burst: nanoseconds by kernels.CLASSES."""
         self._system.observe_burst(class_ns)
 
+    def observe_ceilings(self, peak_flops: Mapping[str, float], bytes_per_second: float) -> None:
+        """The measured limits of the device: FLOPs a second by precision, and bytes a second."""
+        peaks = self._series.numbers["sojourn_compute_ceiling_flops_per_second"]
+        peaks.update(((precision,), peak) for precision, peak in peak_flops.items())
+        self._series.numbers["sojourn_compute_ceiling_bytes_per_second"][()] = bytes_per_second
+
     def observe_rejection(self, reason: str) -> None:
         """Counts a request refused at the door. `reason` is one of the server's few constants, never a user's text."""
         self._series.numbers["sojourn_request_rejected_total"][(reason,)] += 1

@@ -14,6 +14,8 @@ from metrics.series import Histogram, Series, Spectra, Sums, Tallies
 # Counters that are sums of a number field: metric and label values → field.
 SUMS = {
     ("sojourn_token_prompt_tokens_total",): "prompt_tokens",
+    ("sojourn_token_prompt_characters_total",): "prompt_characters",
+    ("sojourn_token_output_characters_total",): "output_characters",
     ("sojourn_token_computed_tokens_total",): "computed_tokens",
     ("sojourn_token_generated_tokens_total",): "output_tokens",
     ("sojourn_token_drafted_tokens_total",): "drafted_tokens",

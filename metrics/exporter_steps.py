@@ -1,5 +1,6 @@
 """StepRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
 
+from metrics.catalog_compute import COMPOSITIONS
 from metrics.records import StepRecord
 from metrics.series import Series, Spectra, Spread, Sums, Tallies
 
@@ -8,9 +9,13 @@ SUMS = {
     ("sojourn_token_padding_tokens_total",): "padding_tokens",
     ("sojourn_token_overrun_tokens_total",): "overrun_tokens",
     ("sojourn_token_budget_tokens_total",): "budget",
+    ("sojourn_token_logit_rows_total",): "logit_rows",
     ("sojourn_compute_device_seconds_total",): "device_ns",
     ("sojourn_compute_device_gap_seconds_total",): "gap_ns",
     ("sojourn_compute_flops_total",): "flops",
+    ("sojourn_compute_part_flops_total", "attention"): "flops_attention",
+    ("sojourn_compute_part_flops_total", "mlp"): "flops_mlp",
+    ("sojourn_compute_part_flops_total", "head"): "flops_head",
     ("sojourn_compute_moved_bytes_total",): "bytes",
     ("sojourn_memory_evicted_blocks_total",): "evicted_blocks",
     ("sojourn_memory_forgotten_prefix_blocks_total",): "forgotten_blocks",
@@ -25,6 +30,14 @@ SAMPLES = {
     "sojourn_memory_reuse_distance_blocks": "reuse_distance_blocks",
     "sojourn_memory_eviction_age_seconds": "evicted_age_ns",
     "sojourn_memory_eviction_idle_seconds": "evicted_idle_ns",
+    "sojourn_token_entropy_nats": "entropy_millinats",
+    "sojourn_token_kept_mass_ratio": "kept_mass_ppm",
+}
+# Counters that are sums of a number field, by composition of the step.
+PHASES = {
+    "sojourn_compute_phase_flops_total": "flops",
+    "sojourn_compute_phase_moved_bytes_total": "bytes",
+    "sojourn_compute_phase_device_seconds_total": "device_ns",
 }
 
 _DECODE = ("decode",)
@@ -38,6 +51,10 @@ class StepFold:
         self._sums = Sums(series, SUMS)
         self._tallies = Tallies(series, TALLIES)
         self._samples = Spectra(series, SAMPLES)
+        self._phases = {
+            (composition,): Sums(series, {(name, composition): field for name, field in PHASES.items()})
+            for composition in COMPOSITIONS
+        }
         self._stages = Spread(series, "sojourn_compute_stage_seconds_total")
         self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
         self._graphs = numbers["sojourn_compute_steps_total"]
@@ -65,6 +82,7 @@ class StepFold:
             for kind, new in zip(kinds, step.new_tokens, strict=True):
                 self._scheduled[(kind,)] += new
         if kinds:
+            self._phases[composition].add(step)
             self._wall[composition].observe(step.end_ns - step.begin_ns)
         if step.preempted_ids:
             self._observe_preemptions(step)
@@ -75,6 +93,8 @@ class StepFold:
         """Brings the series up to date, for a scrape."""
         self._sums.settle()
         self._stages.settle()
+        for phase in self._phases.values():
+            phase.settle()
 
     def _observe_preemptions(self, step: StepRecord) -> None:
         self._preemptions[()] += len(step.preempted_ids)

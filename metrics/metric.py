@@ -62,9 +62,17 @@ def gauge(lifecycle: str, name: str, unit: str, meaning: str, cannot: str, **lab
 
 
 def histogram(
-    lifecycle: str, name: str, unit: str, buckets: tuple[float, ...], meaning: str, cannot: str, **labels: Iterable[str]
+    lifecycle: str,
+    name: str,
+    unit: str,
+    buckets: tuple[float, ...],
+    meaning: str,
+    cannot: str,
+    scale: int = 1,
+    **labels: Iterable[str],
 ) -> Metric:
-    metric = Metric(f"sojourn_{lifecycle}_{name}", "histogram", unit, lifecycle, meaning, cannot, buckets=buckets)
+    full_name = f"sojourn_{lifecycle}_{name}"
+    metric = Metric(full_name, "histogram", unit, lifecycle, meaning, cannot, buckets=buckets, scale=scale)
     return _labelled(metric, labels)
 
 

@@ -62,8 +62,12 @@ class Telemetry:
         """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
         if self.appraiser is None or self.appraiser.shape != message.shape:
             self.appraiser = Appraiser(message.shape)
+            ceilings = _ceilings(message)
+            if ceilings is not None:
+                peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
+                self.exporter.observe_ceilings(peaks, ceilings.bandwidth)
             if self.recorder is not None:
-                self._describe(message)
+                self._describe(message, ceilings)
         dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
         facts = EngineFacts(
             num_kv_blocks=message.num_kv_blocks,
@@ -86,10 +90,9 @@ class Telemetry:
             self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
         self._last = message
 
-    def _describe(self, message: messages.Ready) -> None:
+    def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
         run = RunDirectory(self.recorder.directory)
-        ceilings = _ceilings(message)
         try:
             run.update_meta(
                 model_shape=msgspec.to_builtins(message.shape),

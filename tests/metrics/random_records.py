@@ -20,6 +20,7 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
     stages = [rng.randint(0, 3 * MS) for _ in STAGES]
     begin_ns = step * 100 * MS
     device_ns = rng.randint(1, 20 * MS)
+    flops = [rng.randint(0, 10**15) for _ in range(3)]
     preempted = [f"p{index}" for index in range(rng.randint(0, 2))]
     return StepRecord(
         step=step, begin_ns=begin_ns, end_ns=begin_ns + sum(stages), stages=stages, device_ns=device_ns,
@@ -31,11 +32,14 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         preempted_for=[rng.choice(["r0", victim]) for victim in preempted],
         preempted_tokens=[rng.randint(0, 500) for _ in preempted], evicted_blocks=rng.randint(0, 5),
         blocks_free=rng.randint(1, 100), blocks_active=rng.randint(0, 100), blocks_reusable=rng.randint(0, 100),
-        blocks_pinned=rng.randint(0, 10), flops=rng.randint(0, 10**15), bytes=rng.randint(1, 10**12),
+        blocks_pinned=rng.randint(0, 10), flops=sum(flops),
+        flops_attention=flops[0], flops_mlp=flops[1], flops_head=flops[2],
+        bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
         slots_written=rng.randint(0, 100), forgotten_blocks=rng.randint(0, 2), reuse_gap_ns=_sample(rng, 10**10),
         reuse_distance_blocks=_sample(rng, 500), evicted_age_ns=_sample(rng, 10**10),
         evicted_idle_ns=_sample(rng, 10**9),
+        entropy_millinats=_sample(rng, 9000), kept_mass_ppm=_sample(rng, 10**6), logit_rows=rng.randint(0, 9),
         gap_ns=rng.randint(0, MS), overrun_tokens=rng.randint(0, 3), emitted_tokens=rng.randint(0, 8),
     )  # fmt: skip
 
@@ -65,7 +69,7 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         written_ns=written_ns if ran else None, first_written_ns=arrived_ns + sum(ttft) if ran else None,
         ledger=ledger, ttft=ttft,
         encoded_ns=arrived_ns + 1000, queued_ns=arrived_ns + 2000, scheduled_ns=arrived_ns + 3000 if ran else None,
-        longest_output_tokens=tokens,
+        longest_output_tokens=tokens, prompt_characters=4 * prompt, output_characters=rng.randint(0, 5 * tokens),
         prefix_outcomes=_split(rng, prompt, PREFIX_OUTCOMES) if ran else {}, infinite_hit_tokens=rng.randint(0, prompt),
         waits=_split(rng, 70 * MS, WAITS), evicted_ago_ns=rng.choice([None, rng.randint(0, 10**10)]),
         resized_hit_tokens=sorted(rng.randint(0, prompt) for _ in range(rng.randint(0, len(RATIOS)))) if ran else [],

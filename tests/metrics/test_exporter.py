@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalog import METRIC_BY_NAME
+from metrics.catalog_compute import COMPOSITIONS
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes
@@ -68,6 +69,7 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         "token_step_tokens_sum": [sum(step.new_tokens) for step in steps],
         "token_step_tokens_count": [1] * count,
         "compute_flops_total": [step.flops for step in steps],
+        "token_logit_rows_total": [step.logit_rows for step in steps],
         "compute_moved_bytes_total": [step.bytes for step in steps],
         "compute_device_seconds_total": [step.device_ns / 1e9 for step in steps],
         "compute_device_gap_seconds_total": [step.gap_ns / 1e9 for step in steps],
@@ -79,7 +81,15 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
     }
     for name, parts in sums.items():
         assert value(samples, name) == pytest.approx(sum(parts))
+    for part in ("attention", "mlp", "head"):
+        flops = sum(getattr(step, f"flops_{part}") for step in steps)
+        assert value(samples, "compute_part_flops_total", part=part) == pytest.approx(flops)
+    for name in ("flops", "moved_bytes", "device_seconds"):
+        by_phase = [value(samples, f"compute_phase_{name}_total", composition=phase) for phase in COMPOSITIONS]
+        assert sum(by_phase) == pytest.approx(value(samples, f"compute_{name}_total"))
     samples_of = {
+        "token_entropy_nats": (1000, [step.entropy_millinats for step in steps]),
+        "token_kept_mass_ratio": (1e6, [step.kept_mass_ppm for step in steps]),
         "memory_reuse_gap_seconds": (1e9, [step.reuse_gap_ns for step in steps]),
         "memory_reuse_distance_blocks": (1, [step.reuse_distance_blocks for step in steps]),
         "memory_eviction_age_seconds": (1e9, [step.evicted_age_ns for step in steps]),
@@ -129,6 +139,8 @@ def test_request_totals_equal_the_sums_over_the_records(seed, count):
     latency = [request.written_ns - request.arrived_ns for request in written]
     sums = {
         "token_prompt_tokens_total": [request.prompt_tokens for request in requests],
+        "token_prompt_characters_total": [request.prompt_characters for request in requests],
+        "token_output_characters_total": [request.output_characters for request in requests],
         "token_computed_tokens_total": [request.computed_tokens for request in requests],
         "memory_infinite_hit_tokens_total": [request.infinite_hit_tokens for request in requests],
         "token_generated_tokens_total": [request.output_tokens for request in requests],
@@ -275,6 +287,15 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
 @pytest.mark.parametrize("level", ["full", "off"])
 def test_page_says_which_telemetry_is_kept(level):
     assert value(scraped(Exporter("tiny", telemetry=level)), "telemetry_enabled_info", level=level) == 1
+
+
+def test_measured_limits_are_there_once_somebody_measured_them():
+    exporter = Exporter("tiny")
+    assert not [name for name, _ in scraped(exporter) if "ceiling" in name]
+    exporter.observe_ceilings({"float32": 2e11, "int8": 5e11}, 3e10)
+    samples = scraped(exporter)
+    assert value(samples, "compute_ceiling_flops_per_second", precision="int8") == 5e11
+    assert value(samples, "compute_ceiling_bytes_per_second") == 3e10
 
 
 def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():
