@@ -66,9 +66,8 @@ def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None 
         begins, ends = (frame[column].astype("float64") for column in columns[name])
         rows[name] = frame[(begins <= end) & (ends.fillna(begins) >= begin)].to_dict("records")
     if not any(rows.values()):
-        raise RunError(
-            f"{run.path} holds nothing from {from_s or 0:g} s to {to_s if to_s is not None else math.inf:g} s"
-        )
+        until = "on" if to_s is None else f"to {to_s:g} s"
+        raise RunError(f"{run.path} holds nothing from {from_s or 0:g} s {until}; times count from its first record")
     return TraceRows(**rows)
 
 

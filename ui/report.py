@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from metrics.diagnosis.verdict import Diagnosis, without_finding
+from metrics.energy import energy_line
 from metrics.goodput import goodput_by_tpot
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.rundir import RunDirectory
@@ -78,6 +79,8 @@ def _goodput(run: RunData) -> str:
     parts.append(
         _caption("client.parquet chunk_ns, chunk_tokens; a point is a window of the run, its size the streams.")
     )
+    if run.diagnosis is not None and run.diagnosis.energy is not None:
+        parts.append(_caption(f"Energy: {energy_line(run.diagnosis.energy)}; system.parquet."))
     if run.diagnosis is not None:
         parts += ["<h3>Attainment</h3>", _figure(goodput.attainment(run.diagnosis.goodput))]
         parts.append(_caption("Share of the sent requests, failures included, that met the objectives of run.json."))
