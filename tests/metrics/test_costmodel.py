@@ -7,7 +7,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metrics.costmodel import (
@@ -75,6 +75,7 @@ def test_the_parts_of_a_step_are_those_of_its_requests():
     assert cost.flops == cost.attention + cost.mlp + cost.head == expected
 
 
+@example([(1, 0), (5, 3)])
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=6))
 def test_pairs_and_reads_of_a_step_are_those_that_a_list_of_all_gives(sequences):
     pairs = {True: 0, False: 0}
