@@ -113,5 +113,5 @@ def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]
     engine = client.get("engine") or {}
     served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
     changes: dict[str, Any] = {"engine": engine | {"served": served | {"engine": engine_settings(server)}}}
-    changes |= {key: server[key] for key in ("model_shape", "precision") if server.get(key) is not None}
+    changes |= {key: server[key] for key in ("model_shape", "core", "ceilings") if server.get(key) is not None}
     return changes | {"server_hardware": server.get("hardware"), "server_versions": server.get("versions")}

@@ -15,6 +15,7 @@ from metrics.records import SCHEMAS
 from metrics.roofline import CeilingError, Ceilings, load_ceilings
 from metrics.rundir import RunDirectory, RunError, engine_settings
 from metrics.sources.view import timeline
+from metrics.utilisation import arithmetic, ceilings_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         book=book_of(run),
         ceilings=ceilings,
         no_ceilings=no_ceilings,
-        precision=str(engine_settings(meta).get("dtype") or "float32"),
+        precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
     )
 
 
@@ -114,6 +115,8 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
 
 def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
     """The measured limits of the device that a run was computed on, or None and the reason in a sentence."""
+    if (told := ceilings_from(meta)) is not None:
+        return told, ""
     machine = meta.get("server_hardware") or meta.get("hardware")
     if not isinstance(machine, dict):
         return None, "The run does not tell its machine, so its ceilings are unknown."

@@ -3,12 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from metrics.records import KINDS
 from metrics.roofline import Ceilings
-from ui.tables import tokens_by_kind
+from metrics.utilisation import PARTS, PHASES, phases
+from metrics.utilisation import utilisation as metrics_of
 
-PHASES = ("prefill", "mixed", "decode")
-PARTS = ("attention", "mlp", "head")
 TOKEN_KINDS = ("computed", "cached", "recomputed", "drafted", "accepted", "padding", "overrun")
 TOKEN_MEANING = {
     "computed": "prompt and output tokens that went through the model the first time",
@@ -19,14 +17,6 @@ TOKEN_MEANING = {
     "padding": "computed to fill the bucket of a graph",
     "overrun": "computed for a request that had ended meanwhile",
 }
-
-
-def phases(steps: pd.DataFrame) -> pd.Series:
-    """Of each step: `prefill` (prompts only), `decode` (no prompt) or `mixed`."""
-    tokens = tokens_by_kind(steps)
-    prompts = tokens.prefill + tokens.recompute > 0
-    decodes = tokens[[kind for kind in KINDS if kind not in ("prefill", "recompute")]].sum(axis=1) > 0
-    return pd.Series(np.where(prompts & decodes, "mixed", np.where(prompts, "prefill", "decode")), index=steps.index)
 
 
 def points(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
@@ -51,31 +41,18 @@ def points(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
 def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None, precision: str) -> pd.DataFrame:
     """How near to its ceilings the device came: a row a phase, then all steps on busy time and on wall time.
 
-    Columns: `phase, steps, seconds, gflops, gbytes`, and with ceilings `mfu, mbu, of_roofline` (shares).
+    Columns: `phase, steps, seconds`, and the shares `mfu, mbu, of_roofline`, NaN without ceilings.
     """
-    if steps.empty:
-        return pd.DataFrame(columns=["phase", "steps", "seconds", "gflops", "gbytes", "mfu", "mbu", "of_roofline"])
-    which = phases(steps)
-    groups = [(name, steps[which == name], None) for name in PHASES]
-    wall_ns = float(steps.end_ns.max() - steps.begin_ns.min())
-    groups += [("all, device busy", steps, None), ("all, wall time", steps, wall_ns)]
+    known = ceilings is not None and precision in ceilings.precisions
     rows = []
-    for name, members, span_ns in groups:
-        ns = float(members.device_ns.sum()) if span_ns is None else span_ns
-        if not len(members) or ns <= 0:
-            continue
-        flops, moved = float(members.flops.sum()), float(members.bytes.sum())
-        row = {"phase": name, "steps": len(members), "seconds": ns / 1e9, "gflops": flops / ns, "gbytes": moved / ns}
-        if ceilings is not None and precision in ceilings.precisions:
-            peak, width = ceilings.peak_flops(precision), ceilings.bandwidth
-            least_ns = 1e9 * np.maximum(members.flops / peak, members.bytes / width).sum()
-            row |= {
-                "mfu": ceilings.mfu(flops, ns, precision),
-                "mbu": ceilings.mbu(moved, ns),
-                "of_roofline": least_ns / ns,
-            }
-        rows.append(row)
-    return pd.DataFrame(rows)
+    for use in metrics_of(steps, ceilings if known else None, precision if known else None):
+        name = "all, device busy" if use.phase == "all" else use.phase
+        rows.append((name, use.steps, use.device_ns / 1e9, use.mfu_busy, use.mbu_busy, use.roofline_busy))
+        if use.phase == "all":
+            share = None if use.roofline_busy is None else use.roofline_busy * use.device_ns / max(use.wall_ns, 1)
+            rows.append(("all, wall time", use.steps, use.wall_ns / 1e9, use.mfu_wall, use.mbu_wall, share))
+    table = pd.DataFrame(rows, columns=["phase", "steps", "seconds", "mfu", "mbu", "of_roofline"])
+    return table.astype(dict.fromkeys(("mfu", "mbu", "of_roofline"), "float64"))
 
 
 def tokens(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:

@@ -53,6 +53,7 @@ OBJECTS = {
     "documents_beside_as_many_chats": "token budget of a step",
     "small_batch_cap": "batch cap (max_num_seqs)",
     "prefix_cache_off": "prefix cache",
+    "static_batching": "admission policy",
     "slow_host": "host side of the loop",
     "slow_device": "device",
     "slow_stream": "front process",

@@ -6,8 +6,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metrics.roofline import Ceilings
+from metrics.utilisation import PARTS, PHASES
 from ui import theme
-from ui.tables_compute import PARTS, PHASES, TOKEN_MEANING, sensors
+from ui.tables_compute import TOKEN_MEANING, sensors
 from ui.wording import number, percent
 
 NO_WORK = "No step of this run tells FLOPs, bytes and device time."
@@ -81,7 +82,7 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings | None, precision: str) ->
 
 def utilisation(table: pd.DataFrame) -> go.Figure:
     """MFU, MBU and the share of the roofline by phase, on busy time, and of all steps on wall time."""
-    if table.empty or "mfu" not in table.columns or not table.mfu.notna().any():
+    if not table.mfu.notna().any():
         return theme.note("The ceilings of this run's device are not known here, so there is no utilisation to show.")
     rows = [
         f"{row.phase}<br><span style='color:{theme.MUTED}'>{row.seconds:,.1f} s</span>" for row in table.itertuples()

@@ -33,7 +33,7 @@ with left:
     frame.draw(
         compute.utilisation(table),
         "utilisation",
-        "`steps.parquet` `flops`, `bytes`, `device_ns` against the ceilings; wall time: first begin to last end.",
+        "`steps.parquet` `flops`, `bytes`, `device_ns` against the ceilings; wall time has the gaps before steps, too.",
     )
 with right:
     st.subheader("Work for a token", anchor=False)
