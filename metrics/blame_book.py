@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -42,7 +43,11 @@ def book_of(run: RunDirectory) -> Book | None:
     if not len(steps) or not len(requests):
         return None
     requests = requests.drop_duplicates("request_id", keep="last", ignore_index=True)
-    return open_book(steps, requests, shape_from(meta), engine_settings(meta).get("block_size") or BLOCK_SIZE)
+    try:
+        shape = shape_from(meta)
+    except msgspec.ValidationError:  # of another version: tokens stand in
+        shape = None
+    return open_book(steps, requests, shape, engine_settings(meta).get("block_size") or BLOCK_SIZE)
 
 
 def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None, block_size: int = BLOCK_SIZE) -> Book:
