@@ -149,6 +149,17 @@ def test_a_burst_under_load_accounts_for_its_time_and_disturbs_nobody(api_server
     assert sum(event["name"].startswith("step ") for event in named(trace, "engine")) == 60
 
 
+def test_without_a_run_directory_a_burst_is_told_in_the_answer_alone(tool_server):
+    with Load(tool_server):
+        burst = profile(tool_server, steps=5).json()
+    assert burst["files"] is None and burst["steps"]["profiled"] == 5
+    assert sum(one["ns"] for one in burst["classes"].values()) == burst["window_ns"]
+    steps = get(tool_server, "/debug/steps").json()["steps"]
+    assert {"wait", "commit"} <= set(steps[-1]["stages"]) and get(tool_server, "/debug/requests", last=1).json()[
+        "requests"
+    ]
+
+
 @pytest.mark.slow
 def test_a_core_that_dies_ends_the_burst(tmp_path):
     answers = []
