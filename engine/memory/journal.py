@@ -28,7 +28,6 @@ Forks (n > 1) read their leader's prompt: it is booked once, for the leader. A p
 being booked: what it computes again is `recomputed_tokens`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,7 +75,7 @@ class Journal(Protocol):
 
     now_ns: int  # of the turn; the loop sets it
 
-    def reads(self, reader: Reader, count: int) -> None:
+    def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
 
     def returns(self, reader: Reader) -> None:
@@ -113,7 +112,7 @@ class NoJournal:
     def __init__(self) -> None:
         self.now_ns = 0
 
-    def reads(self, reader: Reader, count: int) -> None: ...
+    def asks(self, reader: Reader, count: int) -> None: ...
 
     def returns(self, reader: Reader) -> None: ...
 
@@ -141,11 +140,7 @@ class _Trail:
     read: list[Known]  # its first full blocks, all that it holds
     known: list[Known] = field(default_factory=list)  # ... and those behind that the pool lost: it computes them again
     expects: list[bytes] = field(default_factory=list)  # keys of all full blocks of its prompt, if it is in flight
-    is_shared: bool = False  # it is a fork's, and `read` its leader's
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
-    occupied: int = 0  # blocks that others held when it asked
-    gaps: list[int] = field(default_factory=list)
-    distances: list[int] = field(default_factory=list)
 
 
 class ShadowJournal:
@@ -158,39 +153,32 @@ class ShadowJournal:
         self._size = pool.block_size
         self._trails: dict[int, _Trail] = {}  # by order of the request
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
+        self._asked = 0  # blocks of the cache that who asked last could have
+        self._occupied_before = 0  # ... and blocks that others held then
+        self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
         self._times = BlockTimes()
         self._sampled = False
         self._forgotten = 0
 
-    def reads(self, reader: Reader, count: int) -> None:
-        self.shadow.squeeze(self._occupied())  # sizes that were too small for what ended since
-        root = self.shadow.root(root_hash(reader.cache_salt))
-        trail = self._trails[reader.order] = _Trail(root, [], occupied=self._pool.num_active)
-        if count:
-            self._read(trail, reader.block_hashes(self._size, count))
+    def asks(self, reader: Reader, count: int) -> None:
+        self._asked, self._occupied_before = count, self._occupied()
 
     def returns(self, reader: Reader) -> None:
-        trail = self._trails.pop(reader.order)
-        for node in reversed(trail.read):  # to the pool they were used
-            self.shadow.leave(node, None)
+        count = self._asked
+        if count and self._refreshed != (reader.order, count, self.shadow.num_listings):
+            self.shadow.refresh(reader.block_hashes(self._size, count))
+            self._refreshed = (reader.order, count, self.shadow.num_listings)
 
     def admitted(self, reader: Reader) -> PrefixReport | None:
-        trail, size, tokens = self._trails[reader.order], self._size, reader.num_tokens
         report = None
-        if not trail.is_shared:
-            hashes = reader.block_hashes(size, tokens // size)
-            known, hits = self._query(reader, trail, hashes[: (tokens - 1) // size])
-            if reader.preemptions == 0 and reader.fork_of is None:
-                report = self._report(reader, trail, hashes, known, hits)
-            if reader.reads_cache:
-                trail.known = known
-            self._expect(trail, hashes, len(known))
+        if reader.order not in self._trails:
+            report = self._first_blocks(reader)
         self.grew(reader)
         return report
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
         led = self._trails[leader.order]
-        trail = self._trails[reader.order] = _Trail(led.root, led.read[:count], is_shared=True)
+        trail = self._trails[reader.order] = _Trail(led.root, led.read[:count])
         for node in trail.read:
             self.shadow.read(node)
 
@@ -269,49 +257,53 @@ class ShadowJournal:
             return active
         return max(0, active - self.shadow.num_twins)
 
-    def _read(self, trail: _Trail, hashes: Sequence[bytes]) -> None:
-        """A request takes the blocks from the cache."""
-        shadow, now_ns, occupied = self.shadow, self.now_ns, trail.occupied
-        for key in hashes:
-            node = shadow.find(key)
-            if node is None:
-                break
-            if node.newer is not None:
-                if node.stamp:
-                    trail.gaps.append(now_ns - node.idle_ns)
-                    trail.distances.append(shadow.distance(node, occupied))
-                occupied += 1
-            shadow.read(node)
-            trail.unready |= node.level > 0
-            trail.read.append(node)
-        trail.occupied = occupied
+    def _first_blocks(self, reader: Reader) -> PrefixReport | None:
+        """What it reads of the cache, what of the known rest it computes again, and what for the first time."""
+        shadow, size, tokens = self.shadow, self._size, reader.num_tokens
+        shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
+        trail = self._trails[reader.order] = _Trail(shadow.root(root_hash(reader.cache_salt)), [])
+        hashes = reader.block_hashes(size, tokens // size)
+        known, hits = self._follow(hashes[: (tokens - 1) // size])
+        if reader.reads_cache:
+            trail.known = known
+            self._read(trail, known, self._asked if self._pool.prefix_caching else hits[REAL])
+        else:
+            hits = [0] * len(hits)
+        report = None
+        if reader.preemptions == 0 and reader.fork_of is None:
+            report = self._report(reader, trail, hashes, known, hits)
+        self._expect(trail, hashes, len(known))
+        return report
 
-    def _query(self, reader: Reader, trail: _Trail, hashes: list[bytes]) -> tuple[list[Known], list[int]]:
-        """Follows the tokens as far as they are known. Returns those blocks, and how many each size would have hit."""
-        shadow, num_sizes = self.shadow, len(self.shadow.sizes)
+    def _follow(self, hashes: list[bytes]) -> tuple[list[Known], list[int]]:
+        """The blocks of a chain that are known, and how many of them each size would hit."""
         known: list[Known] = []
         hits: list[int] = []
         for index, key in enumerate(hashes):
-            node = shadow.find(key)
+            node = self.shadow.find(key)
             if node is None:
                 break
             known.append(node)
             if node.level > len(hits):
                 hits += [index] * (node.level - len(hits))
-        hits += [len(known)] * (num_sizes - len(hits))
-        if not reader.reads_cache:
-            return known, [0] * num_sizes
-        if self._pool.prefix_caching:
-            self._times.reuse_gap_ns += trail.gaps
-        else:
-            self._read(trail, hashes[: hits[REAL]])
-        for node in known[len(trail.read) :]:
-            if node.stamp:
-                trail.distances.append(shadow.distance(node, trail.occupied))
-        if trail.distances:
-            self._times.reuse_distance_blocks += trail.distances
-            self._sampled = True
+        hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
         return known, hits
+
+    def _read(self, trail: _Trail, known: list[Known], count: int) -> None:
+        """It takes the first `count` blocks from the cache, and asked for all."""
+        shadow, now_ns, occupied, times = self.shadow, self.now_ns, self._occupied_before, self._times
+        is_cache = self._pool.prefix_caching
+        for index, node in enumerate(known):
+            if node.stamp:
+                times.reuse_distance_blocks.append(shadow.distance(node, occupied))
+                if index < count and is_cache:
+                    times.reuse_gap_ns.append(now_ns - node.idle_ns)
+                self._sampled = True
+            if index < count:
+                occupied += node.newer is not None
+                shadow.read(node)
+                trail.unready |= node.level > 0
+        trail.read = known[:count]
 
     def _expect(self, trail: _Trail, hashes: list[bytes], num_known: int) -> None:
         """What it does not read it computes: again, or for the first time."""

@@ -69,6 +69,7 @@ class Shadow:
         self._oldest = [ring] * len(self.sizes)  # that each size holds
         self._stamps: list[int] = []  # of the sampled blocks in the list, ascending
         self._clock = 0
+        self.num_listings = 0  # changes with every block that enters the list
 
     def __len__(self) -> int:
         return len(self._known)
@@ -86,10 +87,8 @@ class Shadow:
     def is_sampled(self, node: Known) -> bool:
         return node.key[0] & self._mask == 0
 
-    def distance(self, node: Known, occupied: int) -> int | None:
-        """Other blocks that are in use, or that were given back after this one; None if it is not listed or sampled."""
-        if not node.stamp:
-            return None
+    def distance(self, node: Known, occupied: int) -> int:
+        """Other blocks that are in use, or that were given back after this one, which is sampled and in the list."""
         return (len(self._stamps) - bisect_right(self._stamps, node.stamp)) * self.sampled_one_in + occupied
 
     def read(self, node: Known) -> None:
@@ -100,15 +99,22 @@ class Shadow:
             self.num_twins += 1
         node.readers += 1
 
-    def leave(self, node: Known, now_ns: int | None) -> None:
-        """One request less holds it. `now_ns` is None if it never got to use it."""
+    def leave(self, node: Known, now_ns: int) -> None:
+        """One request less holds it."""
         node.readers -= 1
         if node.readers:
             self.num_twins -= 1
         else:
-            if now_ns is not None:
-                node.idle_ns = now_ns
+            node.idle_ns = now_ns
             self._list(node)
+
+    def refresh(self, chain: Sequence[bytes]) -> None:
+        """Who would read these blocks was refused, and the pool takes them for used. They are no younger for it."""
+        for key in reversed(chain):
+            node = self._known.get(key)
+            if node is not None and node.newer is not None:
+                self._unlist(node)
+                self._list(node)
 
     def expect(self, node: Known) -> None:
         """A request computes the block again, for the pool lost it: larger ones hold it for that request."""
@@ -179,6 +185,7 @@ class Shadow:
     def _list(self, node: Known) -> None:
         """Nobody holds it. It is the most recent one of those that the smallest size holds that has it."""
         level, ring, oldest = node.level, self._ring, self._oldest
+        self.num_listings += 1
         newer = ring if level == 0 else oldest[level - 1]
         older = newer.older
         node.newer, node.older = newer, older

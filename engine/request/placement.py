@@ -135,7 +135,7 @@ class Placement:
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
         request.blocks = self.pool.match(request.reusable_hashes(size))
-        self.journal.reads(request, len(request.blocks))
+        self.journal.asks(request, len(request.blocks))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size
