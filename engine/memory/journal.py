@@ -162,6 +162,7 @@ class ShadowJournal:
 
     def asks(self, reader: Reader, count: int) -> None:
         self._asked, self._occupied_before = count, self._occupied()
+        self.shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
 
     def returns(self, reader: Reader) -> None:
         count = self._asked
@@ -260,7 +261,6 @@ class ShadowJournal:
     def _first_blocks(self, reader: Reader) -> PrefixReport | None:
         """What it reads of the cache, what of the known rest it computes again, and what for the first time."""
         shadow, size, tokens = self.shadow, self._size, reader.num_tokens
-        shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
         trail = self._trails[reader.order] = _Trail(shadow.root(root_hash(reader.cache_salt)), [])
         hashes = reader.block_hashes(size, tokens // size)
         known, hits = self._follow(hashes[: (tokens - 1) // size])

@@ -64,10 +64,10 @@ def sessions(requests: int, mean_ms: float = 30, live: int = 30, turns: int = 8)
 
 
 def shared_system_prompt(requests: int, mean_ms: float = 30) -> Trace:
-    """One long beginning for all, then what nobody repeats."""
+    """A dozen long beginnings that all share, then what nobody repeats."""
     rng = Random(5)
     return [
-        (due_ns, text("system", 160) + text(("user", due_ns), rng.randrange(30, 160)), 15)
+        (due_ns, text(("system", rng.randrange(12)), 160) + text(("user", due_ns), rng.randrange(30, 160)), 15)
         for due_ns, _ in zip(arrivals(6, mean_ms), range(requests), strict=False)
     ]
 
