@@ -251,6 +251,8 @@ def test_a_call_with_many_sequences_is_one_record_whose_ledger_closes(api_server
     assert whole.prompt_tokens > stream.prompt_tokens and whole.finish_reason == stream.finish_reason == "length"
     for row in (whole, stream):
         assert len(row.token_ns) == row.output_tokens and list(row.token_ns) == sorted(row.token_ns)
+        told = dict(row.prefix_outcomes)  # of all its prompts, each once
+        assert sum(told.values()) == row.prompt_tokens and told.get("hit", 0) == row.cached_tokens
         latency = row.written_ns - row.arrived_ns
         for books, until in (("ledger", row.written_ns), ("ttft", row.first_written_ns)):
             left = until - row.arrived_ns - sum(getattr(row, f"{books}_{info.column}") for info in SERVER_ACCOUNTS)

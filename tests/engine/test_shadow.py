@@ -117,6 +117,17 @@ def test_what_an_infinite_cache_would_have_hit_is_disabled(prefix_caching):
     assert report.resized_hit_tokens == ([0] * 5 if prefix_caching else [16] * 5)  # what a cache of that size would do
 
 
+def test_the_example_that_explains_the_outcomes_is_true():
+    a_to_j = list(b"abcdefghij")
+    simulation = Simulation(num_blocks=5)
+    report = served(simulation, ask("a", a_to_j), ask("new", list(b"0123456789012")), ask("b", list(b"abcdefghiXYZ")))
+    assert report.prefix_outcomes == {"hit": 4, "miss_evicted": 4, "miss_sub_block": 1, "miss_diverged": 3}
+    assert (report.diverged_at, report.evicted_by) == (9, {"new": 4})
+    report = served(Simulation(), ask("a", a_to_j), ask("b", list(b"abcdefghijKL")))
+    assert report.prefix_outcomes == {"hit": 8, "miss_sub_block": 2, "miss_cold": 2}
+    assert report.diverged_at is None
+
+
 def test_other_salts_know_nothing_of_each_other():
     simulation = Simulation()
     assert served(simulation, ask("a", A + B), ask("b", A + B, cache_salt="x")).prefix_outcomes == {"miss_cold": 16}
