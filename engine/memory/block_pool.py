@@ -71,6 +71,9 @@ class BlockPool:
         """So many positions more of active blocks hold a token."""
         self.slots_written += num_tokens
 
+    def num_readers(self, block: int) -> int:
+        return self._references[block]
+
     def writable(self, block: int) -> bool:
         """Nobody else reads it, and nobody could find it by its prefix."""
         return self._references[block] == 1 and not self._index.holds(block)

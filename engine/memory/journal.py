@@ -85,7 +85,7 @@ class Journal(Protocol):
         """... and has a place, and its blocks. The report of its first query, unless it is a fork."""
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
-        """A waiting fork reads the first `count` blocks of its leader."""
+        """A waiting fork reads the first `count` blocks of its leader, or those of them that have become full."""
 
     def copies(self, reader: Reader, index: int) -> None:
         """It reads that block no more, but a copy of its own that is not full."""
@@ -179,9 +179,10 @@ class ShadowJournal:
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
         led = self._trails[leader.order]
-        trail = self._trails[reader.order] = _Trail(led.root, led.read[:count])
-        for node in trail.read:
+        trail = self._trails.setdefault(reader.order, _Trail(led.root, []))
+        for node in led.read[len(trail.read) : count]:
             self.shadow.read(node)
+            trail.read.append(node)
 
     def copies(self, reader: Reader, index: int) -> None:
         read = self._trails[reader.order].read

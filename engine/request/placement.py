@@ -118,8 +118,17 @@ class Placement:
             if block != request.blocks[index]:
                 request.blocks[index] = block
                 request.changed_from = min(request.changed_from, index)
-        request.published_blocks = full
         self.journal.filled(request, full)
+        for index in range(request.published_blocks, full):
+            if self._waiting_forks and self.pool.num_readers(request.blocks[index]) > 1:
+                self._share_filled(request, index)
+        request.published_blocks = full
+
+    def _share_filled(self, leader: Request, index: int) -> None:
+        """A step that was under way has filled a block whose beginning waiting forks hold since."""
+        for fork in self._waiting_forks.values():
+            if index >= fork.published_blocks and fork.blocks[index : index + 1] == [leader.blocks[index]]:
+                self.journal.shares(fork, leader, index + 1)
 
     def give_back(self, request: Request) -> None:
         self._waiting_forks.pop(request.order, None)
