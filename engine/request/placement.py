@@ -119,16 +119,18 @@ class Placement:
                 request.blocks[index] = block
                 request.changed_from = min(request.changed_from, index)
         self.journal.filled(request, full)
-        for index in range(request.published_blocks, full):
-            if self._waiting_forks and self.pool.num_readers(request.blocks[index]) > 1:
-                self._share_filled(request, index)
+        if self._waiting_forks:
+            self._share_filled(request, range(request.published_blocks, full))
         request.published_blocks = full
 
-    def _share_filled(self, leader: Request, index: int) -> None:
-        """A step that was under way has filled a block whose beginning waiting forks hold since."""
-        for fork in self._waiting_forks.values():
-            if index >= fork.published_blocks and fork.blocks[index : index + 1] == [leader.blocks[index]]:
-                self.journal.shares(fork, leader, index + 1)
+    def _share_filled(self, leader: Request, filled: range) -> None:
+        """A step that was under way may have filled a block whose beginning waiting forks hold since."""
+        for index in filled:
+            block = leader.blocks[index]
+            if self.pool.num_readers(block) > 1:
+                for fork in self._waiting_forks.values():
+                    if index >= fork.published_blocks and fork.blocks[index : index + 1] == [block]:
+                        self.journal.shares(fork, leader, index + 1)
 
     def give_back(self, request: Request) -> None:
         self._waiting_forks.pop(request.order, None)

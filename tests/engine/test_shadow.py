@@ -226,7 +226,10 @@ def test_with_eviction_an_infinite_cache_hits_what_brute_force_says(requests, nu
 
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), prompts, st.integers(1, 9), st.sampled_from(["", "", "", "x"]), st.booleans()),
+        st.tuples(
+            st.just("ask"), prompts, st.integers(1, 9), st.sampled_from(["", "", "", "x"]),
+            st.sampled_from(["", "", "", "scored", "fork"]),
+        ),
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.just(("step",)),
     ),
@@ -240,13 +243,19 @@ def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(act
     """After every step: `Simulation.check` holds the shadow's blocks to the pool's, and slots to a brute force."""
     simulation = Simulation(num_blocks, prefix_caching=caching, overlap=overlap, max_num_batched_tokens=12)
     lengths: dict[str, int] = {}
+    forks, last = set(), None
     for act in acts:
         if act[0] == "ask":
-            _, prompt, max_tokens, salt, scored = act
+            _, prompt, max_tokens, salt, kind = act
             name = f"r{len(lengths)}"
+            if kind == "fork" and last is not None:
+                prompt, salt, leader = last
+                forks.add(name)
+                more = {"fork_of": leader}
+            else:
+                last, more = (prompt, salt, name), {"prompt_logprobs": 0 if kind == "scored" else None}
             lengths[name] = len(prompt)
-            scores = 0 if scored and len(lengths) % 3 == 0 else None
-            simulation.receive(ask(name, prompt, max_tokens, scores, cache_salt=salt))
+            simulation.receive(ask(name, prompt, max_tokens, cache_salt=salt, **more))
         elif act[0] == "abort":
             simulation.receive(Abort(f"r{act[1]}"))
             simulation.check()
@@ -257,7 +266,7 @@ def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(act
     for name, ended in simulation.published.ended.items():
         report = ended.prefix
         if report is None:
-            assert ended.reason == "abort"
+            assert ended.reason == "abort" or name in forks
             continue
         told = report.prefix_outcomes
         assert set(told) <= set(PREFIX_OUTCOMES) and sum(told.values()) == lengths[name]
