@@ -146,7 +146,7 @@ def _first_waits(
         return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
 
     encoded, admission = stamp("arrived_ns") + stamp("ledger_token_encode_ns"), stamp("ledger_request_admission_ns")
-    ready, turn = _seen(line, encoded, admission)
+    ready, turn = _seen(line, encoded, admission, first_at)
     if not len(line):
         return ready, np.empty(0, dtype=_SPAN)
     ran = first_at >= 0
@@ -186,19 +186,22 @@ def _decided(line: Timeline, turn: np.ndarray, ready_ns: np.ndarray, was_held: n
     return np.where(at_once, np.minimum(planned, np.maximum(fruitless, ready_ns)), planned)
 
 
-def _seen(line: Timeline, encoded: np.ndarray, admission: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _seen(
+    line: Timeline, encoded: np.ndarray, admission: np.ndarray, first_at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """When each request could have been seen at the latest but for a step under way, and in which turn that was.
 
     `request.admission` is the way to the loop and the time in which it read the message: it read it in the turn after
-    the one that is told, NOBODY where it slept.
+    the one that is told, NOBODY where it slept. That was before its first step at the latest.
     """
     size = len(line)
     ready, turn = encoded, np.full(len(encoded), NOBODY)
     if not size:
         return ready, turn
     reading = np.append(line.receive_ns, 0)
+    latest = np.where(first_at >= 0, first_at, size) - 1
     for _ in range(MOST_TURNS):
-        candidate = np.searchsorted(line.begin_ns, ready + TICK_NS, side="right") - 1
+        candidate = np.minimum(np.searchsorted(line.begin_ns, ready + TICK_NS, side="right") - 1, latest)
         if (candidate == turn).all():
             break
         turn = candidate
