@@ -48,7 +48,7 @@ class Books(Protocol):
     def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None: ...
 
     def told(self, request: Request) -> Standing | None:
-        """What the front has to know of a request that emits a token and does not know yet."""
+        """What the front has to know of a request that is `untold` and emits a token."""
         ...
 
     def ended(self, request: Request) -> None:
@@ -94,9 +94,7 @@ class FullBooks:
         self.accountant.executed(plan, self._alive, outcome, now_ns)
         self._step = (step, plan, outcome, emitted_tokens)
 
-    def told(self, request: Request) -> Standing | None:
-        if request.clocked and not request.untold:
-            return None
+    def told(self, request: Request) -> Standing:
         request.untold = False
         return Standing(self.accountant.clock.base(request), dict(request.waits))
 

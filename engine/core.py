@@ -3,6 +3,7 @@
 python -m engine.core SOCKET_DIRECTORY FIRST_STEP FRONT_PID < engine-config.json
 """
 
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def main() -> None:
         raise
     else:
         outbox.send(messages.encode(ready))
+        gc.collect()
+        gc.freeze()  # what loading left is no garbage: else a collection walks through all of torch between two tokens
         loop(engine, inbox, outbox, front_pid)
     finally:
         outbox.close(linger=1000)

@@ -230,7 +230,7 @@ class Engine:
         return Output(
             request.id,
             emitted.token_id,
-            self.books.told(request),
+            self.books.told(request) if request.untold else None,
             outcome.logprobs.get(request.id),
             request.prompt_logprobs if first else None,
         )

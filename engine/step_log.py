@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import add, sub
 
 from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal
@@ -20,7 +21,7 @@ class StepLog:
         self.records: list[StepRecord] = []
         self._pool = pool
         self._journal = journal
-        self._stages = [0] * len(STAGES)
+        self._stages: list[int] | None = None  # of turns that no record holds
         self._begin_ns: int | None = None  # when the first turn began that no record holds
         self._idle_since_ns = 0  # the device, unless a step is under way
         self._evicted = 0
@@ -38,6 +39,7 @@ class StepLog:
 
     def pass_stages(self, readings: Sequence[int]) -> None:
         """A turn's stages count for the next step that is recorded."""
+        self._stages = self._stages or [0] * len(STAGES)
         for index, (earlier, later) in enumerate(pairwise(readings)):
             self._stages[index] += later - earlier
 
@@ -47,7 +49,7 @@ class StepLog:
     ) -> int:  # fmt: skip
         """A step is over: `readings` bound the stages of its turn but the last. Returns when that ended."""
         items = plan.scheduled
-        past_tokens = [item.past_tokens for item in items]
+        past_tokens = [item[2] for item in items]  # by place: names take twice the time
         if alive.planned != self._planned:
             self._planned = alive.planned
             self._request_ids = [request.id for request in alive.planned]
@@ -59,13 +61,16 @@ class StepLog:
         evicted, times = self._pool.evicted_blocks, self._journal.take_times()
         end_ns = clock()
         readings.append(end_ns)
-        self.pass_stages(readings)
+        stages = list(map(sub, readings[1:], readings))
+        if self._stages is not None:
+            stages, self._stages = list(map(add, stages, self._stages)), None
+        preempted = plan.preempted
         self.records.append(
             StepRecord(
                 step=step,
                 begin_ns=self._begin_ns,
                 end_ns=end_ns,
-                stages=self._stages,
+                stages=stages,
                 device_ns=outcome.device_ns,
                 request_ids=self._request_ids,
                 new_tokens=new_tokens,
@@ -76,7 +81,7 @@ class StepLog:
                 budget=plan.budget,
                 waiting=plan.num_waiting,
                 refusals=plan.refusals,
-                preempted_ids=[preemption.request.id for preemption in plan.preempted],
+                preempted_ids=[preemption.request.id for preemption in preempted] if preempted else [],
                 evicted_blocks=evicted - self._evicted,
                 blocks_free=counts.free,
                 blocks_active=counts.active,
@@ -94,8 +99,8 @@ class StepLog:
                 evicted_age_ns=times.evicted_age_ns,
                 evicted_idle_ns=times.evicted_idle_ns,
                 forgotten_blocks=times.forgotten_blocks,
-                preempted_for=[preemption.wanted_by for preemption in plan.preempted],
-                preempted_tokens=[preemption.computed_tokens for preemption in plan.preempted],
+                preempted_for=[preemption.wanted_by for preemption in preempted] if preempted else [],
+                preempted_tokens=[preemption.computed_tokens for preemption in preempted] if preempted else [],
                 planned_ns=plan.planned_ns,
                 device_end_ns=outcome.device_end_ns,
                 sampling_ns=outcome.sampling_ns,
@@ -105,7 +110,7 @@ class StepLog:
             )
         )
         self._evicted = evicted
-        self._stages, self._begin_ns = [0] * len(STAGES), None
+        self._begin_ns = None
         self._idle_since_ns = outcome.device_end_ns
         return end_ns
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metrics.records import SCHEMAS, row
+from metrics.records import SCHEMAS, columns
 
 FLUSH_SECONDS = 0.5
 CAPACITY = 65_536  # records that may wait for the writer; more are dropped and counted
@@ -73,7 +73,7 @@ class Recorder:
                     continue
                 name = f"{time.time_ns():020d}-{os.getpid()}"  # sorts by time, and no two writers share one
                 try:
-                    write_segment(self.directory, table, [row(record) for record in records], name, SCHEMAS[table])
+                    replace_table(self.directory / f"{table}.parts" / f"{name}.parquet", columns(table, records))
                 except (OSError, pa.ArrowException) as error:
                     self.failed += len(records)
                     self.last_error = f"{table}: {error}"

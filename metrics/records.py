@@ -4,6 +4,8 @@ Everything that is shown, exported, diagnosed or tested is derived from these. T
 monotonic clock, which the processes of one host share.
 """
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -234,3 +236,22 @@ def row(record: msgspec.Struct) -> dict[str, Any]:
         if isinstance(value, dict):
             values[name] = list(value.items())
     return values
+
+
+def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
+    """Records, at least one, as their table in SCHEMAS: what `row` says of each, made by columns: it is cheaper."""
+    schema, arrays = SCHEMAS[table], []
+    for name in type(records[0]).__struct_fields__:
+        values = list(map(attrgetter(name), records))
+        if name == "stages":
+            arrays += map(pa.array, zip(*values, strict=True))
+        elif name in ("ledger", "ttft"):
+            for info in ACCOUNTS:
+                seen = [None if info in CLIENT_ACCOUNTS else booked[info.account] for booked in values]
+                arrays.append(pa.array(seen, pa.int64()))
+        else:
+            kind = schema.field(name).type
+            arrays.append(
+                pa.array([list(value.items()) for value in values] if pa.types.is_map(kind) else values, kind)
+            )
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -14,7 +14,7 @@ step: a clock a reason runs, and each request reads them when it begins and when
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.request.decode_clock import DecodeClock
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
@@ -26,8 +26,7 @@ HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # for which
 MEMORY_REASONS = ("kv_blocks",)
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(NamedTuple):
     """Who is alive when a step is committed, before it ends somebody."""
 
     planned: list[Request]  # of the step's items, in their order
@@ -37,7 +36,7 @@ class Alive:
 
 
 def alive(plan: StepPlan, running: Sequence[Request]) -> Alive:
-    planned = [item.request for item in plan.scheduled]
+    planned = [item[0] for item in plan.scheduled]  # their requests
     if planned == running:
         return Alive(planned, planned, [], 0)
     gave_way, overrun = [], 0
@@ -124,7 +123,7 @@ class Accountant:
                 self._advance(committed_ns)
                 for request in alive.gave_way:
                     self._end_wait(request)
-                    request.wait_mark = tuple(self._waited.values())
+                    request.wait_mark, request.untold = tuple(self._waited.values()), True
         clock.booked_ns, clock.lag_ns = end_ns, lag_ns
         self._committed_ns = committed_ns
         self._pauses.clear()

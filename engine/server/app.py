@@ -31,10 +31,7 @@ def build_app(config: EngineConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.core.start()
         service.grammar_checks.start()
-        watching = [
-            asyncio.create_task(service.telemetry.sample_system(service.core.pid)),
-            asyncio.create_task(service.telemetry.loop_lag.run()),
-        ]
+        watching = [asyncio.create_task(watch) for watch in service.telemetry.watches(service.core.pid)]
         yield
         for task in watching:
             task.cancel()

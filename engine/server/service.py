@@ -26,7 +26,7 @@ from engine.server.protocol_chat import ChatRequest
 from engine.server.responses import CallResponse
 from engine.server.sequence import Prompt, Sequence
 from engine.server.structured import refuse_other_ends, wanted_grammar
-from engine.server.telemetry import Telemetry
+from engine.server.telemetry import make_telemetry
 from engine.server.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
 from engine.server.wording import Wording
 from engine.token.template import ChatTemplate
@@ -43,7 +43,7 @@ class Service:
         self.config = config
         self.name = config.served_model_name or folder.name
         self.tokenizer = Tokenizer(folder)
-        self.telemetry = telemetry = Telemetry(config)
+        self.telemetry = telemetry = make_telemetry(config)
         self.encoder = PromptEncoder(
             self.tokenizer, ChatTemplate(folder), self._capacity, telemetry.exporter.observe_rejection
         )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
 from engine.server.loop_lag import LoopLag
+from engine.server.no_telemetry import NoTelemetry
 from engine.server.recent import Recent
 from metrics.appraisal import Appraiser
 from metrics.compat import EngineFacts
@@ -45,8 +46,6 @@ class Telemetry:
         self.tracer = _tracer(config, self.exporter)
         self.recent = Recent()
         self.loop_lag = LoopLag()
-        self._keeps_records = config.telemetry == "full"
-        self._last: messages.Outputs | None = None  # from the core, where no record tells its state
         self.recorder: Recorder | None = None
         self.appraiser: Appraiser | None = None  # of the core that is up
         if config.run_dir is not None:
@@ -55,7 +54,6 @@ class Telemetry:
 
     def restarted(self) -> None:
         """The core died, and another one is started."""
-        self._last = None
         self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
@@ -88,7 +86,6 @@ class Telemetry:
                 self.recorder.append("steps", record)
         if not message.running:
             self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
-        self._last = message
 
     def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
@@ -117,8 +114,6 @@ class Telemetry:
 
     def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
         """Takes an ended request; `asked` are its attributes in a trace."""
-        if not self._keeps_records:
-            return
         self.exporter.observe_request(record)
         if self.tracer is not None:
             self.tracer.observe(record, asked)
@@ -127,8 +122,6 @@ class Telemetry:
             self.recorder.append("requests", record)
 
     def scrape(self) -> bytes:
-        if not self._keeps_records and self._last is not None:
-            self.exporter.observe_idle(*self._last.blocks, waiting=self._last.waiting, running=self._last.running)
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
         self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
@@ -136,8 +129,12 @@ class Telemetry:
             self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
         return self.exporter.render()
 
+    def watches(self, core_pid) -> list[Coroutine]:
+        """What goes on for as long as the server does. `core_pid()` tells the core's process of now."""
+        return [self.sample_system(core_pid), self.loop_lag.run()]
+
     async def sample_system(self, core_pid) -> None:
-        """Samples the machine once a second, for as long as it runs. `core_pid()` tells the core's process of now."""
+        """Samples the machine once a second, for as long as it runs."""
         sampler = SystemSampler(os.getpid())
         while True:
             due = time.monotonic() + SAMPLE_SECONDS
@@ -159,6 +156,11 @@ class Telemetry:
                 print(
                     f"Sojourn has stopped; {len(run.table('requests'))} requests are recorded in {run.path}", flush=True
                 )
+
+
+def make_telemetry(config: EngineConfig) -> Telemetry | NoTelemetry:
+    """What the setting `telemetry` asks for. Raises as Telemetry does."""
+    return Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
 
 
 def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:

@@ -7,6 +7,7 @@ from engine.books import make_books
 from engine.config import EngineConfig
 from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
+from engine.memory.journal import ShadowJournal
 from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -198,7 +199,8 @@ class Simulation:
         live = self.scheduler.requests.values()
         pool = self.scheduler.pool
         pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
-        self.journal.check(set(pool._index._nodes))
+        if isinstance(self.journal, ShadowJournal):
+            self.journal.check(set(pool._index._nodes))
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)

@@ -2,15 +2,18 @@
 
 import json
 import math
+import random
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from metrics.exporter import Exporter
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
 from metrics.recorder import Recorder
-from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord
+from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord, columns, row
 from metrics.rundir import REQUIRED, RunDirectory, RunError
+from tests.metrics.random_records import random_request, random_step
 
 MS = 1_000_000
 
@@ -68,6 +71,14 @@ def test_step_records_survive_the_way_to_disk(run):
     assert steps.stage_wait_ns.tolist() == [MS, MS]
     assert dict(steps.refusals[0]) == {"kv_blocks": 1}
     assert list(steps.request_ids[0]) == ["a"]
+
+
+@pytest.mark.parametrize("make", [random_step, random_request], ids=["steps", "requests"])
+def test_columns_hold_what_the_rows_do(make):
+    dice = random.Random(1)
+    records = [make(dice, number) for number in range(40)]
+    table = "steps" if make is random_step else "requests"
+    assert columns(table, records).equals(pa.Table.from_pylist([row(record) for record in records], SCHEMAS[table]))
 
 
 def test_joined_request_closes_and_a_planted_gap_shows(run):

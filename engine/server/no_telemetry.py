@@ -1,0 +1,46 @@
+"""`telemetry=off` in the front: the gauges of the core's state, and the few events that no record holds."""
+
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from engine import messages
+from engine.config import EngineConfig, model_folder
+from engine.server.recent import Recent
+from metrics.exporter import Exporter
+from metrics.records import RequestRecord
+
+
+class NoTelemetry:
+    """In the place of Telemetry. Keeps the core's last message, whose state is told when somebody asks."""
+
+    is_tracing = False
+    recorder = None
+
+    def __init__(self, config: EngineConfig):
+        self.exporter = Exporter(config.served_model_name or model_folder(config.model).name)
+        self.recent = Recent()  # of nothing
+        self._last: messages.Outputs | None = None
+
+    def restarted(self) -> None:
+        self._last = None
+        self.exporter.observe_core_restart()
+
+    def ready(self, message: messages.Ready) -> None:
+        self.exporter.observe_idle(message.num_kv_blocks, 0, 0, 0)
+
+    def outputs(self, message: messages.Outputs) -> None:
+        self._last = message
+
+    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
+        """Its ledger is empty: it would be counted wrong."""
+
+    def scrape(self) -> bytes:
+        if (last := self._last) is not None:
+            self.exporter.observe_idle(*last.blocks, waiting=last.waiting, running=last.running)
+        return self.exporter.render()
+
+    def watches(self, core_pid) -> list[Coroutine]:
+        return []
+
+    def close(self) -> None:
+        """Nothing was begun."""
