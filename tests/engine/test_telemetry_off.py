@@ -53,7 +53,7 @@ def test_a_simulated_day_without_telemetry_ends_as_one_with_it():
     told = {}
     for telemetry in ("full", "off"):
         simulation = Simulation(num_blocks=12, overlap=True, max_num_batched_tokens=8, knobs={"telemetry": telemetry})
-        simulation.receive(*(ask(f"r{i}", [i] * (5 + 3 * i), 6 + i) for i in range(5)))
+        simulation.receive(*(ask(f"r{i}", [i] * (5 + 3 * i), 16 + i) for i in range(5)))
         simulation.drain()
         simulation.check_idle()
         told[telemetry] = simulation.published
