@@ -59,8 +59,8 @@ class Books(Protocol):
         """`readings` bound the stages so far; no counts: no step was committed in this turn. Returns when it ended."""
         ...
 
-    def records(self, now_ns: int | None) -> list[StepRecord]:
-        """Those that should travel now; without a time, all."""
+    def records(self) -> list[StepRecord]:
+        """Of steps that are over, each once."""
         ...
 
 
@@ -75,6 +75,7 @@ class FullBooks:
         self.gave_up = self.accountant.gave_up
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
+        self.records = self.log.take
         self._alive: Alive | None = None
         self._step: tuple[int, StepPlan, StepOutcome, int] | None = None  # that was committed last
 
@@ -104,9 +105,6 @@ class FullBooks:
             return readings[-1]
         return self.log.record(*self._step, self._alive, counts, readings, clock)
 
-    def records(self, now_ns: int | None) -> list[StepRecord]:
-        return self.log.take_all() if now_ns is None else self.log.take(now_ns)
-
 
 class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
@@ -126,7 +124,7 @@ class NoBooks:
     def end_turn(self, counts, readings, clock) -> int:
         return readings[-1] if counts is None else clock()
 
-    def records(self, now_ns) -> list[StepRecord]:
+    def records(self) -> list[StepRecord]:
         return []
 
 

@@ -142,7 +142,7 @@ class Engine:
 
     def idle(self) -> None:
         """Nothing is left to compute: reports what no later step would."""
-        records = self.books.records(None)
+        records = self.books.records()
         if records or self._ended:
             self._tell(self.clock(), [], records)
 
@@ -204,7 +204,7 @@ class Engine:
                 self.runner.forget(item.request.id)
                 self.books.ended(item.request)
                 self._ended.append(_ended(item.request, now_ns))
-        return self._tell(now_ns, outputs, self.books.records(now_ns))
+        return self._tell(now_ns, outputs, self.books.records())
 
     def _tell(self, now_ns: int, outputs: list[Output], records: list[StepRecord]) -> BlockCounts:
         counts = self.scheduler.pool.counts()

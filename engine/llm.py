@@ -50,9 +50,8 @@ class LLM:
     `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
     for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
     without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
-    steps, some at a time, in the engine's thread. Make the first one before you import torch, or set
-    GOMP_SPINCOUNT=300 in the environment: else threads that wait for each other spin, and steps take ten times as long
-    beside any busy process.
+    steps, in the engine's thread. Make the first one before you import torch, or set GOMP_SPINCOUNT=300 in the
+    environment: else threads that wait for each other spin, and steps take ten times as long beside any busy process.
     Close it, or use it in a `with` block, to give its memory back.
     """
 

@@ -109,7 +109,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    records: list[StepRecord]  # of finished steps: some at a time, each told once
+    records: list[StepRecord]  # finished steps that were not reported yet
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int
     running: int

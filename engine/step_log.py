@@ -11,8 +11,6 @@ from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from metrics.records import STAGES, StepRecord
 
-HOLD_BACK_NS = 50_000_000  # records travel together: a core that is killed takes so much of the past with it
-
 
 class StepLog:
     """Owns the records of finished steps until they are taken, and the stages of turns that no record holds yet."""
@@ -114,12 +112,7 @@ class StepLog:
         self._idle_since_ns = outcome.device_end_ns
         return end_ns
 
-    def take(self, now_ns: int) -> list[StepRecord]:
-        """The records that were not taken yet, once the first of them has waited for HOLD_BACK_NS."""
-        if not self.records or now_ns - self.records[0].end_ns < HOLD_BACK_NS:
-            return []
-        return self.take_all()
-
-    def take_all(self) -> list[StepRecord]:
+    def take(self) -> list[StepRecord]:
+        """The records that were not taken yet."""
         records, self.records = self.records, []
         return records

@@ -253,7 +253,8 @@ class CoreClient:
                 work.over.set()
         self._core_waits = message.waiting > 0
         self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
-        self._on_outputs(message)
+        # What was told to the sequences is written first: nobody's token waits for the books.
+        asyncio.get_running_loop().call_soon(self._on_outputs, message)
 
     def fail_open_works(self) -> None:
         """Ends every open request with an error: whoever follows it raises."""

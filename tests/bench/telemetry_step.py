@@ -1,14 +1,15 @@
 """Microseconds that telemetry takes of a decode step: .venv/bin/python -m tests.bench.telemetry_step [--steps N]
 
 The real loop over a device that takes no time, full books against none, encoding what it would send; then the front's
-side of the same messages: decoding them, and folding the records into the exporter. Time of the thread on its CPU, and
-the least of several repeats, in turns: whatever else the machine does only adds.
+side of the same messages: decoding them, working out what their steps cost, folding the records into the exporter. Time
+of the thread on its CPU, and the least of several repeats, in turns: whatever else the machine does only adds.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from engine import messages
 from engine.books import make_books
@@ -17,12 +18,13 @@ from engine.engine import Engine, make_scheduler
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
+from metrics.appraisal import Appraiser
 from metrics.costmodel import ModelShape
 from metrics.exporter import Exporter
 
 SHAPE = ModelShape(
-    vocab_size=2560, hidden_size=256, layer_parameters=2_000_000, pair_flops=1024, windows=((None, 4),),
-    kv_bytes_per_token=4096, weight_bytes=10_000_000,
+    vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,
+    windows=((None, 4),), kv_bytes_per_token=4096, weight_bytes=10_000_000,
 )  # fmt: skip
 BLOCKS = 4096
 PROMPT_TOKENS = 64
@@ -76,16 +78,18 @@ def run(telemetry: str, batch: int, steps: int, send: Callable[[bytes], None]) -
     return (time.thread_time_ns() - began_ns) / steps / 1e3
 
 
-def front(told: list[bytes], steps: int) -> tuple[float, float]:
-    """Microseconds a step of decoding the messages, and of folding their records."""
+def front(told: list[bytes], steps: int) -> tuple[float, float, float]:
+    """Microseconds a step of decoding the messages, of working out what their steps cost, and of folding them."""
     began_ns = time.thread_time_ns()
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
-    exporter = Exporter("m")
-    for message in decoded:
-        for record in message.records:
-            exporter.observe_step(record)
-    return (decoded_ns - began_ns) / steps / 1e3, (time.thread_time_ns() - decoded_ns) / steps / 1e3
+    exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
+    records = [appraiser.completed(record) for message in decoded for record in message.records]
+    appraised_ns = time.thread_time_ns()
+    for record in records:
+        exporter.observe_step(record)
+    ends_ns = (began_ns, decoded_ns, appraised_ns, time.thread_time_ns())
+    return tuple((later - earlier) / steps / 1e3 for earlier, later in pairwise(ends_ns))
 
 
 def main() -> None:
@@ -93,7 +97,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    columns = ("core off", "core full", "core cost", "decode off", "decode full", "fold")
+    columns = ("core off", "core full", "core cost", "decode off", "decode full", "appraise", "fold")
     print("decodes " + " ".join(f"{column:>12}" for column in columns) + "   (us a step)")
     for batch in (1, 8, 32):
         best: dict[str, float] = {}
@@ -101,9 +105,9 @@ def main() -> None:
             for telemetry in ("off", "full"):
                 told: list[bytes] = []
                 took = {f"core {telemetry}": run(telemetry, batch, options.steps, told.append)}
-                took[f"decode {telemetry}"], took["fold"] = front(told, options.steps)
-                if telemetry == "off":
-                    del took["fold"]
+                took[f"decode {telemetry}"], *records = front(told, options.steps)
+                if telemetry == "full":
+                    took["appraise"], took["fold"] = records
                 best |= {name: min(value, best.get(name, value)) for name, value in took.items()}
         best["core cost"] = best["core full"] - best["core off"]
         print(f"{batch:7} " + " ".join(f"{best[column]:12.1f}" for column in columns))
