@@ -24,6 +24,7 @@ from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
+from metrics.costmodel import SERVER_KEYS
 from metrics.recorder import FLUSH_SECONDS, adopt
 from metrics.rundir import RunDirectory, RunError
 
@@ -132,6 +133,8 @@ def load_url(
                 tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
                     reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
+                told = server.meta()
+                run.update_meta(**{key: told[key] for key in SERVER_KEYS if key in told})
         finally:
             scraper.stop()
             run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)

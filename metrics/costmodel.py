@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
+# ceilings of its device.
+SERVER_KEYS = ("model_shape", "core", "ceilings")
+
 
 class ExpertShape(msgspec.Struct, frozen=True):
     """The routed experts of a mixture."""

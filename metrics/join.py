@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.clocks import ClockError, ClockOffset, estimate_offset
+from metrics.costmodel import SERVER_KEYS
 from metrics.recorder import adopt
 from metrics.rundir import RunDirectory, engine_settings
 
@@ -113,5 +114,5 @@ def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]
     engine = client.get("engine") or {}
     served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
     changes: dict[str, Any] = {"engine": engine | {"served": served | {"engine": engine_settings(server)}}}
-    changes |= {key: server[key] for key in ("model_shape", "core", "ceilings") if server.get(key) is not None}
+    changes |= {key: server[key] for key in SERVER_KEYS if server.get(key) is not None}
     return changes | {"server_hardware": server.get("hardware"), "server_versions": server.get("versions")}

@@ -90,6 +90,14 @@ def test_runs_of_one_host_share_their_clock(tmp_path):
     assert (client.requests().unaccounted_ns == whole.requests().unaccounted_ns).all()
 
 
+def test_what_the_server_told_of_its_model_comes_along(tmp_path):
+    _, client, server = apart(tmp_path, 0, requests=10)
+    told = {"model_shape": {"vocab_size": 5}, "core": {"dtype": "float32"}, "ceilings": {"device": "x"}}
+    server.update_meta(**told)
+    join_runs(client, server)
+    assert {key: client.meta()[key] for key in told} == told
+
+
 def test_runs_that_do_not_belong_together_are_refused(tmp_path):
     _, client, server = apart(tmp_path, 0, requests=10)
     table = pq.read_table(server.path / "requests.parquet")
