@@ -52,6 +52,16 @@ def test_full_kv_cache_beside_waiting_requests_is_named(tmp_path):
     assert status(diagnosis, "vram_fills_quickly") == "present" and status(diagnosis, "high_ttft") == "present"
 
 
+def test_cap_and_pool_are_not_blamed_where_the_gauges_speak_against_them(tmp_path):
+    """The batch was larger while nobody waited; and preemptions beside half a pool are not for want of blocks."""
+    ran = [Life(due_s=0.01 * n, prefill_s=0.05, decode_s=1.5, preemptions=1) for n in range(12)]
+    lives = [*ran, *(Life(due_s=life.due_s + 2, queue_s=life.queue_s, decode_s=0.45) for life in CROWD)]
+    diagnosis = diagnose(foreign_run(tmp_path / "run", lives, VllmPage(), kv_use=0.5))
+    assert diagnosis.server.preemptions == 12 and diagnosis.server.waiting.largest_batch == 12
+    assert not diagnosis.findings and diagnosis.state == "inconclusive"
+    assert "is vLLM's queue time" in diagnosis.headline and "--max-num-seqs and once at half" in diagnosis.headline
+
+
 def test_prompts_that_begin_alike_and_miss_the_cache_are_named(tmp_path):
     classes = [{"klass": "chat", "prompt_tokens": 1000, "output_tokens": 21, "shared_prefix_tokens": 800}]
     lives = steady(40, every_s=1.0, prefill_s=0.6, prompt_tokens=1000, cached_tokens=100)
