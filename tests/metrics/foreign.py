@@ -1,8 +1,8 @@
 """Foreign servers with a known truth: requests whose every part is planned, and /metrics pages as their servers write.
 
-The pages are rendered by prometheus_client, which both servers use, from families with the names, types, labels and
-bucket bounds of vLLM 0.32.0 (v1/metrics/loggers.py, buckets.py) and SGLang 0.5.23 (observability/metrics_collector.py
-and managers/tokenizer_manager.py of its wheel on PyPI).
+The pages are rendered by prometheus_client, which both servers use, from families with the names, types and labels of
+vLLM 0.32.0 (v1/metrics/loggers.py, buckets.py) and SGLang 0.5.23 (observability/metrics_collector.py and
+managers/tokenizer_manager.py of its wheel on PyPI). Of their bucket bounds only some are kept: parsing takes time.
 """
 
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ from metrics.rundir import REQUIRED, RunDirectory
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_000 * S
 OBJECTIVES = [{"klass": "all", "ttft_ms": 400.0, "tpot_ms": 40.0, "source": "chosen for the tests"}]
-LATENCY_BOUNDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
-TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0)
-ITL_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
-TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 4096)
+LATENCY_BOUNDS = (0.3, 1.0, 5.0)
+TTFT_BOUNDS = (0.1, 0.25, 0.5, 1.0, 5.0)
+ITL_BOUNDS = (0.01, 0.025, 0.1)
+TOKEN_BOUNDS = (10, 100, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class VllmPage:
             "decode": ("vllm:request_decode_time_seconds", LATENCY_BOUNDS),
             "prompts": ("vllm:request_prompt_tokens", TOKEN_BOUNDS),
             "outputs": ("vllm:request_generation_tokens", TOKEN_BOUNDS),
-            "step": ("vllm:iteration_tokens_total", (1, 8, 16, 32, 64, 128, 256, 512, 1024)),
+            "step": ("vllm:iteration_tokens_total", TOKEN_BOUNDS),
         }
         made = {key: Gauge(name, name, self.labels, registry=self.registry) for key, name in gauges.items()}
         made |= {key: Counter(name, name, self.labels, registry=self.registry) for key, name in counters.items()}

@@ -1,6 +1,8 @@
 """What is planned for each request of a foreign server is what its scrapes tell, through restarts, gaps and ranks."""
 
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,9 +17,15 @@ QUEUE_S = 0.3
 LIVES = steady(60, queue_s=QUEUE_S, cached_tokens=40)
 
 
-def viewed(run: RunDirectory) -> ServerView:
+@cache
+def viewed_at(path: Path) -> ServerView:
+    run = RunDirectory.open(path)
     requests = run.requests()
     return observe(run, requests, requests)
+
+
+def viewed(run: RunDirectory) -> ServerView:
+    return viewed_at(run.path)
 
 
 @pytest.fixture(scope="module")

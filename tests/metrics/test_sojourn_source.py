@@ -44,8 +44,8 @@ def runs(tmp_path_factory) -> tuple[RunDirectory, RunDirectory]:
         records.requests.clear()
         records.steps.clear()
 
-    near = synthetic_run(folder / "near", plant="tiny_kv", requests=120, keep=taken.append)
-    remote = synthetic_run(folder / "remote", plant="tiny_kv", requests=120, keep=forget)
+    near = synthetic_run(folder / "near", plant="tiny_kv", requests=80, keep=taken.append)
+    remote = synthetic_run(folder / "remote", plant="tiny_kv", requests=80, keep=forget)
     return near, remote
 
 
@@ -53,7 +53,7 @@ def test_sums_by_account_are_those_of_the_records(runs):
     near, remote = runs
     recorded, requests = near.table("requests"), remote.requests()
     view = observe(remote, requests, requests)
-    assert view.source == "sojourn" and view.finished == len(recorded) == 120
+    assert view.source == "sojourn" and view.finished == len(recorded) == 80
     for info, span in zip(SERVER_ACCOUNTS, view.spans, strict=True):
         assert span.accounts == [info.name]
         assert span.mean_ms == pytest.approx(recorded[f"ledger_{info.column}"].mean() / 1e6, rel=1e-9, abs=1e-9)
