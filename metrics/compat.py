@@ -13,6 +13,8 @@ There is no LoRA, hence no `vllm:lora_requests_info`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from metrics.exporter_pool import PoolGauges
 from metrics.judgement import SERVED, gaps_ns, outcome
 from metrics.metric import Kind, Metric
@@ -194,8 +196,9 @@ class VllmNames:
             self._numbers["vllm:prompt_tokens_total"][()] += prompt
             self._observe("time_to_first_token_seconds", request.token_ns[0] - request.arrived_ns)
             # Several tokens of one step, as of several choices, are one observation.
-            gaps = [gap for gap in gaps_ns(request.token_ns) if gap]
-            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(gaps)
+            gaps = gaps_ns(request.token_ns)
+            apart = gaps[gaps > 0] if isinstance(gaps, np.ndarray) else [gap for gap in gaps if gap]
+            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(apart)
         ended = outcome(request)
         if ended != "abort":
             self._numbers["vllm:request_success_total"][(ended,)] += 1

@@ -169,21 +169,23 @@ class Spectra:
     """Histograms without labels, each of one field of a record: a number, or a list of numbers that may be empty."""
 
     def __init__(self, series: Series, fields: Mapping[str, str]):
-        self._histograms = [(series.histograms[name][()], attrgetter(field)) for name, field in fields.items()]
+        """`fields`: metric → field of the record; two at least."""
+        self._histograms = [series.histograms[name][()] for name in fields]
+        self._read = attrgetter(*fields.values())
 
     def observe(self, record: Any) -> None:
         """Of number fields; None is not observed."""
-        for histogram, read in self._histograms:
-            value = read(record)
+        for histogram, value in zip(self._histograms, self._read(record), strict=True):
             if value is not None:
                 histogram.observe(value)
 
     def observe_all(self, record: Any) -> None:
         """Of list fields."""
-        for histogram, read in self._histograms:
-            values = read(record)
-            if values:
-                histogram.observe_all(values)
+        lists = self._read(record)
+        if any(lists):
+            for histogram, values in zip(self._histograms, lists, strict=True):
+                if values:
+                    histogram.observe_all(values)
 
 
 def _head(metric: Metric) -> str:

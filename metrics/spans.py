@@ -145,5 +145,7 @@ def root_span(request: RequestRecord, model_name: str, asked: Mapping[str, Any])
         attributes |= {
             f"sojourn.{name}.{info.name}_ns": ledger[info.account] for info in ACCOUNTS if ledger[info.account]
         }
+    attributes |= {f"sojourn.wait.{reason}_ns": waited_ns for reason, waited_ns in request.waits.items()}
+    attributes |= {f"sojourn.prefix.{name}_tokens": tokens for name, tokens in request.prefix_outcomes.items()}
     name = f"{attributes['gen_ai.operation.name']} {model_name}"
     return Span(name, request.arrived_ns, request.written_ns or request.finished_ns, attributes)

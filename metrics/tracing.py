@@ -118,7 +118,9 @@ class _Otlp:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
-            raise TracingError(f"otlp_endpoint needs the package {error.name}; pip install 'sojourn[otel]'") from None
+            raise TracingError(
+                f"otlp_endpoint needs the package {error.name}; in Sojourn's folder: pip install '.[otel]'"
+            ) from None
         self._api, self._sdk = trace, sdk
         self._offset_ns = wall_offset_ns
         self._ids = random.Random()

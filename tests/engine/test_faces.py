@@ -1,11 +1,17 @@
 """A real server's other faces: vLLM's names on its page, and traces at a collector."""
 
+import shutil
+import subprocess
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 pytest.importorskip("opentelemetry.sdk")
 
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, complaint
 from tests.engine.server import post, serving, wait_for
 from tests.metrics.collector import Collector, attributes
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS
@@ -88,3 +94,34 @@ def test_page_tells_what_became_of_the_traces(server, collector):
     kept = counted("traces", decision="objective")
     assert kept >= 1 and counted("traces", decision="head") == 0
     wait_for(lambda: counted("trace_exports", outcome="exported") == kept)
+
+
+@pytest.mark.prometheus
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
+def test_promtool_finds_no_fault_in_a_server_s_own_names(server):
+    page = httpx.get(f"{server.url}/metrics").text
+    own = "".join(f"{line}\n" for line in page.splitlines() if "vllm:" not in line)
+    assert own.count("\n") > 1000
+    done = subprocess.run(["promtool", "check", "metrics"], input=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"compat": "sglang"}, "compat='sglang' is not valid: input should be 'none' or 'vllm'"),
+        ({"otlp_endpoint": "127.0.0.1:4318"}, "give the collector's address, such as http://127.0.0.1:4318"),
+        ({"otlp_endpoint": "http://collector?x=1"}, "give the collector's address"),
+        (
+            {"trace_sample_ratio": 0.5},
+            "only traces are sampled, and otlp_endpoint is not set",
+        ),
+        ({"otlp_endpoint": "http://a:1", "trace_sample_ratio": 1.5}, "trace_sample_ratio=1.5 is not valid"),
+        ({"telemetry": "off", "compat": "vllm"}, "telemetry=off leaves no records"),
+        ({"telemetry": "off", "otlp_endpoint": "http://a:1"}, "telemetry=off leaves no records"),
+    ],
+)
+def test_setting_that_cannot_be_honoured_is_refused_with_a_sentence(settings, sentence):
+    with pytest.raises(ValidationError) as refused:
+        EngineConfig(model="tiny-model", **settings)
+    assert sentence in complaint(refused.value)

@@ -27,7 +27,7 @@ def streamed() -> RequestRecord:
         "r", arrived_ns=100 * MS, finished_ns=300 * MS, finish_reason="stop", prompt_tokens=9, output_tokens=3,
         first_step=4, last_step=7, encoded_ns=102 * MS, queued_ns=103 * MS, scheduled_ns=122 * MS,
         token_ns=[157 * MS, 200 * MS, 287 * MS], first_written_ns=160 * MS, written_ns=300 * MS, ledger=ledger,
-        ttft=ttft,
+        ttft=ttft, waits={"step": 20 * MS}, prefix_outcomes={"miss_cold": 9},
     )  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def test_root_lasts_from_arrival_to_the_last_byte_and_names_its_steps():
         "gen_ai.request.model": "tiny", "gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3,
         "gen_ai.response.finish_reasons": ["stop"], "gen_ai.response.time_to_first_chunk": 0.06,
         "gen_ai.request.top_p": 0.9, "sojourn.step.first": 4, "sojourn.step.last": 7,
-        "sojourn.ledger.compute.decode_ns": 90 * MS,
+        "sojourn.ledger.compute.decode_ns": 90 * MS, "sojourn.wait.step_ns": 20 * MS,
+        "sojourn.prefix.miss_cold_tokens": 9,
     }  # fmt: skip
     assert {name: root.attributes.get(name) for name in expected} == expected
     assert "error.type" not in root.attributes
