@@ -13,7 +13,7 @@ from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_
 from engine.engine import Engine
 from engine.messages import Profile
 from engine.runner import ModelRunner
-from metrics.kernels import Burst, Kernel, StepWindow, classed, kernel_records, packed, within
+from metrics.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
 from metrics.records import KernelRecord
 
 READ_AT_ONCE = 1_000  # events between two turns, and ...
@@ -39,6 +39,7 @@ class ProfileBurst:
         self._deadline_ns = clock_ns() + wish.timeout_ms * 1_000_000
         self._profiler = TorchProfiler(self._runner.device)
         self._spans = CpuSpans()
+        self._packing = Packing()
         self._launched: list[Any] = []  # handles of steps to profile, that were not read yet
         self._left = wish.steps  # to launch
         self._windows: list[StepWindow] = []
@@ -54,7 +55,7 @@ class ProfileBurst:
         except Exception as error:
             traceback.print_exc()
             self._leave()
-            return msgspec.structs.replace(self._answer([], [], 0), failure=f"{type(error).__name__}: {error}")
+            return msgspec.structs.replace(self._answer([], 0), failure=f"{type(error).__name__}: {error}")
 
     def _advance(self) -> Burst | None:
         if self._reading is not None:
@@ -64,7 +65,7 @@ class ProfileBurst:
             if self._engine.has_work:
                 self._timed("start", self._start)
             elif late:
-                return self._answer([], [], 0)
+                return self._answer([], 0)
         elif late or len(self._windows) == self._steps:
             self._timed("stop", self._stop)
         return None
@@ -130,16 +131,15 @@ class ProfileBurst:
             yield None
         kernels.sort(key=_begin)
         spans = sorted(self._spans.taken, key=_begin)
-        computed: list[Kernel] = []
         records: list[KernelRecord] = []
         for windows, until_ns in _pieces(self._windows):
             since_ns = windows[0].begin_ns if windows[0] is not self._windows[0] else 0
             part = self._computed(_between(kernels, since_ns, until_ns), _between(spans, since_ns, until_ns), windows)
             part = classed(part, windows, offset.error_ns)
             records += kernel_records(part, windows, until_ns)
-            computed += part
+            self._packing.add(part)
             yield None
-        yield self._answer(computed, records, offset.error_ns)
+        yield self._answer(records, offset.error_ns)
 
     def _computed(self, kernels: list[Kernel], spans: list[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
         """What the device did, of what was told: on a CPU torch's operations are also the host's, that prepares."""
@@ -148,14 +148,13 @@ class ProfileBurst:
             kernels = with_spans(spans, within(kernels, windows)) + sampling
         return sorted(kernels, key=lambda run: (run.begin_ns, -run.end_ns))
 
-    def _answer(self, kernels: list[Kernel], records: list[KernelRecord], error_ns: int) -> Burst:
-        names, columns, dropped = packed(kernels)
+    def _answer(self, records: list[KernelRecord], error_ns: int) -> Burst:
         return Burst(
             windows=self._windows,
             records=records,
-            names=names,
-            kernels=columns,
-            dropped=dropped,
+            names=self._packing.names,
+            kernels=self._packing.kernels,
+            dropped=self._packing.dropped,
             clock_error_ns=error_ns,
             blocked_ns=self._blocked_ns,
             device=self._runner.device.type,

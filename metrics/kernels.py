@@ -89,14 +89,32 @@ class Burst(msgspec.Struct, frozen=True):
 MAX_TRACED = 200_000  # kernels of one burst: 6.4 MB on their way, and some 20 MB of trace
 
 
-def packed(kernels: Sequence[Kernel]) -> tuple[list[tuple[str, str]], bytes, int]:
-    """`names`, `kernels` and `dropped` of a Burst."""
-    numbers: dict[tuple[str, str], int] = {}
-    rows = [
-        (numbers.setdefault((run.name, run.klass), len(numbers)), run.begin_ns, run.end_ns, run.track)
-        for run in kernels[:MAX_TRACED]
-    ]
-    return list(numbers), np.array(rows, dtype=np.int64).tobytes(), max(0, len(kernels) - MAX_TRACED)
+class Packing:
+    """`names`, `kernels` and `dropped` of a Burst, a part at a time."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._parts: list[bytes] = []
+        self._room = MAX_TRACED
+
+    def add(self, kernels: Sequence[Kernel]) -> None:
+        numbers, kept = self._numbers, kernels[: self._room]
+        rows = [
+            (numbers.setdefault((run.name, run.klass), len(numbers)), run.begin_ns, run.end_ns, run.track)
+            for run in kept
+        ]
+        self._parts.append(np.array(rows, dtype=np.int64).tobytes())
+        self._room -= len(kept)
+        self.dropped += len(kernels) - len(kept)
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        return list(self._numbers)
+
+    @property
+    def kernels(self) -> bytes:
+        return b"".join(self._parts)
 
 
 class Offset(NamedTuple):

@@ -11,6 +11,7 @@ from metrics.kernels import (
     CLASSES,
     Burst,
     Kernel,
+    Packing,
     StepWindow,
     align,
     apart,
@@ -19,7 +20,6 @@ from metrics.kernels import (
     kernel_class,
     kernel_records,
     outermost,
-    packed,
     segments,
 )
 
@@ -181,6 +181,8 @@ def test_of_nested_operations_the_first_call_stands_for_all():
 def test_more_kernels_than_a_trace_holds_are_counted(monkeypatch):
     monkeypatch.setattr("metrics.kernels.MAX_TRACED", 3)
     runs = [run(place, 1, "ab"[place % 2]) for place in range(5)]
-    names, columns, dropped = packed(runs)
-    burst = Burst([], [], names, columns, dropped, 0, {}, "cpu", "")
-    assert dropped == 2 and list(burst.runs()) == runs[:3]
+    packing = Packing()
+    packing.add(runs[:2])
+    packing.add(runs[2:])
+    burst = Burst([], [], packing.names, packing.kernels, packing.dropped, 0, {}, "cpu", "")
+    assert burst.dropped == 2 and list(burst.runs()) == runs[:3]

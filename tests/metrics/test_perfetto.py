@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from metrics.kernels import Burst, Kernel, StepWindow, packed
+from metrics.kernels import Burst, Kernel, Packing, StepWindow
 from metrics.perfetto import TraceRows, run_rows, write_trace
 from metrics.records import SystemRecord, row
 from metrics.rundir import RunDirectory, RunError
@@ -140,7 +140,10 @@ def test_what_does_not_fit_is_counted(crowded, tmp_path, bound):
 
 def test_kernels_lie_on_the_axis_of_the_steps(tmp_path):
     kernels = [Kernel("gemm_x", "gemm", MS, MS + 400_000), Kernel("draw", "sampling", MS + 500_000, 2 * MS, 7)]
-    burst = Burst([StepWindow(1, MS, MS + 500_000, 2 * MS)], [], *packed(kernels), 1500, {}, "cpu", "")
+    packing = Packing()
+    packing.add(kernels)
+    window = StepWindow(1, MS, MS + 500_000, 2 * MS)
+    burst = Burst([window], [], packing.names, packing.kernels, packing.dropped, 1500, {}, "cpu", "")
     sensors = SystemRecord(ns=2 * MS, host_cpu_percent=1.0, front_cpu_percent=2.0, core_cpu_percent=None,
                            core_rss_bytes=None, host_available_bytes=0, gpu_power_watts=300.0)  # fmt: skip
     write_trace(tmp_path / "trace.json", TraceRows(steps=[row(step(1))], system=[row(sensors)]), burst)
