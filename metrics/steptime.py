@@ -39,8 +39,8 @@ def features(work: StepWork, padding_tokens: int = 0, *, eager: bool = True) -> 
 class StepTimeModel:
     """Predicts a step before it learns from it, so that the residual is honest; learns from `BLOCK` steps at once."""
 
-    BLOCK = 32
-    MIN_STEPS = 2 * BLOCK  # before that a residual would be the model's ignorance, not the device's fault
+    BLOCK = 64
+    MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
     MIN_SEEN = 8  # ... and so it would for a step with something that fewer steps had
     FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
     RIDGE = 1e-4  # of a feature's own weight: decides between features that the traffic never tells apart
@@ -82,7 +82,8 @@ class StepTimeModel:
             expected = np.maximum(rows @ self._coefficients, 1.0)
             errors = np.abs(taken / expected - 1)
             trust = np.minimum(1.0, 3 * self._usual / np.maximum(errors, 1e-9))
-            self._usual += (float(np.clip(np.median(errors), *self.USUAL)) - self._usual) / 16
+            middle = float(np.sort(errors)[len(errors) // 2])
+            self._usual += (min(max(middle, self.USUAL[0]), self.USUAL[1]) - self._usual) / 8
             # What is expected has no noise; but a guess that is far too high would make its own correction light.
             unit = np.where(expected > 2 * taken, taken, expected)
         weight = trust / unit**2
