@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from metrics.ledger import ACCOUNTS
+from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.recorder import compact
 from metrics.records import SCHEMAS
 
@@ -215,7 +215,11 @@ def _with_client_accounts(joined: pd.DataFrame) -> pd.DataFrame:
     lag = numbers.sent_ns - numbers.due_ns
     way_in = numbers.arrived_ns - numbers.sent_ns
     ends = {"ledger": ("written_ns", "last_byte_ns"), "ttft": ("first_written_ns", "first_token_ns")}
+    recorded = numbers.arrived_ns.notna()
     for prefix, (written, read) in ends.items():
+        for column in (f"{prefix}_{info.column}" for info in SERVER_ACCOUNTS):
+            if (unknown := recorded & joined[column].isna()).any():  # the server of this run had no such account yet
+                joined[column] = numbers[column].mask(unknown, 0.0)
         way_out = numbers[read] - numbers[written]
         joined[f"{prefix}_request_stream_ns"] = numbers[f"{prefix}_request_stream_ns"] + way_out.clip(upper=0)
         joined[f"{prefix}_client_lag_ns"] = lag

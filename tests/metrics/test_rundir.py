@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from metrics.exporter import Exporter
@@ -98,6 +99,20 @@ def test_byte_read_before_the_server_looked_at_the_clock_makes_no_account_negati
     row = run.requests().iloc[0]
     assert row.unaccounted_ns == 0
     assert row.ledger_request_stream_ns == 2 * MS and row.ledger_client_network_ns == MS
+
+
+def test_run_from_before_an_account_was_introduced_closes_without_it(run):
+    client, server = closed_pair()
+    for booked in (server.ledger, server.ttft):
+        booked[Account.REQUEST_STREAM] += booked[Account.REQUEST_LOST]
+        booked[Account.REQUEST_LOST] = 0
+    record(run, client=[client], requests=[server])
+    run.compact()
+    file = run.path / "requests.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["ledger_request_lost_ns", "ttft_request_lost_ns"]), file)
+    row = run.requests().iloc[0]
+    assert row.unaccounted_ns == row.ttft_unaccounted_ns == 0
+    assert row.ledger_request_lost_ns == 0
 
 
 def test_request_without_a_server_record_keeps_its_row_and_claims_no_account(run):
