@@ -147,12 +147,13 @@ class ReplyReader:
 
 
 def _text_of(choice: dict[str, Any]) -> str:
-    """What a choice adds for its reader: text, content, reasoning or arguments of a tool call; "" for a role alone."""
+    """What a choice adds for its reader: text, content, reasoning, name or arguments of a tool; "" for a role alone."""
     said = _part(choice, "delta", dict) or _part(choice, "message", dict) or choice
     text = _part(said, "reasoning_content", str) or _part(said, "reasoning", str)
     text += _part(said, "content", str) or _part(said, "text", str)
     calls = _entries(said, "tool_calls")
-    return text + "".join(_part(_part(call, "function", dict), "arguments", str) for call in calls)
+    named = [_part(call, "function", dict) for call in calls]
+    return text + "".join(_part(function, "name", str) + _part(function, "arguments", str) for function in named)
 
 
 def _part(block: dict[str, Any], key: str, kind: type) -> Any:
