@@ -65,21 +65,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a request ended in the core, and what its record needs."""
+    """How a request ended in the core, and what its record needs. What a core that died took along is left out."""
 
     request_id: str
-    reason: str  # stop, length, abort, error
-    cached_tokens: int
-    computed_tokens: int
-    recomputed_tokens: int
-    preemptions: int
-    first_step: int | None
-    last_step: int | None
-    queued_ns: int | None  # the loop took it in
-    scheduled_ns: int | None  # it got its first place in the batch
+    reason: str  # stop, length, abort, error; lost, if the front says it in place of the core
     booked_ns: int  # until when the ledger is booked
     ledger: list[int]
     waits: dict[str, int]  # reason → nanoseconds of `request.queue`, `memory.blocked` and `memory.preempted`
+    cached_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    queued_ns: int | None = None  # the loop took it in
+    scheduled_ns: int | None = None  # it got its first place in the batch
     error: str | None = None  # a sentence, where the reason is error
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 

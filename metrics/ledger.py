@@ -32,6 +32,7 @@ class Account(IntEnum):
     TOKEN_SAMPLE = 12
     TOKEN_DECODE = 13
     REQUEST_STREAM = 14
+    REQUEST_LOST = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.TOKEN_SAMPLE, "token", "sample", "logits → id: penalties, truncation, draw"),
     AccountInfo(Account.TOKEN_DECODE, "token", "decode", "ids → text"),
     AccountInfo(Account.REQUEST_STREAM, "request", "stream", "handed to the front, text ready → written to the socket"),
+    AccountInfo(Account.REQUEST_LOST, "request", "lost", "in a core that died, since it last told of it"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

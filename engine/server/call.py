@@ -10,7 +10,7 @@ import msgspec
 
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
-from engine.server.sequence import Lost, Piece, Sequence
+from engine.server.sequence import DecodeSpans, Lost, Piece, Sequence
 from metrics.ledger import Account, new_ledger
 from metrics.prefix import combined
 from metrics.records import RequestRecord
@@ -39,9 +39,9 @@ class Call:
         core: CoreClient,
         origin: Origin,
         encoded_ns: int,
-        submit: Callable[[asyncio.Event], list[Sequence]],
+        submit: Callable[[asyncio.Event, DecodeSpans], list[Sequence]],
     ):
-        """`submit` hands the sequences to the core, by prompt and then by choice; they all set the given event."""
+        """`submit` hands the sequences to the core, by prompt and then by choice; they share what is given."""
         self.origin = origin
         self._core = core
         self.encoded_ns = encoded_ns
@@ -55,7 +55,8 @@ class Call:
         self._waits: dict[str, int] = {}  # what of the ledger was waiting in the core, by reason
         self._first_written_ns: int | None = None
         self._written_ns: int | None = None
-        self.sequences = submit(self._news)
+        self._latest: Sequence | None = None  # whose news were read last
+        self.sequences = submit(self._news, DecodeSpans())
         self.output_tokens = 0  # of all sequences so far, as the client counts them
         self._output_characters = 0  # of the pieces so far
         self._open = self.sequences
@@ -89,7 +90,7 @@ class Call:
             await self._news.wait()
             self._news.clear()
             for sequence in self._open:
-                known = sequence.shown_tokens
+                known, self._latest = sequence.shown_tokens, sequence
                 try:
                     piece = sequence.take()
                 except Lost:
@@ -107,11 +108,15 @@ class Call:
 
     def written(self, piece: Piece) -> None:
         """The piece was handed to the socket: everything up to now is on its way to the client."""
-        self._written_ns = time.monotonic_ns()
-        self._ledger, self._waits = piece.sequence.booked(self._written_ns), piece.sequence.waits()
+        self._book(piece.sequence)
         if self._ttft is None and self._has_text:
             self._first_written_ns, self._ttft = self._written_ns, self._ledger
         self._delivered = not self._open
+
+    def failure_written(self) -> None:
+        """The client was told that the call failed, and that is the end of its books, too."""
+        if self._latest is not None:
+            self._book(self._latest)
 
     def abort(self) -> None:
         """The client is gone, or the call failed: whatever was not delivered counts for nothing."""
@@ -132,16 +137,13 @@ class Call:
         """Waits for the core's part and closes the books."""
         for sequence in self.sequences:
             await sequence.work.over.wait()
-        works = [sequence.work for sequence in self.sequences if sequence.work.ended is not None]
-        ends = [work.ended for work in works]
+        ends = [sequence.work.ended for sequence in self.sequences]
         finished_ns, ledger = time.monotonic_ns(), self._ledger
         if ledger is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
-            last = max(works, key=lambda work: work.ended.booked_ns, default=None)
-            ledger = list(last.ended.ledger) if last is not None else new_ledger()
+            last = max(ends, key=lambda ended: ended.booked_ns)
+            ledger, self._waits = list(last.ledger), last.waits
             ledger[Account.TOKEN_ENCODE] = self.encoded_ns - self.origin.arrived_ns
-            if last is not None:
-                ledger[Account.REQUEST_STREAM] += finished_ns - last.ended.booked_ns
-                self._waits = last.ended.waits
+            ledger[Account.REQUEST_STREAM] += finished_ns - last.booked_ns
         return RequestRecord(
             request_id=self.origin.request_id,
             arrived_ns=self.origin.arrived_ns,
@@ -173,6 +175,11 @@ class Call:
             ttft=self._ttft or new_ledger(),
             waits=self._waits,
         )
+
+    def _book(self, sequence: Sequence) -> None:
+        """Closes the books at a write, with those of the sequence that it was waiting for."""
+        self._written_ns = time.monotonic_ns()
+        self._ledger, self._waits = sequence.booked(self._written_ns), sequence.waits()
 
     def _fail(self, error: ApiError) -> None:
         self._error = error.message

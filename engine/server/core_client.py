@@ -22,10 +22,11 @@ from engine.cores import let_threads_sleep
 from engine.sampling import TokenLogprobs
 from engine.server.queue_speed import QueueSpeed
 from metrics.kernels import Burst
-from metrics.ledger import ledger_at, new_ledger
+from metrics.ledger import Account, ledger_at, new_ledger
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
+FAREWELL_SECONDS = 1  # for the core to tell of requests that it was asked to forget
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -50,14 +51,47 @@ class Work:
 
     request_id: str
     news: asyncio.Event
+    prompt_tokens: int
+    encoded_ns: int
     tokens: deque[Token] = field(default_factory=deque)
     token_ns: list[int] = field(default_factory=list)
-    standing: messages.Standing | None = None  # as it was told last
+    told: Token | None = None  # the last of all its tokens
     ended: messages.Ended | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     admitted: bool = False
     cached_tokens: int = 0  # of the prompt, known once it is admitted
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # ended or died: nothing more will come
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # `ended` says how: nothing more will come
+
+    def add(self, output: messages.Output, reading: tuple[int, ...], committed_ns: int) -> None:
+        known = self.told.standing if self.told is not None else None
+        self.told = Token(output.token_id, output.standing or known, reading, committed_ns, output.logprobs)
+        self.tokens.append(self.told)
+        self.token_ns.append(committed_ns)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.news.set()
+
+    def end(self, ended: messages.Ended) -> None:
+        self.ended = ended
+        self.news.set()
+        self.over.set()
+
+    def lost(self, now_ns: int) -> messages.Ended:
+        """Its end where the core tells of none: what the core told last, and since then `request.lost`."""
+        ledger, waits, since_ns, computed_tokens = new_ledger(), {}, self.encoded_ns, 0
+        if self.told is not None:
+            ledger, waits, since_ns = self.told.ledger(), self.told.waits(), self.told.committed_ns
+            computed_tokens = self.prompt_tokens - self.cached_tokens + len(self.token_ns) - 1
+        ledger[Account.REQUEST_LOST] = now_ns - since_ns
+        return messages.Ended(
+            request_id=self.request_id,
+            reason="lost",
+            booked_ns=now_ns,
+            ledger=ledger,
+            waits=waits,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=computed_tokens,
+        )
 
 
 class CoreClient:
@@ -109,6 +143,11 @@ class CoreClient:
         deadline = time.monotonic() + timeout_seconds
         while self.works and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        for work in self.works.values():
+            self.abort(work)  # so that the core, which lives, tells where their time went
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self.works and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         self.fail_open_works()
 
     async def start(self) -> None:
@@ -139,7 +178,9 @@ class CoreClient:
     def submit(self, message: messages.Submit, news: asyncio.Event) -> Work:
         """Hands a sequence to the core; `news` is set whenever something comes of it."""
         encoded = messages.encode(message)  # before it is registered: what cannot be sent must leave no trace
-        work = self.works[message.request_id] = Work(message.request_id, news)
+        work = self.works[message.request_id] = Work(
+            message.request_id, news, len(message.prompt_token_ids), message.encoded_ns
+        )
         self._send(encoded)
         return work
 
@@ -238,29 +279,20 @@ class CoreClient:
                 work.cached_tokens = cached_tokens
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
-                if output.standing is not None:
-                    work.standing = output.standing
-                token = Token(output.token_id, work.standing, message.reading, message.committed_ns, output.logprobs)
-                work.tokens.append(token)
-                work.token_ns.append(message.committed_ns)
-                if output.prompt_logprobs is not None:
-                    work.prompt_logprobs = output.prompt_logprobs
-                work.news.set()
+                work.add(output, message.reading, message.committed_ns)
         for ended in message.ended:
             if (work := self.works.pop(ended.request_id, None)) is not None:
-                work.ended = ended
-                work.news.set()
-                work.over.set()
+                work.end(ended)
         self._core_waits = message.waiting > 0
         self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
         # What was told to the sequences is written first: nobody's token waits for the books.
         asyncio.get_running_loop().call_soon(self._on_outputs, message)
 
     def fail_open_works(self) -> None:
-        """Ends every open request with an error: whoever follows it raises."""
+        """Ends every open request as lost: whoever follows it raises."""
+        now_ns = time.monotonic_ns()
         for work in self.works.values():
-            work.news.set()
-            work.over.set()
+            work.end(work.lost(now_ns))
         self.works.clear()
         self._core_waits = False
         self._end_burst(None)

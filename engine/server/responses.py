@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -62,6 +63,7 @@ class CallResponse(Response):
         except Exception as error:  # too late for a status: the stream says it, and ends
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
             await send({"type": "http.response.body", "body": wording.failure(shown), "more_body": False})
+            self._tell_of(call.failure_written)
             if shown is not error:
                 raise
 
@@ -71,6 +73,7 @@ class CallResponse(Response):
                 self._wording.add(piece)
         except ApiError as error:
             await error.response()({"type": "http"}, _never, send)
+            self._tell_of(self._call.failure_written)
             return
         body = self._wording.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -78,10 +81,13 @@ class CallResponse(Response):
         await self._deliver(send, {"body": body}, piece)
 
     async def _deliver(self, send: Send, body: dict[str, Any], piece: Piece) -> None:
-        """Writes a piece. A server that drops what it sends to a lost client returns as if nothing was amiss."""
         await send({"type": "http.response.body"} | body)
+        self._tell_of(partial(self._call.written, piece))
+
+    def _tell_of(self, written: Callable[[], None]) -> None:
+        """A server that drops what it sends to a lost client returns as if nothing was amiss."""
         if not self._gone.done():
-            self._call.written(piece)
+            written()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +13,8 @@ from engine.server.core_client import CoreClient, Token, Work
 from engine.server.errors import ApiError
 from engine.token.tokenizer import StopStrings, TextStream
 from metrics.ledger import Account
+
+KEPT_SPANS = 64
 
 
 class Lost(Exception):
@@ -57,6 +60,29 @@ class Piece(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
+class DecodeSpans:
+    """When the tokens of a call became text. What of a token's wait in the front was that is known only afterwards:
+    while one is decoded, the next ones arrive unseen.
+
+    The latest spans are kept: a token that waited for more of them waited for a reader, too.
+    """
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[int, int]] = deque(maxlen=KEPT_SPANS)  # begin and end, in order
+
+    def add(self, begin_ns: int, end_ns: int) -> None:
+        self._spans.append((begin_ns, end_ns))
+
+    def since(self, ns: int) -> int:
+        """Nanoseconds of decoding after a moment."""
+        total_ns = 0
+        for begin_ns, end_ns in reversed(self._spans):
+            if end_ns <= ns:
+                break
+            total_ns += end_ns - max(begin_ns, ns)
+        return total_ns
+
+
 class Sequence:
     """Follows one prompt's choice from its submission to its end. `take` gives what is new of it."""
 
@@ -68,6 +94,7 @@ class Sequence:
         stream: TextStream,
         reading: Reading,
         news: asyncio.Event,
+        decoding: DecodeSpans,
         *,
         arrived_ns: int,
         prompt_index: int = 0,
@@ -88,9 +115,8 @@ class Sequence:
         self._encoded_ns = message.encoded_ns
         self._entries: list[Entry] = []
         self._characters = 0  # of output so far, what is held back included
-        self._token: Token | None = None  # the last one that was taken; None: it ended without another
-        self._taken_ns = 0
-        self._decoded_ns = 0
+        self._token: Token | None = None  # up to which the core's books are read; None: to its end
+        self._decoding = decoding
         self._work: Work = core.submit(message, news)
 
     @property
@@ -112,9 +138,11 @@ class Sequence:
         tokens = list(work.tokens)
         work.tokens.clear()
         if work.over.is_set():
-            if work.ended is None or work.ended.reason == "abort":
+            if work.ended.reason in ("abort", "lost"):
+                self._token = None
                 raise Lost
             if work.ended.reason == "error":
+                self._token = None
                 # What the request itself makes impossible, as masks that leave no token: the same request fails again.
                 message = work.ended.error or "what this request asks for cannot be generated"
                 raise ApiError(400, message, code="generation_failed")
@@ -133,9 +161,9 @@ class Sequence:
         """The core's ledger up to the last taken token, and the front's own accounts around it, at a write."""
         ledger, committed_ns = self._core_ledger()
         ledger[Account.TOKEN_ENCODE] += self._encoded_ns - self._arrived_ns
-        ledger[Account.TOKEN_DECODE] += self._decoded_ns - self._taken_ns
-        handed_over = self._taken_ns - committed_ns
-        ledger[Account.REQUEST_STREAM] += handed_over + (written_ns - self._decoded_ns)
+        decoding_ns = self._decoding.since(committed_ns)
+        ledger[Account.TOKEN_DECODE] += decoding_ns
+        ledger[Account.REQUEST_STREAM] += written_ns - committed_ns - decoding_ns
         return ledger
 
     def waits(self) -> dict[str, int]:
@@ -149,9 +177,7 @@ class Sequence:
         return self._token.ledger(), self._token.committed_ns
 
     def _decode(self, tokens: list[Token]) -> str:
-        self._taken_ns = time.monotonic_ns()
-        if not tokens:
-            self._token = None
+        taken_ns = time.monotonic_ns()
         shown = []
         for token in tokens:
             shown.append(self._read(token, ends=self.finish_reason == "stop" and token is tokens[-1]))
@@ -161,10 +187,11 @@ class Sequence:
                 break
         if self.finish_reason and self._stops.found is None:
             shown.append(self._stops.rest())
+            self._token = None
         if self._reading.unread:
             shown.clear()
             self.finish_reason = self.finish_reason and "length"
-        self._decoded_ns = time.monotonic_ns()
+        self._decoding.add(taken_ns, time.monotonic_ns())
         return "".join(shown)
 
     def _read(self, token: Token, *, ends: bool) -> str:

@@ -24,7 +24,7 @@ from engine.server.prompts import PromptEncoder
 from engine.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
 from engine.server.protocol_chat import ChatRequest
 from engine.server.responses import CallResponse
-from engine.server.sequence import Prompt, Sequence
+from engine.server.sequence import DecodeSpans, Prompt, Sequence
 from engine.server.structured import refuse_other_ends, wanted_grammar
 from engine.server.telemetry import make_telemetry
 from engine.server.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
@@ -166,7 +166,7 @@ class Service:
         origin = self._origin(request, body.tenant)
         encoded_ns = time.monotonic_ns()
 
-        def submit(news: asyncio.Event) -> list[Sequence]:
+        def submit(news: asyncio.Event, decoding: DecodeSpans) -> list[Sequence]:
             sequences = []
             for index, prompt in enumerate(encoded):
                 for choice in range(body.choices):
@@ -191,8 +191,8 @@ class Service:
                     stream = self.tokenizer.stream(skip_special_tokens=body.skip_special_tokens, shown_token_ids=shown)
                     sequences.append(
                         Sequence(
-                            self.core, message, prompt, stream, reading, news, arrived_ns=origin.arrived_ns,
-                            prompt_index=index, choice=choice,
+                            self.core, message, prompt, stream, reading, news, decoding,
+                            arrived_ns=origin.arrived_ns, prompt_index=index, choice=choice,
                         )
                     )  # fmt: skip
             return sequences

@@ -46,14 +46,19 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, model: str = "tiny-model", *options: str) -> Iterator[Running]:
+def serving(
+    folder: Path, model: str = "tiny-model", *options: str, environment: dict[str, str] | None = None
+) -> Iterator[Running]:
+    """Until the block ends. `environment` is added to that of this process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
     command = [sys.executable, "-m", "sojourn", "serve", model, "--port", str(port), "--threads", "1", *options]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | (environment or {})
+        )
     running = Running(f"http://127.0.0.1:{port}", process, log)
     try:
         running.wait_ready()

@@ -325,7 +325,7 @@ def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
             with pytest.raises(ApiError) as refused:
                 admit(core, 2, 7)
             assert refused.value.status == 429 and "this call has 7" in refused.value.message
-            core.works = {str(i): Work(str(i), asyncio.Event()) for i in range(3)}
+            core.works = {str(i): Work(str(i), asyncio.Event(), 1, 0) for i in range(3)}
             admit(core, 2, 3)
             with pytest.raises(ApiError):
                 admit(core, 2, 4)

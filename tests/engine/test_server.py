@@ -22,6 +22,7 @@ from engine.config import EngineConfig, model_folder
 from engine.server.app import build_app
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.rundir import RunDirectory
+from tests.engine.closure import open_books, table
 from tests.engine.server import post, serving, wait_for
 
 MODEL = "tiny-model"
@@ -110,8 +111,9 @@ def test_sigterm_lets_open_streams_finish_and_ends_late_ones_with_an_error(tmp_p
         assert server.process.wait(timeout=10) == 0
     requests = RunDirectory(tmp_path / "run").table("requests").sort_values("arrived_ns")
     assert requests.finish_reason.isna().tolist() == [False, True]
-    accounts = requests[[f"ledger_{info.column}" for info in SERVER_ACCOUNTS]]
-    assert (accounts >= 0).all(axis=None)
+    rows = table(tmp_path / "run", "requests")
+    assert [fault for row in rows for fault in open_books(row)] == []
+    assert not any(row["ledger_request_lost_ns"] for row in rows), "a core that lives tells where the time went"
 
 
 @pytest.mark.slow
@@ -195,16 +197,27 @@ def test_server_that_records_by_itself_leaves_a_run_that_reads(tmp_path):
 
 
 def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path):
-    with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run")) as server:
+    """One call has begun to write, two wait behind it. The core hangs before it dies: nobody hears of it again."""
+    hung_s = 0.5
+    with (
+        serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run"), "--max-num-seqs", "1") as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
         asked = {"model": MODEL, "prompt": "The", "max_tokens": 3000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=30) as stream:
             lines = stream.iter_lines()
             next(lines)
+            waiting = [pool.submit(post, server, max_tokens=9, stream=streamed) for streamed in (True, False)]
+            wait_for(lambda: server.gauge("sojourn_request_waiting") == 2)
             killed = server.core_pid()
+            os.kill(killed, signal.SIGSTOP)
+            time.sleep(hung_s)
             os.kill(killed, signal.SIGKILL)
             rest = [line for line in lines if line]
-        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_core_died"
-        assert "[DONE]" not in "".join(rest)
+        begun, unbegun = (answer.result() for answer in waiting)
+        for last in (rest[-1], begun.text.strip().splitlines()[-1]):
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_core_died"
+        assert unbegun.status_code == 503 and "[DONE]" not in "".join(rest)
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert httpx.get(f"{server.url}/health").status_code == 503
         early = post(server, max_tokens=1)
@@ -213,9 +226,13 @@ def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path)
         assert server.core_pid() != killed
         assert post(server, max_tokens=3).status_code == 200
         assert server.gauge("sojourn_telemetry_core_restarts_total") == 1
-    run = RunDirectory(tmp_path / "run")
-    requests, steps = run.table("requests"), run.table("steps").sort_values("begin_ns")
-    assert "died" in requests.sort_values("arrived_ns").error.iloc[0]
+    requests = sorted(table(tmp_path / "run", "requests"), key=lambda row: row["arrived_ns"])
+    assert [fault for row in requests for fault in open_books(row)] == []
+    assert ["died" in (row["error"] or "") for row in requests] == [True] * 3 + [False]
+    assert all(row["ledger_request_lost_ns"] >= 0.9e9 * hung_s for row in requests[:3])
+    assert requests[0]["ledger_compute_decode_ns"] and not requests[3]["ledger_request_lost_ns"]
+    assert all(row["written_ns"] is not None for row in requests), "the error was written, too"
+    steps = RunDirectory(tmp_path / "run").table("steps").sort_values("begin_ns")
     assert steps.step.is_monotonic_increasing and steps.step.is_unique
 
 

@@ -26,11 +26,11 @@ def scenario(arrivals: dict | None = None, classes: list[dict] | None = None, **
     return Scenario(**(content | blocks))
 
 
-def replay(chosen: Scenario, url: str, run_dir: Path) -> Parsed:
+def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", id_prefix: str = "t") -> Parsed:
     """Sends a scenario from this process and parses what came back."""
     endpoint = parse_base_url(url)
-    schedule = build_schedule(chosen, chosen.measure.seed, id_prefix="t")
-    wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, "scripted")
+    schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
+    wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, model)
     client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target.timeout_s, run_dir), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()

@@ -1,0 +1,103 @@
+"""Delays planted in a server from outside: Python imports this file at its start where PYTHONPATH names its folder.
+
+The file that SOJOURN_PLANTS names has two numbers for each of PLACES: how long every call there is delayed, in seconds
+(a test writes it), and how long all calls have been so far (written here, as the clock saw it).
+"""
+
+import asyncio
+import importlib.abc
+import mmap
+import os
+import struct
+import sys
+import time
+
+# place → module, class, function
+PLACES = {
+    "encode": ("engine.token.tokenizer", "Tokenizer", "encode"),
+    "schedule": ("engine.request.scheduler", "Scheduler", "schedule"),
+    "forward": ("engine.token.models.decoder", "Decoder", "forward"),
+    "sample": ("engine.token.sampler", "Sampler", "draw"),
+    "decode": ("engine.token.tokenizer", "TextStream", "push"),
+    "write": ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
+}
+NUMBERS = struct.Struct("dd")
+VARIABLE = "SOJOURN_PLANTS"
+
+
+class Delay:
+    """The delay of one place, shared by the test and the processes of its server."""
+
+    def __init__(self, shared: mmap.mmap, place: str):
+        self._shared = shared
+        self._offset = list(PLACES).index(place) * NUMBERS.size
+
+    def read(self) -> tuple[float, float]:
+        """Seconds a call, and seconds so far."""
+        return NUMBERS.unpack_from(self._shared, self._offset)
+
+    def set(self, seconds: float) -> None:
+        NUMBERS.pack_into(self._shared, self._offset, seconds, self.read()[1])
+
+    def add(self, seconds: float) -> None:
+        delay, so_far = self.read()
+        NUMBERS.pack_into(self._shared, self._offset, delay, so_far + seconds)
+
+
+def mapped(path: str) -> mmap.mmap:
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def delayed(function, delay: Delay):
+    def call(*arguments, **named):
+        if seconds := delay.read()[0]:
+            begin = time.monotonic()
+            time.sleep(seconds)
+            delay.add(time.monotonic() - begin)
+        return function(*arguments, **named)
+
+    return call
+
+
+def delayed_write(function, delay: Delay):
+    """Only what carries text, and without holding up anybody else."""
+
+    async def send(self, message):
+        if message.get("body") and (seconds := delay.read()[0]):
+            begin = time.monotonic()
+            await asyncio.sleep(seconds)
+            delay.add(time.monotonic() - begin)
+        await function(self, message)
+
+    return send
+
+
+class Planter(importlib.abc.MetaPathFinder):
+    """Wraps the functions of PLACES as soon as their modules have been loaded."""
+
+    def __init__(self, shared: mmap.mmap):
+        self._shared = shared
+
+    def find_spec(self, name, path, target=None):
+        places = [place for place, (module, _, _) in PLACES.items() if module == name]
+        if not places:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(spec for spec in others if spec is not None)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            for place in places:
+                _, owner, function = PLACES[place]
+                wrap = delayed_write if place == "write" else delayed
+                kind = getattr(module, owner)
+                setattr(kind, function, wrap(getattr(kind, function), Delay(self._shared, place)))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if VARIABLE in os.environ:
+    sys.meta_path.insert(0, Planter(mapped(os.environ[VARIABLE])))
