@@ -106,7 +106,7 @@ class RunDirectory:
         for field in SCHEMAS[table]:
             if field.name not in frame.columns:
                 number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-                frame[field.name] = pd.Series(np.nan if number else None, frame.index, "float64" if number else object)
+                frame[field.name] = np.full(len(frame), np.nan if number else None, "float64" if number else object)
         return frame
 
     def arrow(self, table: str) -> pa.Table:

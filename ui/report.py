@@ -13,10 +13,12 @@ from metrics.goodput import goodput_by_tpot
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.rundir import RunDirectory
 from ui import fragments, server
+from ui.figures import blame as blame_figures
 from ui.figures import goodput, ledger, steps
 from ui.figures.server import over_time, parts_of_the_time
 from ui.rundata import RunData, load
 from ui.tables import chosen, failures, longest_steps, slowest_requests
+from ui.tables_blame import TRAITS, blame, traits, waits_by_reason
 from ui.theme import CONFIG, FONT
 from ui.wording import safe
 
@@ -67,6 +69,8 @@ def _sections(run: RunData) -> Iterator[Section]:
         yield "findings", "Findings", _findings(run.diagnosis)
     if not run.requests.empty:
         yield "requests", "Slowest requests", _requests(run)
+    if run.book is not None and run.has_ledger:
+        yield "blame", "Who delayed whom", _blame(run)
     yield "steps", "Steps", _steps(run)
     yield "measured", "How it was measured", _measured(run)
 
@@ -121,6 +125,19 @@ def _time_by_metrics(diagnosis: Diagnosis) -> str:
         server.introduction(view), server.spans(view), fragments.tiles(server.tiles_of(view)), server.agreement(view),
         "<h3>What can be seen of this server</h3>", server.accounts(view),
     ])  # fmt: skip
+
+
+def _blame(run: RunData) -> str:
+    parts = [_figure(blame_figures.waits_by_reason(waits_by_reason(run.requests)))]
+    parts.append(_caption("requests.parquet waits, by the scheduler's own reason, and ledger_request_interference_ns."))
+    for trait in traits(run.book)[:2]:
+        named = TRAITS[trait] if trait != "worst" else "requests"
+        parts.append(f"<h3>By {TRAITS[trait]}</h3>")
+        parts.append(
+            _figure(blame_figures.heat_map(blame(run.book, trait), f"{named} that waited", f"{named} they waited for"))
+        )
+        parts.append(_caption("Rows sum to the waiting in the ledger; steps.parquet tells who had what it waited for."))
+    return "".join(parts)
 
 
 def _findings(diagnosis: Diagnosis) -> str:

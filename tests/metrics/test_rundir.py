@@ -249,3 +249,15 @@ def test_documents_hold_null_for_what_json_has_no_number_for(run):
     run.write_json("diagnosis.json", {"share": (math.nan,)})
     assert run.meta()["client_error"] == {"lag_p50_ms": None, "worst": [None, 1.5]}
     assert json.loads((run.path / "diagnosis.json").read_text()) == {"share": [None]}
+
+
+def test_run_of_an_older_version_loads_with_its_missing_columns_null(run):
+    record(run, steps=[step(0), step(1)])
+    run.compact()
+    file = run.path / "steps.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["planned_ns", "preempted_for", "gap_ns"]), file)
+    steps = run.table("steps")
+    assert set(steps.columns) == set(SCHEMAS["steps"].names)
+    assert steps.planned_ns.isna().all() and steps.gap_ns.dtype == "float64" and steps.preempted_for[0] is None
+    assert "planned_ns" not in run.arrow("steps").column_names

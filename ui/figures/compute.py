@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metrics.roofline import Ceilings
-from metrics.utilisation import PARTS, PHASES
+from metrics.utilisation import PARTS
 from ui import theme
 from ui.tables_compute import TOKEN_MEANING, sensors
 from ui.wording import number, percent
@@ -17,6 +17,7 @@ PHASE_COLOURS = {
     "mixed": theme.ACCOUNT_COLOURS["request.interference"],
     "decode": theme.KIND_COLOURS["decode"],
 }
+PHASE_SYMBOLS = {"prefill": "diamond-open", "mixed": "x-thin-open", "decode": "circle"}
 PART_COLOURS = {
     "attention": theme.COLOURS["compute"],
     "mlp": theme.shade(theme.COLOURS["compute"], 0.5),
@@ -57,7 +58,7 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings | None, precision: str) ->
             line=dict(color=theme.OBJECTIVE_COLOUR, width=2),
             hovertemplate="at most %{y:,.1f} GFLOP/s at %{x:,.2f} FLOPs a byte<extra></extra>",
         )  # fmt: skip
-    for phase, symbol in zip(PHASES, ("diamond-open", "x-thin-open", "circle"), strict=True):
+    for phase, symbol in PHASE_SYMBOLS.items():
         part = shown[shown.phase == phase]
         if part.empty:
             continue
