@@ -81,6 +81,11 @@ class Burst(msgspec.Struct, frozen=True):
             yield Kernel(*self.names[name], begin_ns, end_ns, track)
 
     @property
+    def traced(self) -> int:
+        """How many runs `kernels` holds."""
+        return len(self.kernels) // (4 * np.dtype(np.int64).itemsize)
+
+    @property
     def window_ns(self) -> int:
         """From the first step's begin to the last one's end, on the device."""
         return self.windows[-1].end_ns - self.windows[0].begin_ns if self.windows else 0

@@ -106,7 +106,7 @@ def summary(burst: Burst, asked: int) -> dict[str, Any]:
         "window_ns": burst.window_ns,
         "classes": classes,
         "kernels": [msgspec.structs.asdict(kernel) for kernel in by_name(burst.records)[:TOP_KERNELS]],
-        "traced_kernels": sum(1 for _ in burst.runs()),
+        "traced_kernels": burst.traced,
         "dropped_kernels": burst.dropped,
         "clock_error_ns": burst.clock_error_ns,
         "blocked_ns": burst.blocked_ns,

@@ -185,4 +185,4 @@ def test_more_kernels_than_a_trace_holds_are_counted(monkeypatch):
     packing.add(runs[:2])
     packing.add(runs[2:])
     burst = Burst([], [], packing.names, packing.kernels, packing.dropped, 0, {}, "cpu", "")
-    assert burst.dropped == 2 and list(burst.runs()) == runs[:3]
+    assert burst.dropped == 2 and burst.traced == 3 and list(burst.runs()) == runs[:3]
