@@ -133,6 +133,7 @@ class SGLang:
         "token.sample": unseen(IN_PHASES),
         "token.decode": unseen("it lies inside end to end less TTFT"),
         "request.stream": unseen("SGLang's latencies end before the answer is written"),
+        "request.lost": unseen("SGLang counts only what its scheduler finished"),
     }
     settings: Mapping = {
         "batch cap": "--max-running-requests",

@@ -121,6 +121,7 @@ class VLLM:
         "token.sample": unseen(IN_PHASES),
         "token.decode": unseen("vLLM's latencies end before ids become text"),
         "request.stream": unseen("vLLM's latencies end before the answer is written"),
+        "request.lost": unseen("vLLM counts only what its core finished"),
     }
     settings: Mapping = {
         "batch cap": "--max-num-seqs",
