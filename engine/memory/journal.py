@@ -207,7 +207,7 @@ class ShadowJournal:
         if trail.unready:
             trail.unready = False
             for node in read:
-                node.level = 0
+                node.floor = 0
         parent = read[-1] if read else trail.root
         hashes = reader.block_hashes(size, count)
         tokens, width = branches.packed(reader.token_ids[first * size : count * size]), size * branches.TOKEN_BYTES
@@ -243,9 +243,15 @@ class ShadowJournal:
         times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
         return times
 
-    def check(self, cached: set[bytes]) -> None:
-        """Asserts that the books agree with each other and, with caching, with the pool's. For tests."""
+    def check(self, cached: dict[bytes, bool]) -> None:
+        """Asserts that the books agree with each other and, with caching, with the pool's. For tests.
+
+        `cached` says of the blocks that the pool could find whether somebody reads them.
+        """
         self.shadow.check(self._occupied(), cached if self._pool.prefix_caching else None)
+        trails = self._trails.values()
+        again = sum(max(0, len(trail.known) - len(trail.read)) for trail in trails)
+        assert self.shadow.num_holds() == (sum(len(trail.read) for trail in trails), again), "a hold is lost"
         if not self._trails:
             assert not self._in_flight, "nobody computes what is in flight"
 
@@ -285,8 +291,9 @@ class ShadowJournal:
             if node is None:
                 break
             known.append(node)
-            if node.level > len(hits):
-                hits += [index] * (node.level - len(hits))
+            lost = node.level if node.level > node.floor else node.floor
+            if lost > len(hits):
+                hits += [index] * (lost - len(hits))
         hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
         return known, hits
 
@@ -303,7 +310,7 @@ class ShadowJournal:
             if index < count:
                 occupied += node.newer is not None
                 shadow.read(node)
-                trail.unready |= node.level > 0
+                trail.unready |= node.floor > 0
         trail.read = known[:count]
 
     def _expect(self, trail: _Trail, hashes: list[bytes], num_known: int) -> None:

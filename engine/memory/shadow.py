@@ -26,7 +26,7 @@ TAILS = 64  # ends of sequences, less than a block, that are remembered behind o
 
 
 class Known(msgspec.Struct, gc=False, eq=False):
-    """A block that was computed once. `level` is the smallest of the sizes that hold it, by number.
+    """A block that was computed once. The sizes from `held_from` on hold it, by number.
 
     The garbage collector does not look at them, which took seconds with as many as are remembered. No cycle is left
     of one that is forgotten: it is in no list then.
@@ -35,9 +35,10 @@ class Known(msgspec.Struct, gc=False, eq=False):
     key: bytes
     parent: "Known | None"
     tokens: bytes = b""  # its own
-    level: int = 0
+    level: int = 0  # sizes below it are too small for it and all that was used since
+    floor: int = 0  # ... had lost it when it was asked for last, and it was not computed again since
     readers: int = 0  # live requests that hold it
-    awaited: int = 0  # ... and that compute it again: sizes from `level` on hold it for them
+    awaited: int = 0  # ... and that compute it again: larger sizes hold it for them
     newer: "Known | None" = None  # neighbours in the list of those that nobody holds
     older: "Known | None" = None
     stamp: int = 0  # place in that list, if it is sampled
@@ -47,6 +48,10 @@ class Known(msgspec.Struct, gc=False, eq=False):
     evicted_by: str = ""  # who needed the room
     followed_by: branches.Branches = None  # tokens that are known to follow: of blocks, and ends of less than one
     ends: tuple[bytes, ...] = ()  # those of the latter, oldest first
+
+    @property
+    def held_from(self) -> int:
+        return max(self.level, self.floor)
 
 
 class Shadow:
@@ -65,8 +70,8 @@ class Shadow:
         self._roots: dict[bytes, Known] = {b"": Known(b"", None)}
         self._ring = ring = Known(b"", None, level=len(RATIOS) + 1)  # between the newest and the oldest
         ring.newer = ring.older = ring
-        self._idle = [0] * (len(self.sizes) + 1)  # listed blocks, by level
-        self._oldest = [ring] * len(self.sizes)  # that each size holds
+        self._idle = [0] * (len(self.sizes) + 1)  # listed blocks, by the smallest size that holds them
+        self._oldest = [ring] * len(self.sizes)  # within each size
         self._stamps: list[int] = []  # of the sampled blocks in the list, ascending
         self._clock = 0
         self.num_listings = 0  # changes with every block that enters the list
@@ -140,9 +145,9 @@ class Shadow:
             self._unlist(node)
         elif node.readers:
             self.num_twins += 1
-        if node.level > REAL:
+        if node.floor > REAL:
             node.filled_ns = now_ns
-        node.level = 0
+        node.floor = 0
         node.readers += 1
         return node
 
@@ -170,32 +175,35 @@ class Shadow:
             excess = min(occupied + held - size, held)
             if excess <= 0:
                 continue
-            node = oldest[level]
-            for _ in range(excess):
+            node, left = oldest[level], excess
+            while left:
+                for smaller in range(node.level, level):  # which had room left, for what they had lost
+                    oldest[smaller] = node.newer
+                if node.floor <= level:
+                    idle[node.held_from] -= 1
+                    idle[level + 1] += 1
+                    left -= 1
+                    if level == REAL:
+                        evicted.append(node)
                 node.level = level + 1
-                if level == REAL:
-                    evicted.append(node)
                 node = node.newer
             oldest[level] = node
-            idle[level] -= excess
-            idle[level + 1] += excess
             held -= excess
         return evicted
 
     def _list(self, node: Known) -> None:
-        """Nobody holds it. It is the most recent one of those that the smallest size holds that has it."""
-        level, ring, oldest = node.level, self._ring, self._oldest
+        """Nobody holds it any more: it is the most recent one, where it is held at all."""
+        ring, oldest = self._ring, self._oldest
         self.num_listings += 1
-        newer = ring if level == 0 else oldest[level - 1]
-        older = newer.older
-        node.newer, node.older = newer, older
-        newer.older = older.newer = node
-        self._idle[level] += 1
-        for size in range(level, len(oldest)):
-            if oldest[size] is not ring and oldest[size] is not newer:
+        older = ring.older
+        node.newer, node.older = ring, older
+        ring.older = older.newer = node
+        self._idle[node.floor] += 1
+        for size in range(len(oldest)):
+            if oldest[size] is not ring:
                 break
             oldest[size] = node
-        if level == 0 and node.key[0] & self._mask == 0:
+        if node.key[0] & self._mask == 0:
             self._clock += 1
             node.stamp = self._clock
             self._stamps.append(node.stamp)
@@ -208,7 +216,10 @@ class Shadow:
                     self._oldest[size] = newer
         newer.older, older.newer = older, newer
         node.newer = node.older = None
-        self._idle[level] -= 1
+        if level > node.floor:
+            node.floor = level
+        node.level = 0
+        self._idle[node.floor] -= 1
         if node.stamp:
             del self._stamps[bisect_left(self._stamps, node.stamp)]
             node.stamp = 0
@@ -225,22 +236,34 @@ class Shadow:
         if parent.parent is None and parent.key and len(branches.listed(parent.followed_by)) == len(parent.ends):
             self._roots.pop(parent.key, None)
 
-    def check(self, occupied: int, cached: set[bytes] | None) -> None:
-        """Asserts that the list, its levels and its boundaries agree, and that the pool's own size holds `cached`."""
+    def num_holds(self) -> tuple[int, int]:
+        """Readers of all blocks, and who awaits one. For tests."""
+        blocks = self._known.values()
+        return sum(node.readers for node in blocks), sum(node.awaited for node in blocks)
+
+    def check(self, occupied: int, cached: dict[bytes, bool] | None) -> None:
+        """Asserts that the list, its levels and its boundaries agree, and that the pool's own size is the pool.
+
+        `cached` says of the blocks that the pool could find whether somebody reads them.
+        """
         listed, node, level = [], self._ring.older, 0
         while node is not self._ring:
             assert node.level >= level and node.readers == 0, "a larger pool would hold less"
             level = node.level
             listed.append(node)
             node = node.older
-        counts = [sum(1 for node in listed if node.level == level) for level in range(len(self._idle))]
+        counts = [sum(1 for node in listed if node.held_from == size) for size in range(len(self._idle))]
         assert counts == self._idle, "blocks by level are miscounted"
         for size, oldest in enumerate(self._oldest):
             inside = [node for node in listed if node.level <= size]
             assert oldest is (inside[-1] if inside else self._ring), "a boundary is misplaced"
+            inside = [node for node in inside if node.floor <= size]
             if size >= REAL and cached is not None:  # else it is told too late what it never could have run
                 assert occupied + len(inside) <= self.sizes[size], "a size holds more than it has"
         assert self._stamps == [node.stamp for node in reversed(listed) if node.stamp]
         if cached is not None:
-            held = {key for key, node in self._known.items() if node.readers or (node.level <= REAL and node.newer)}
+            known = self._known.items()
+            held = {
+                key: node.readers > 0 for key, node in known if node.readers or (node.newer and node.held_from <= REAL)
+            }
             assert held == cached, "the pool's own size is not what the pool holds"

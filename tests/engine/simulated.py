@@ -200,7 +200,7 @@ class Simulation:
         pool = self.scheduler.pool
         pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
         if isinstance(self.journal, ShadowJournal):
-            self.journal.check(set(pool._index._nodes))
+            self.journal.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)

@@ -98,6 +98,25 @@ def test_what_another_request_computes_at_this_moment_is_in_flight():
     simulation.check_idle()
 
 
+def test_the_last_block_of_a_prompt_is_computed_by_everybody_and_so_in_flight_for_nobody():
+    simulation = Simulation()
+    simulation.receive(ask("a", A + B), ask("b", A + B))
+    simulation.drain()
+    assert simulation.published.ended["b"].prefix.prefix_outcomes == {"miss_in_flight": 12, "miss_cold": 4}
+    simulation.check_idle()
+
+
+def test_what_the_head_of_the_queue_waits_to_read_is_used_in_the_shadow_as_it_is_in_the_pool():
+    """The running request evicts something else; `check` would see the shadow evict what the head asked for."""
+    simulation = Simulation(num_blocks=8)
+    served(simulation, ask("a", A), ask("b", B))
+    simulation.receive(ask("grows", C, 13), ask("head", [*A, *[9] * 16]))
+    simulation.drain()
+    assert simulation.published.ended["head"].prefix.prefix_outcomes["hit"] == 8
+    report = served(simulation, ask("b2", [*B, 1]))
+    assert report.evicted_by == {"head": 8} or report.evicted_by == {"grows": 4, "head": 4}
+
+
 def test_who_is_aborted_computes_nothing_any_more():
     simulation = Simulation(max_num_batched_tokens=4, max_num_seqs=2)
     simulation.receive(ask("a", A + B, 4))
