@@ -177,17 +177,18 @@ class Shadow:
                 continue
             node, left = oldest[level], excess
             while left:
-                for smaller in range(node.level, level):  # which had room left, for what they had lost
-                    oldest[smaller] = node.newer
-                if node.floor <= level:
-                    idle[node.held_from] -= 1
-                    idle[level + 1] += 1
+                at, floor = node.level, node.floor
+                if at < level:  # smaller sizes, which have room for what they had lost, must not outlast this one
+                    oldest[at:level] = [node.newer] * (level - at)
+                if floor <= level:
+                    idle[at if at > floor else floor] -= 1
                     left -= 1
                     if level == REAL:
                         evicted.append(node)
                 node.level = level + 1
                 node = node.newer
             oldest[level] = node
+            idle[level + 1] += excess
             held -= excess
         return evicted
 

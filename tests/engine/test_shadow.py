@@ -162,6 +162,19 @@ def test_a_fork_reads_its_leaders_prompt_which_is_booked_once():
     assert simulation.published.ended["a#1"].prefix is None
 
 
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "overlap"),
+    [(A, 1, False), ([1] * 7, 4, True)],
+    ids=["which is full when it is shared", "which a step under way fills"],
+)
+def test_a_waiting_fork_holds_its_leaders_last_block_until_it_copies_it(prompt, max_tokens, overlap):
+    """`check` holds who reads what to the pool, after every step."""
+    simulation = Simulation(max_num_seqs=1, overlap=overlap)
+    simulation.receive(ask("a", prompt, max_tokens), ask("a#1", prompt, 4, fork_of="a"))
+    simulation.drain()
+    simulation.check_idle()
+
+
 def test_a_preempted_request_is_booked_once():
     simulation = Simulation(num_blocks=7)
     simulation.receive(ask("old", [1] * 8, 12), ask("new", [2] * 8, 12))
