@@ -1,4 +1,4 @@
-"""How much of the device a recorded run used: model FLOPs and bandwidth utilisation by phase, and what a token cost.
+"""How much of the device a recorded run used: model FLOPs and bandwidth utilisation by phase; and what its tokens were.
 
 Everything is a quotient of sums over `steps.parquet`, against the ceilings that `run.json` holds (metrics/roofline.py).
 """
@@ -39,19 +39,12 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class TokenNumbers(msgspec.Struct, frozen=True):
-    """Tokens of a run by what became of them, what one costs, and how certain the model was.
+    """What a run tells of its tokens beside how many there were; None where it does not."""
 
-    From the steps: `computed` (kinds prefill, decode and verify), `recomputed` (kind recompute), `padded`, and
-    `overrun`, which is a part of the computed ones that nobody waited for. From the requests: `cached`, `drafted`,
-    `accepted`, and characters per token; that of prompts is None unless all were sent as text.
-    """
-
-    by_kind: dict[str, int]
-    flops_per_token: dict[str, float]  # by part of the model; of the head as well, though not every token has logits
     entropy_nats: float | None  # mean of the draws that were looked at
-    kept_mass: float | None
+    kept_mass: float | None  # ... of the share of the probability that truncation left
     looks: int  # how many those were
-    prompt_characters_per_token: float | None
+    prompt_characters_per_token: float | None  # None unless all prompts were sent as text
     output_characters_per_token: float | None
 
 
@@ -114,27 +107,14 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
 
 
 def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
-    """Of `steps.parquet` and `requests.parquet`; columns that an older run lacks count as nothing."""
-    kinds = np.concatenate([np.empty(0, dtype=object), *(np.asarray(k, dtype=object) for k in steps.kinds)])
-    new = np.concatenate([np.zeros(0), *(np.asarray(n, dtype="float64") for n in steps.new_tokens)])
-    recomputed = int(new[kinds == "recompute"].sum())
-    computed = int(new.sum()) - recomputed
-    tokens = computed + recomputed
+    """Of `steps.parquet` and `requests.parquet`, alone or joined to the client's; older runs lack some columns."""
     entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "kept_mass_ppm"))
-    prompt_tokens, prompt_characters = _total(requests, "prompt_tokens"), _total(requests, "prompt_characters")
-    output_tokens, output_characters = _total(requests, "output_tokens"), _total(requests, "output_characters")
-    as_text = bool(prompt_characters) and bool((requests.prompt_characters.astype("float64") > 0).all())
+    side = "server_" if "server_prompt_tokens" in requests else ""
+    prompt_tokens, prompt_characters = _total(requests, f"{side}prompt_tokens"), _total(requests, "prompt_characters")
+    output_tokens, output_characters = _total(requests, f"{side}output_tokens"), _total(requests, "output_characters")
+    # A request that the server has no record of has none of its columns.
+    as_text = bool(prompt_characters) and not (requests.prompt_characters.astype("float64") == 0).any()
     return TokenNumbers(
-        by_kind={
-            "computed": computed,
-            "cached": _total(requests, "cached_tokens"),
-            "recomputed": recomputed,
-            "drafted": _total(requests, "drafted_tokens"),
-            "accepted": _total(requests, "accepted_tokens"),
-            "padded": _total(steps, "padding_tokens"),
-            "overrun": _total(steps, "overrun_tokens"),
-        },
-        flops_per_token={part: _total(steps, f"flops_{part}") / tokens if tokens else 0.0 for part in PARTS},
         entropy_nats=float(entropy.mean()) / 1e3 if len(entropy) else None,
         kept_mass=float(kept.mean()) / 1e6 if len(kept) else None,
         looks=len(entropy),

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.roofline import Ceilings
-from metrics.utilisation import PARTS, PHASES, phases
+from metrics.utilisation import PARTS, PHASES, TokenNumbers, phases
 from metrics.utilisation import utilisation as metrics_of
 
 TOKEN_KINDS = ("computed", "cached", "recomputed", "drafted", "accepted", "padding", "overrun")
@@ -69,6 +69,20 @@ def tokens(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
     }
     found = pd.Series({name: float(np.nan_to_num(float(sums[name]))) for name in TOKEN_KINDS})
     return found[found > 0]
+
+
+def in_words(numbers: TokenNumbers) -> str:
+    """Characters a token and how certain the draws were, as sentences; "" where a run tells neither."""
+    said = []
+    texts = (("prompts", numbers.prompt_characters_per_token), ("outputs", numbers.output_characters_per_token))
+    if known := [f"{value:.2f} characters a token in {name}" for name, value in texts if value is not None]:
+        said.append(f"{', '.join(known)}.")
+    if numbers.entropy_nats is not None:
+        said.append(
+            f"At {numbers.looks:,} draws, one in every 64 steps, the model's distribution had "
+            f"{numbers.entropy_nats:.2f} nats of entropy in the mean; truncation left {numbers.kept_mass:.1%} of it."
+        )
+    return " ".join(said)
 
 
 def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:

@@ -1,11 +1,10 @@
 """Shares of the device by phase: quotients of sums, against steps whose answers are known."""
 
-import msgspec
 import pandas as pd
 import pytest
 
 from metrics.roofline import CeilingError, Ceilings, Gemm
-from metrics.utilisation import phases, token_numbers, utilisation
+from metrics.utilisation import TokenNumbers, phases, token_numbers, utilisation
 
 CEILINGS = Ceilings("a device", 2, "2026-11-21T00:00:00Z", {}, 100e9, 80e9, 2048, [Gemm("float32", 64, 1e12)])
 
@@ -48,30 +47,28 @@ def test_without_ceilings_there_are_sums_and_no_shares():
         utilisation(STEPS, CEILINGS, "bfloat16")
 
 
-def test_tokens_are_told_by_kind_and_cost_by_part():
+REQUESTS = pd.DataFrame({
+    "prompt_tokens": [10, 20], "output_tokens": [5, 15], "prompt_characters": [30, 60], "output_characters": [25, 55],
+})  # fmt: skip
+
+
+def test_certainty_and_characters_are_means_over_the_run():
     steps = STEPS.assign(
-        padding_tokens=[0, 6, 7, 0], overrun_tokens=[0, 1, 0, 0],
-        flops_attention=[10, 2, 1, 3], flops_mlp=[20, 4, 2, 6], flops_head=[1, 2, 1, 1],
-        entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]],
+        entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]]
     )  # fmt: skip
-    requests = pd.DataFrame({
-        "prompt_tokens": [10, 20], "cached_tokens": [4, 0], "output_tokens": [5, 15], "drafted_tokens": [3, 0],
-        "accepted_tokens": [1, 0], "prompt_characters": [30, 60], "output_characters": [25, 55],
-    })  # fmt: skip
-    numbers = token_numbers(steps, requests)
-    assert numbers.by_kind == {
-        "computed": 104, "cached": 4, "recomputed": 30, "drafted": 3, "accepted": 1, "padded": 13, "overrun": 1
-    }  # fmt: skip
-    assert numbers.flops_per_token == {"attention": 16 / 134, "mlp": 32 / 134, "head": 5 / 134}
+    numbers = token_numbers(steps, REQUESTS)
     assert (numbers.entropy_nats, numbers.kept_mass, numbers.looks) == (1.0, 0.8, 2)
     assert (numbers.prompt_characters_per_token, numbers.output_characters_per_token) == (3.0, 4.0)
-    some_as_ids = requests.assign(prompt_characters=[30, 0])
+    some_as_ids = REQUESTS.assign(prompt_characters=[30, 0])
     assert token_numbers(steps, some_as_ids).prompt_characters_per_token is None
 
 
+def test_of_a_joined_run_the_servers_own_counts_are_used():
+    clash = {"prompt_tokens": "server_prompt_tokens", "output_tokens": "server_output_tokens"}
+    joined = REQUESTS.rename(columns=clash).assign(prompt_tokens=[7, None], output_tokens=[None, 3])
+    assert token_numbers(STEPS, joined) == token_numbers(STEPS, REQUESTS)
+
+
 def test_a_run_without_the_newer_columns_tells_what_it_can():
-    requests = pd.DataFrame({"prompt_tokens": [10], "cached_tokens": [4], "output_tokens": [5]})
-    numbers = token_numbers(STEPS, requests)
-    assert numbers.by_kind["recomputed"] == 30 and numbers.entropy_nats is numbers.output_characters_per_token is None
-    assert msgspec.json.decode(msgspec.json.encode(numbers))["flops_per_token"]["head"] == 0
-    assert token_numbers(STEPS.iloc[:0], requests.iloc[:0]).flops_per_token["mlp"] == 0
+    assert token_numbers(STEPS, REQUESTS[["prompt_tokens", "output_tokens"]]) == TokenNumbers(None, None, 0, None, None)
+    assert token_numbers(STEPS.iloc[:0], REQUESTS.iloc[:0]) == TokenNumbers(None, None, 0, None, None)

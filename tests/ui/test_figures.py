@@ -13,12 +13,13 @@ from metrics.ledger import ACCOUNTS, COLOURS
 from metrics.objectives import OBJECTIVES
 from metrics.records import KINDS
 from metrics.roofline import Ceilings, Gemm
+from metrics.utilisation import TokenNumbers
 from ui import theme
 from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
 from ui.tables_blame import blame, waits_by_reason
-from ui.tables_compute import flops_by_part, kernel_times, points, tokens, utilisation
+from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
 from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens
 
 UNIT = re.compile(
@@ -239,3 +240,11 @@ def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
     assert table.loc["all, wall time"].mfu <= busy.mfu
     np.testing.assert_allclose(shown.gflops / shown.gbytes, shown.intensity)
     assert max(busy.mfu, busy.mbu) <= busy.of_roofline + 1e-9
+
+
+def test_what_is_known_of_tokens_is_said_and_nothing_else():
+    assert in_words(TokenNumbers(None, None, 0, None, None)) == ""
+    assert in_words(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters a token in outputs."
+    said = in_words(TokenNumbers(1.25, 0.875, 1200, 4.0, 3.5))
+    assert "4.00 characters a token in prompts, 3.50" in said and "At 1,200 draws" in said
+    assert "1.25 nats" in said and "87.5% of it" in said

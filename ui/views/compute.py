@@ -2,9 +2,10 @@
 
 import streamlit as st
 
+from metrics.utilisation import token_numbers
 from ui import fragments, frame
 from ui.figures import compute
-from ui.tables_compute import flops_by_part, kernel_times, largest_kernels, points, tokens, utilisation
+from ui.tables_compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
 
 run = frame.open_page(
     "Compute",
@@ -49,6 +50,8 @@ with right:
         "`requests.parquet` `computed_tokens`, `cached_tokens`, `recomputed_tokens`, `drafted_tokens`; "
         "`steps.parquet` `padding_tokens`, `overrun_tokens`.",
     )
+    if said := in_words(token_numbers(run.steps, run.requests)):
+        st.caption(said)
 st.subheader("Kernels by class", anchor=False)
 frame.draw(
     compute.kernels_by_class(kernel_times(run.kernels)),
