@@ -32,12 +32,13 @@ def runs(*names: str, new: int = 1, past: int = 7) -> list[tuple[str, str, int, 
 def test_who_waits_for_a_place_waits_for_all_who_hold_one_alike():
     scene = Scene()
     for _ in range(4):
-        scene.step(*runs("a", "b"), reason="batch_cap")
+        scene.step(("a", "decode", 1, 31), *runs("b"), reason="batch_cap")
+    scene.step(("a", "prefill", 15, 32), *runs("b"), reason="batch_cap")
     scene.step(*runs("v"))
     for name in "ab":
         scene.request(name, 0)
-    scene.request("v", 5, request_queue=35, waits={"step": 5, "batch_cap": 30})
-    assert blamed_ms(opened(scene), "v") == {"a": 17.5, "b": 17.5}
+    scene.request("v", 5, request_queue=45, waits={"step": 5, "batch_cap": 40})
+    assert blamed_ms(opened(scene), "v") == {"a": 22.5, "b": 22.5}
 
 
 def test_who_waits_for_tokens_waits_for_those_who_compute_them():
@@ -71,12 +72,12 @@ def test_preempted_request_waits_for_the_one_that_took_its_blocks_and_then_for_w
     scene.step(*runs("v", "a", "b", past=3))
     scene.step(*runs("a", "b", past=4), taken={"v": "a"})
     scene.step(*runs("a", "b", past=5))
-    scene.step(*runs("b", past=6))  # a has ended
+    scene.step(*runs("b", past=6), *runs("c", past=3))  # a has ended; b holds two blocks, c one
     scene.step(("v", "recompute", 4, 0), *runs("b", past=7))
-    for name in "ab":
+    for name in "abc":
         scene.request(name, 0, request_interference=8 if name == "b" else 0)
     scene.request("v", 0, memory_preempted=30)
-    assert blamed_ms(opened(scene), "v") == {"a": 20, "b": 10}
+    assert blamed_ms(opened(scene), "v") == {"a": 20, "b": 20 / 3, "c": 10 / 3}
 
 
 def test_request_that_could_not_grow_itself_waits_for_those_who_hold_blocks():

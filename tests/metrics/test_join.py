@@ -58,7 +58,10 @@ def test_joined_run_is_the_run_that_one_host_would_have_recorded(tmp_path, offse
     assert joined.matched == joined.of == 80 and not joined.same_host
     assert 0 < joined.uncertainty_ns < 2 * MS  # the way takes 0.2 ms there and back, and a chunk 60 us
     together, apart_ = whole.requests(), client.requests()
-    assert len(client.table("steps")) == len(whole.table("steps"))
+    steps, same = client.table("steps"), whole.table("steps")
+    assert len(steps) == len(same)
+    for name in STAMPS["steps"]:
+        assert ((steps[name] - same[name]).abs() <= joined.uncertainty_ns).all(), name
     error = (apart_.arrived_ns - together.arrived_ns).abs()
     assert (error <= joined.uncertainty_ns).all()
     for info in ACCOUNTS:
