@@ -23,7 +23,7 @@ WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar"
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`.
 
     Where steps overlap, the stages are those of the turns in which this step was read: `schedule` to `launch` are of

@@ -17,7 +17,8 @@ class NoTelemetry:
     recorder = None
 
     def __init__(self, config: EngineConfig):
-        self.exporter = Exporter(config.served_model_name or model_folder(config.model).name)
+        name = config.served_model_name or model_folder(config.model).name
+        self.exporter = Exporter(name, telemetry="off")
         self.recent = Recent()  # of nothing
         self._last: messages.Outputs | None = None
 

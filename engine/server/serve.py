@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 
 import uvicorn
 
@@ -11,6 +12,8 @@ from engine.server.core_client import CoreClient
 from engine.token.checkpoint import ModelError
 from metrics.rundir import RunError
 from metrics.tracing import TracingError
+
+SWITCH_SECONDS = 0.0005  # the thread that writes records gives way to the streams within this, not within 5 ms
 
 
 class ServeError(Exception):
@@ -25,6 +28,7 @@ def serve(config: EngineConfig) -> None:
     except (ModelError, RunError, TracingError) as error:
         listener.close()
         raise ServeError(str(error)) from None
+    sys.setswitchinterval(SWITCH_SECONDS)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     core = app.state.service.core
     url = f"http://{config.host}:{listener.getsockname()[1]}"

@@ -73,6 +73,7 @@ def test_a_server_without_telemetry_answers_alike_and_its_metrics_claim_nothing(
     assert answer["choices"] == other["choices"] and answer["usage"] == other["usage"]
     assert "ledger" in other and "ledger" not in answer and "metrics" not in answer
     assert idle == [0.0, 0.0]
+    assert 'sojourn_telemetry_enabled_info{model_name="tiny-model",level="off"} 1' in page
     for family in ("request_finished_total", "compute_steps_total", "request_ledger_seconds_total"):
         values = [line.rsplit(" ", 1)[1] for line in page.splitlines() if line.startswith(f"sojourn_{family}{{")]
         assert all(float(value) == 0 for value in values), family
