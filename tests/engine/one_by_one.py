@@ -160,7 +160,8 @@ class BothAccountants:
 
     def __init__(self, accountant: Accountant, oracle: OneByOne):
         self.accountant, self.oracle = accountant, oracle
-        self.steps = self.compared = 0
+        self.steps = 0
+        self.ledgers: dict[tuple[str, int], list[int]] = {}  # by id and moment: at each commit, of who was alive
 
     @property
     def clock(self):
@@ -176,7 +177,9 @@ class BothAccountants:
     def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
         self.oracle.executed(plan, alive, outcome, committed_ns)
         self.accountant.executed(plan, alive, outcome, committed_ns)
-        self.compare([*alive.running, *alive.gave_way])
+        present = [*alive.running, *alive.gave_way]
+        self.compare(present)
+        self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.order].ledger) for r in present}
         self.steps += 1
 
     def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
@@ -198,4 +201,3 @@ class BothAccountants:
                 assert any(member is request for member in clock.members)
                 ledger = ledger_at(ledger, clock.reading)
             assert ledger == self.oracle.pages[request.order].ledger, request.id
-            self.compared += 1
