@@ -263,7 +263,7 @@ SHRINKING_HELPS_NOBODY = (Phase.explicit, Phase.generate)  # a race does not com
 health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
+@settings(max_examples=3, deadline=None, derandomize=True, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes(tight, mix):
     check_mix(tight, mix)

@@ -1,13 +1,15 @@
 """A delay of known length is booked where it was planted, and nowhere else: each place beside a control without it.
 
-Sleeps end late on a busy machine, so a plant is as long as the clock saw it. Two pairs of runs are made of each; a
-machine that takes the server off its core between two readings spoils one of them.
+Sleeps end late on a busy machine, so a plant is as long as the clock saw it; and each run is made
+three times, because a machine that takes the server off its core between two readings spoils one of them.
 """
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gevent
 import httpx
@@ -24,7 +26,7 @@ from tests.engine.server import Running, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call
 from tests.loadgen.scenarios import replay, scenario
 
-PAIRS = 2
+REPEATS = 3
 TOLERANCE = 0.05  # of the planted length
 
 
@@ -45,14 +47,14 @@ class Plant:
 
 STREAMED, WHOLE = {"stream": True}, {"stream": False}
 PLANTS = [
-    Plant("encode", 0.4, ("token.encode",), None, WHOLE | {"max_tokens": 2}),
+    Plant("encode", 0.3, ("token.encode",), None, WHOLE | {"max_tokens": 2}),
     Plant("schedule", 0.08, ("compute.host",), "schedule", STREAMED | {"max_tokens": 4}),
     Plant("forward", 0.08, ("compute.prefill", "compute.decode"), "wait", STREAMED | {"max_tokens": 4}),
     Plant("sample", 0.08, ("token.sample",), "sample", STREAMED | {"max_tokens": 4}),
     # The core goes on meanwhile: what its next tokens take, a few milliseconds, hides behind these two.
     Plant("decode", 0.2, ("token.decode",), None, STREAMED | {"max_tokens": 3}),
     Plant("write", 0.2, ("request.stream",), None, STREAMED | {"max_tokens": 2}),
-    Plant("write", 0.4, ("request.stream",), None, WHOLE | {"max_tokens": 2}),
+    Plant("write", 0.3, ("request.stream",), None, WHOLE | {"max_tokens": 2}),
 ]
 
 
@@ -62,16 +64,16 @@ def ask(server: Running, name: str, body: dict) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def run_pairs(server: Running, plants: Plants) -> dict[str, list[int]]:
-    """Asks once without and once with each delay, PAIRS times; name → what was slept, in nanoseconds."""
+def run_all(server: Running, plants: Plants) -> dict[str, list[int]]:
+    """Asks once without and once with each delay, REPEATS times; name → what was slept, in nanoseconds."""
     slept: dict[str, list[int]] = {plant.name: [] for plant in PLANTS}
     ask(server, "warm-up", {"max_tokens": 4})
-    for pair in range(PAIRS):
+    for repeat in range(REPEATS):
         for plant in PLANTS:
-            ask(server, f"{plant.name}-control-{pair}", plant.body)
+            ask(server, f"{plant.name}-control-{repeat}", plant.body)
             before_ns = plants.slept_ns(plant.place)
             with plants.planted(plant.place, plant.seconds):
-                ask(server, f"{plant.name}-planted-{pair}", plant.body)
+                ask(server, f"{plant.name}-planted-{repeat}", plant.body)
             slept[plant.name].append(plants.slept_ns(plant.place) - before_ns)
     return slept
 
@@ -170,42 +172,42 @@ def overlapped(tmp_path_factory) -> Recorded:
 def record(folder: Path, *options: str) -> Recorded:
     named = ("--served-model-name", "planted", "--run-dir", str(folder / "run"))
     with planted_server(folder, *named, *options) as (server, plants):
-        slept_ns = run_pairs(server, plants)
+        slept_ns = run_all(server, plants)
         slow_reader = read_slowly(server, 1.0)
         replay_planted(server, folder)
     return Recorded(slept_ns, slow_reader, RunDirectory(folder / "run"), folder)
 
 
-def moved(control, planted, prefix: str = "ledger") -> dict[str, int]:
-    """Account → nanoseconds that it has more than the control."""
-    columns = {info.name: f"{prefix}_{info.column}" for info in SERVER_ACCOUNTS}
-    return {name: getattr(planted, column) - getattr(control, column) for name, column in columns.items()}
+def check(recorded: Recorded, plant: Plant, *, overlap: bool = False) -> None:
+    """Noise only adds: an account moved by the least that it has with the plant, less the least that it has without.
 
+    Where steps overlap the host hides behind a device that is slower now: others may shrink, and a stage is the host's.
+    """
+    slept = recorded.slept_ns[plant.name]
+    controls, planted = (
+        [recorded.row(f"{plant.name}-{kind}-{repeat}") for repeat in range(REPEATS)] for kind in ("control", "planted")
+    )
+    assert min(slept) >= 200e6, "a plant that is too short to be seen"
+    bound_ns, found = TOLERANCE * min(slept), {}
+    for info in SERVER_ACCOUNTS:
+        column = f"ledger_{info.column}"
+        if info.name not in plant.accounts:
+            more_ns = min(getattr(row, column) for row in planted) - min(getattr(row, column) for row in controls)
+            if more_ns > bound_ns or (more_ns < -bound_ns and not overlap):
+                found[info.name] = f"{more_ns / 1e6:.1f} ms"
 
-def faults(plant: Plant, control, planted, slept_ns: int, recorded: Recorded) -> list[str]:
-    """What is not as the plant says; empty if all is."""
-    found, own, bound = [], 0, TOLERANCE * slept_ns
-    for name, more_ns in moved(control, planted).items():
-        if name in plant.accounts:
-            own += more_ns
-        elif abs(more_ns) > bound:
-            found.append(f"{name} moved by {more_ns / 1e6:.1f} ms")
-    if abs(own - slept_ns) > bound:
-        found.append(f"{plant.accounts} has {own / 1e6:.1f} of {slept_ns / 1e6:.1f} ms")
-    if plant.stage is not None:
-        stage_ns = recorded.stage_ns(planted, plant.stage) - recorded.stage_ns(control, plant.stage)
-        if abs(stage_ns - slept_ns) > bound:
-            found.append(f"stage {plant.stage} has {stage_ns / 1e6:.1f} of {slept_ns / 1e6:.1f} ms")
-    return found
+    def compare(name: str, spent: Callable[[Any], int]) -> None:
+        """What the plant added, beside what was slept in that very run."""
+        usual_ns = min(map(spent, controls))
+        off_ns = min((spent(row) - usual_ns - ns for row, ns in zip(planted, slept, strict=True)), key=abs)
+        if abs(off_ns) > bound_ns:
+            found[name] = f"{off_ns / 1e6:.1f} ms beside {[round(ns / 1e6, 1) for ns in slept]}"
 
-
-def check(recorded: Recorded, plant: Plant) -> None:
-    tries = []
-    for pair, slept_ns in enumerate(recorded.slept_ns[plant.name]):
-        control, planted = (recorded.row(f"{plant.name}-{kind}-{pair}") for kind in ("control", "planted"))
-        assert slept_ns >= 200e6, "a plant that is too short to be seen"
-        tries.append(faults(plant, control, planted, slept_ns, recorded))
-    assert [] in tries, tries
+    columns = [f"ledger_{info.column}" for info in SERVER_ACCOUNTS if info.name in plant.accounts]
+    compare("its own", lambda row: sum(getattr(row, column) for column in columns))
+    if plant.stage is not None and not overlap:
+        compare(f"stage {plant.stage}", lambda row: recorded.stage_ns(row, plant.stage))
+    assert not found
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
@@ -214,21 +216,25 @@ def test_a_planted_delay_is_booked_where_it_was_planted_and_nowhere_else(recorde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+@pytest.mark.parametrize(
+    "plant", [plant for plant in PLANTS if plant.place != "schedule"], ids=lambda plant: plant.name
+)  # a slow scheduler hides behind the device, as it should
 def test_a_planted_delay_is_booked_where_it_was_planted_where_steps_overlap(overlapped, plant):
-    check(overlapped, plant)
+    check(overlapped, plant, overlap=True)
 
 
 @pytest.mark.parametrize("plant", [PLANTS[0], PLANTS[2], PLANTS[4], PLANTS[5]], ids=lambda plant: plant.name)
 def test_the_ledger_to_the_first_text_has_the_share_that_came_before_it(recorded, plant):
     """The tokenizer's delay is all before the first text; of the others' calls one is."""
     shares = {"encode": 1, "forward": 4, "decode": 3, "write": 2}
-    tries = []
-    for pair, slept_ns in enumerate(recorded.slept_ns[plant.name]):
-        control, planted = (recorded.row(f"{plant.name}-{kind}-{pair}") for kind in ("control", "planted"))
-        own = sum(moved(control, planted, "ttft")[name] for name in plant.accounts)
-        tries.append(abs(own * shares[plant.place] / slept_ns - 1))
-    assert min(tries) < 0.15, tries  # a quarter of the plant, on the machine that makes it
+    columns = [f"ttft_{info.column}" for info in SERVER_ACCOUNTS if info.name in plant.accounts]
+
+    def least_ns(kind: str) -> int:
+        rows = [recorded.row(f"{plant.name}-{kind}-{repeat}") for repeat in range(REPEATS)]
+        return min(sum(getattr(row, column) for column in columns) for row in rows)
+
+    share = (least_ns("planted") - least_ns("control")) / min(recorded.slept_ns[plant.name])
+    assert share * shares[plant.place] == pytest.approx(1, abs=0.15)  # a quarter of the plant, on a busy machine
 
 
 def test_a_slow_reader_pays_for_itself_and_nobody_beside_it_does(recorded):
