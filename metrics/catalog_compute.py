@@ -60,7 +60,7 @@ COMPUTE = (
     gauge("compute", "power_watts", "watts", "Power that a device draws: the GPU's board, the CPU's packages.",
           "Whoever draws it; no series without a sensor.", device=DEVICES),
     counter("compute", "energy_joules_total", "joules", "Energy that a device drew, from samples of its power.",
-            "Peaks between two samples are missed; whoever draws it.", device=DEVICES),
+            "Peaks between two samples are missed; whoever draws it; no series without a sensor.", device=()),
     gauge("compute", "sm_clock_hertz", "hertz", "Clock of the GPU's multiprocessors.",
           "One instant a second; no series without a GPU's driver."),
     gauge("compute", "memory_clock_hertz", "hertz", "Clock of the GPU's memory.",

@@ -16,12 +16,19 @@ from metrics.catalog import METRIC_BY_NAME
 from metrics.catalog_compute import COMPOSITIONS
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
-from metrics.ledger import SERVER_ACCOUNTS, Account, closes
+from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.metric import RATIO_BOUNDS
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
 from metrics.records import KINDS, STAGES, WAITS, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 
+# Histograms of an account, in one's own words and not the exporter's.
+ACCOUNT_HISTOGRAMS = {
+    "request_admission": "request.admission", "request_queue": "request.queue",
+    "request_interference": "request.interference", "request_stream": "request.stream",
+    "memory_blocked": "memory.blocked", "token_encode": "token.encode", "token_sample": "token.sample",
+    "token_decode": "token.decode",
+}  # fmt: skip
 OBJECTIVES = [{"klass": "all", "ttft_ms": 120.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
 
 
@@ -148,8 +155,10 @@ def test_request_totals_equal_the_sums_over_the_records(seed, count):
         "token_accepted_tokens_total": [request.accepted_tokens for request in requests],
         "memory_recomputed_tokens_total": [request.recomputed_tokens for request in requests],
         "memory_preempted_seconds_count": [request.preemptions > 0 for request in requests],
-        "memory_blocked_seconds_sum": [request.ledger[Account.MEMORY_BLOCKED] / 1e9 for request in requests],
-        "request_queue_seconds_sum": [request.ledger[Account.REQUEST_QUEUE] / 1e9 for request in requests],
+        **{
+            f"{name}_seconds_sum": [request.ledger[ACCOUNT_BY_NAME[account].account] / 1e9 for request in requests]
+            for name, account in ACCOUNT_HISTOGRAMS.items()
+        },
         "request_prompt_length_tokens_sum": [request.prompt_tokens for request in requests],
         "request_output_length_tokens_count": [1] * count,
         "request_ttft_seconds_sum": [(request.first_written_ns - request.arrived_ns) / 1e9 for request in written],

@@ -26,8 +26,8 @@ def page(*records: SystemRecord) -> dict:
 
 
 def test_machine_without_sensors_has_no_series_for_them():
-    of_sensors = ("power", "clock", "throttle", "temperature", "utilisation", "device_used", "resident")
-    seen = page(random_system(Random(1)), BARE)
+    of_sensors = ("power", "energy", "clock", "throttle", "temperature", "utilisation", "device_used", "resident")
+    seen = page(random_system(Random(1)), BARE, BARE)
     assert not [name for name, _ in seen if any(word in name for word in of_sensors)]
 
 

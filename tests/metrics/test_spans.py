@@ -89,11 +89,11 @@ def test_answer_that_is_not_streamed_has_no_part_of_its_own_for_the_first_token(
 
 def test_request_that_never_wrote_shows_where_it_was_stuck():
     ledger = new_ledger()
-    ledger[Account.MEMORY_BLOCKED] = 80 * MS
-    stuck = RequestRecord("r", 0, 80 * MS, finish_reason="abort", encoded_ns=0, ledger=ledger)
-    assert [(span.name, span.begin_ns, span.end_ns) for span in account_spans(stuck)] == [
-        ("memory.blocked", 0, 80 * MS)
-    ]
+    ledger[Account.TOKEN_ENCODE], ledger[Account.MEMORY_BLOCKED] = 2 * MS, 78 * MS
+    stuck = RequestRecord("r", 0, 80 * MS, finish_reason="abort", encoded_ns=2 * MS, ledger=ledger)
+    _, blocked = account_spans(stuck)
+    assert (blocked.name, blocked.begin_ns, blocked.end_ns) == ("memory.blocked", 2 * MS, 80 * MS)
+    assert blocked.attributes["sojourn.begins"] == "measured"
 
 
 def test_root_lasts_from_arrival_to_the_last_byte_and_names_its_steps():

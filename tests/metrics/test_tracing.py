@@ -83,6 +83,14 @@ def test_ratio_keeps_exactly_the_trace_ids_below_it(collector):
     assert traced.decisions["left_out"] == 200 - expected and 30 < expected < 70
 
 
+@pytest.mark.parametrize(("flags", "ratio", "kept"), [("01", 0.0, 1), ("00", 1.0, 0)])
+def test_caller_that_decided_is_followed_whatever_the_ratio(collector, flags, ratio, kept):
+    traced = tracer(collector.url, ratio=ratio)
+    traced.observe(ok(traceparent=f"00-{PARENT_TRACE}-{PARENT_SPAN}-{flags}"), {})
+    traced.close()
+    assert len(collector.roots) == traced.decisions["head"] == kept
+
+
 def test_missed_objective_and_error_are_kept_whatever_the_ratio(collector):
     traced = tracer(collector.url, ratio=0.0, objectives={"all": {"ttft_ms": 100.0}})
     for index in range(40):
