@@ -112,6 +112,8 @@ class Engine:
             readings += [readings[-1]] * 3
             return False
         plan = self.scheduler.schedule()
+        if self._held:
+            plan.refusals["grammar"] = len(self._held)
         planned_ns = self.clock()
         self.books.planned(plan, readings[0], planned_ns)
         self._admitted += plan.admitted

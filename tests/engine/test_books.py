@@ -163,6 +163,15 @@ def test_a_wait_is_booked_to_its_reason(reason, bounds):
     assert max(waits, key=waits.get) == reason and waits[reason] >= simulation.runner.step_ns
 
 
+def test_a_step_tells_how_many_are_held_until_the_runner_is_ready_for_them():
+    simulation = Simulation()
+    simulation.runner.preparations["held"] = SimulatedPreparation(simulation.clock, 4_000_000)
+    simulation.receive(ask("runs", [1] * 8, 9), ask("held", [2] * 8, 2))
+    simulation.drain()
+    told = [record.refusals.get("grammar", 0) for record in simulation.published.records]
+    assert told == [1] * sum(told) + [0] * (len(told) - sum(told)) and 0 < sum(told) < len(told)
+
+
 def test_a_preempted_request_waits_for_what_holds_up_the_head_of_the_line():
     simulation = Simulation(num_blocks=7, prefix_caching=False)
     simulation.receive(ask("old", [1] * 8, 12), ask("new", [2] * 8, 12))
