@@ -127,7 +127,7 @@ def assert_matches(points: list[tuple[float, float]]) -> None:
 
 
 def test_the_curve_of_one_run_is_what_pools_of_those_sizes_do():
-    assert_matches(compare(zipf(250), 120))
+    assert_matches(compare(zipf(150), 90))
 
 
 def test_with_caching_off_the_curve_is_that_of_caching_on():
@@ -143,12 +143,12 @@ WORKLOADS = {"zipf": zipf, "sessions": sessions, "system prompt": shared_system_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("num_blocks", [100, 200, 400])
 @pytest.mark.parametrize("load", [1.0, 2.0], ids=["easy", "busy"])
 def test_the_curve_matches_real_runs_of_every_workload(workload, num_blocks, load):
-    trace = [(int(due_ns / load), prompt, output) for due_ns, prompt, output in WORKLOADS[workload](1000)]
+    trace = [(int(due_ns / load), prompt, output) for due_ns, prompt, output in WORKLOADS[workload](600)]
     points = compare(trace, num_blocks)
     shown = " ".join(f"{ratio:g}×: {curve:.3f}/{real:.3f}" for ratio, (curve, real) in zip(RATIOS, points, strict=True))
-    print(shown)
     assert max(abs(curve - real) for curve, real in points) <= 0.02, shown
