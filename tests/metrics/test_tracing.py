@@ -60,7 +60,7 @@ def test_children_hang_on_the_root_and_the_root_on_its_caller(collector):
 
 def test_durations_sum_to_the_ledger_and_times_are_of_the_wall_clock(collector):
     traced = tracer(collector.url)
-    request = random_request(Random(4))
+    request = next(found for seed in range(99) if (found := random_request(Random(seed))).token_ns)
     traced.observe(request, {})
     traced.close()
     (root,) = collector.roots
