@@ -36,7 +36,7 @@ def miss_ratio_curve(requests: pd.DataFrame) -> list[CurvePoint]:
 
     [] where no row asked the cache, or the run is older than the columns. A size is left out where any row lacks it:
     it is more than the shadow index remembers. Where requests wait for memory, another size would also change when
-    they run; the curve takes that as it was, and is told too well by some points for a size that what ran together fills.
+    they run; the curve takes that as it was, and flatters a size that what ran together would have filled.
     """
     if "resized_hit_tokens" not in requests.columns or "prefix_outcomes" not in requests.columns:
         return []
