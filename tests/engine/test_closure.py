@@ -270,6 +270,7 @@ def test_any_mix_of_calls_closes(tight, mix):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=60, deadline=None, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes_in_many_runs(tight, mix):
@@ -277,6 +278,7 @@ def test_any_mix_of_calls_closes_in_many_runs(tight, mix):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=40, deadline=None, phases=SHRINKING_HELPS_NOBODY, suppress_health_check=health)
 @given(mixes)
 def test_any_mix_of_calls_closes_where_steps_overlap(overlapped, mix):
