@@ -129,6 +129,10 @@ COMPUTE = (
             Query(rate("sojourn_compute_phase_moved_bytes_total", by="composition") + " / "
                   + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),
             Query(gauge("sojourn_compute_ceiling_bytes_per_second", operator="max"), "limit"))),
+        Panel("Busy time needed at the limits, by composition", "percentunit", (Query(
+            rate("sojourn_compute_roofline_seconds_total", by="composition") + " / "
+            + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),),
+            note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
     Row("As expected of what the steps held?", (

@@ -42,6 +42,11 @@ COMPUTE = (
           "Of the threads it was measured with; no series before `sojourn calibrate-device` has run.", precision=()),
     gauge("compute", "ceiling_bytes_per_second", "bytes_per_second", "What the device's memory gave at most, measured.",
           "No series before `sojourn calibrate-device` has run."),
+    counter("compute", "roofline_seconds_total", "seconds",
+            "Time that steps would have taken at the device's measured limits: their FLOPs at the peak, or their bytes at "
+            "the bandwidth, whichever is more.",
+            "No series before `sojourn calibrate-device` has run; no step can overlap both kinds perfectly.",
+            composition=()),
     counter("compute", "predicted_seconds_total", "seconds",
             "Device time that the step model expects of the steps that it could predict.",
             "Silent until the model has seen enough steps."),

@@ -101,11 +101,14 @@ class Exporter:
         """Adds a profile burst: nanoseconds by kernels.CLASSES."""
         self._system.observe_burst(class_ns)
 
-    def observe_ceilings(self, peak_flops: Mapping[str, float], bytes_per_second: float) -> None:
-        """The measured limits of the device: FLOPs a second by precision, and bytes a second."""
+    def observe_ceilings(self, peak_flops: Mapping[str, float], bytes_per_second: float, precision: str) -> None:
+        """The measured limits of the device: FLOPs a second by precision, bytes a second, and the precision in which
+        this engine multiplies."""
         peaks = self._series.numbers["sojourn_compute_ceiling_flops_per_second"]
-        peaks.update(((precision,), peak) for precision, peak in peak_flops.items())
+        peaks.update(((measured,), peak) for measured, peak in peak_flops.items())
         self._series.numbers["sojourn_compute_ceiling_bytes_per_second"][()] = bytes_per_second
+        if precision in peak_flops:
+            self._steps.limit(peak_flops[precision], bytes_per_second)
 
     def observe_rejection(self, reason: str) -> None:
         """Counts a request refused at the door. `reason` is one of the server's few constants, never a user's text."""

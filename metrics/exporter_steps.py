@@ -1,6 +1,7 @@
 """StepRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
 
 from metrics.catalog_compute import COMPOSITIONS
+from metrics.metric import NS_PER_SECOND
 from metrics.records import StepRecord
 from metrics.series import Series, Spectra, Spread, Sums, Tallies
 
@@ -55,6 +56,8 @@ class StepFold:
             (composition,): Sums(series, {(name, composition): field for name, field in PHASES.items()})
             for composition in COMPOSITIONS
         }
+        self._limits: tuple[float, float] | None = None
+        self._roofline = numbers["sojourn_compute_roofline_seconds_total"]
         self._stages = Spread(series, "sojourn_compute_stage_seconds_total")
         self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
         self._graphs = numbers["sojourn_compute_steps_total"]
@@ -65,6 +68,10 @@ class StepFold:
         self._ratio = histograms["sojourn_compute_prediction_ratio"][()]
         self._tokens = histograms["sojourn_token_step_tokens"][()]
         self._wall = histograms["sojourn_compute_step_seconds"]
+
+    def limit(self, flops_per_second: float, bytes_per_second: float) -> None:
+        """The device's measured limits: from now on steps are held against them."""
+        self._limits = (flops_per_second, bytes_per_second)
 
     def observe(self, step: StepRecord) -> None:
         self._sums.add(step)
@@ -83,6 +90,9 @@ class StepFold:
                 self._scheduled[(kind,)] += new
         if kinds:
             self._phases[composition].add(step)
+            if self._limits is not None:
+                needed_s = max(step.flops / self._limits[0], step.bytes / self._limits[1])
+                self._roofline[composition] += round(needed_s * NS_PER_SECOND)
             self._wall[composition].observe(step.end_ns - step.begin_ns)
         if step.preempted_ids:
             self._observe_preemptions(step)

@@ -63,7 +63,8 @@ class Telemetry:
             ceilings = _ceilings(message)
             if ceilings is not None:
                 peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
-                self.exporter.observe_ceilings(peaks, ceilings.bandwidth)
+                precision = "int8" if message.weights == "int8" else message.dtype
+                self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
             if self.recorder is not None:
                 self._describe(message, ceilings)
         dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype

@@ -40,7 +40,7 @@ class GrowingPage:
         self.exporter.observe_ready(EngineFacts(300, 16, 8192, 64, "float32", prefix_caching=True))
         self.scrapes = 0
         self._lag = Histogram([round(bound * 1e9) for bound in LAG_BOUNDS])
-        self.exporter.observe_ceilings({"float32": 2e11}, 3e10)
+        self.exporter.observe_ceilings({"float32": 2e11}, 3e10, "float32")
         self._rng = Random(7)
         self.live()
 
