@@ -1,13 +1,11 @@
 """The command line: parses, calls one function of a package, prints."""
 
 import importlib.util
-import inspect
 import os
 import shutil
 import signal
 import sys
 import time
-import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,12 +13,11 @@ import msgspec
 import typer
 import yaml
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
+from engine.options import engine_options
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.rundir import RunDirectory
 
@@ -54,32 +51,8 @@ def _need(extra: str, *modules: str) -> None:
         )
 
 
-def _engine_options(command):
-    """Gives a command one option for each field of EngineConfig, so that every setting is declared once."""
-    parameters = []
-    for name, field in EngineConfig.model_fields.items():
-        if field.is_required():
-            declared = Annotated[field.annotation, typer.Argument(help=field.description)]
-        else:
-            declared = Annotated[field.annotation, typer.Option(help=_described(field), metavar=" ")]
-        default = inspect.Parameter.empty if field.is_required() else field.default
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
-        )
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
-
-
-def _described(field: FieldInfo) -> str:
-    """A setting's description, and what it may be where that is a choice."""
-    members = [field.annotation, *typing.get_args(field.annotation)]
-    choices = [typing.get_args(member) for member in members if typing.get_origin(member) is Literal]
-    return f"{field.description}; one of {', '.join(choices[0])}" if choices else field.description
-
-
 @app.command()
-@_engine_options
+@engine_options
 def serve(**settings: Any) -> None:
     """Serve a model: OpenAI-compatible API, Prometheus metrics at /metrics."""
     _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
@@ -107,12 +80,13 @@ def run(
     _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     _need("loadgen", "locust", "gevent", "httptools")
     from loadgen.experiment import run_scenario
+    from loadgen.progress_bar import ProgressBar
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     overrides = _assignments(set_ or [])
     _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
-    with _Progress() as progress:
+    with ProgressBar(out) as progress:
         done = run_scenario(
             loaded, run_dir or _new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
         )
@@ -137,10 +111,11 @@ def load(
     """Replay a scenario against a server that is running already, diagnose. Causes need the server's records too."""
     _need("loadgen", "locust", "gevent", "httptools")
     from loadgen.experiment import load_url
+    from loadgen.progress_bar import ProgressBar
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
-    with _Progress() as progress:
+    with ProgressBar(out) as progress:
         done = load_url(
             loaded, base_url, run_dir or _new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, progress=progress,
@@ -373,39 +348,6 @@ def _tell(done: RunDirectory) -> None:
         out.print("HTML report    needs plotly: pip install '.[ui]', then sojourn report", highlight=False)
     out.print(f"run directory  {done.path}", highlight=False)
     out.print(f"open the app   {_program()} ui {done.path}", highlight=False)
-
-
-class _Progress:
-    """Shows what an experiment does now and how many requests were answered: a bar, or a line a stage in a log."""
-
-    def __enter__(self) -> "_Progress":
-        columns = (
-            SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-        )  # fmt: skip
-        self._bar = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
-        self._task = self._bar.add_task("", total=None, note="")
-        self._stage = self._summary = ""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        if self._summary:
-            out.print(f"{self._summary}\n", highlight=False)
-
-    def __call__(self, progress: Any) -> None:
-        if progress.stage != self._stage:
-            self._stage = progress.stage
-            if not out.is_terminal:
-                out.print(progress.stage, highlight=False)
-        changes: dict[str, Any] = {"description": progress.stage, "note": ""}
-        if progress.total:
-            failed = f", {progress.failed} failed" if progress.failed else ""
-            note = f"{progress.finished} of {progress.total} answered{failed}"
-            self._summary = f"{progress.sent} of {progress.total} requests sent, {progress.finished} ended{failed}"
-            changes |= {"total": progress.total, "completed": progress.finished, "note": note}
-        self._bar.update(self._task, **changes)
 
 
 # The errors that carry a sentence for the user, and the exit code of each.

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "dashboards": {"metrics"},
     "metrics": set(),
     "engine.config": set(),
+    "engine.options": {"engine.config"},
     "engine.sampling": set(),
     "engine.cores": set(),
     "engine.messages": {"engine.sampling", "metrics"},
