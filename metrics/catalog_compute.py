@@ -43,7 +43,7 @@ COMPUTE = (
     gauge("compute", "ceiling_bytes_per_second", "bytes_per_second", "What the device's memory gave at most, measured.",
           "No series before `sojourn calibrate-device` has run."),
     counter("compute", "roofline_seconds_total", "seconds",
-            "Time that steps would have taken at the device's measured limits: their FLOPs at the peak, or their bytes at "
+            "Time that steps would have taken at the device's measured limits: FLOPs at the peak, or bytes at "
             "the bandwidth, whichever is more.",
             "No series before `sojourn calibrate-device` has run; no step can overlap both kinds perfectly.",
             composition=()),
