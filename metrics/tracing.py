@@ -5,6 +5,7 @@ request missed an objective or failed. The queue is bounded: what does not fit i
 waits. BatchSpanProcessor is not used: it drops in silence, and spans would have to be made on the way of the request.
 """
 
+import logging
 import random
 import threading
 from collections import deque
@@ -19,6 +20,10 @@ EXPORT_SECONDS = 1.0
 QUEUE_REQUESTS = 2048  # that may wait for the exporter
 BATCH_REQUESTS = 64  # of one export: some 700 spans
 CLOSE_SECONDS = 3.0
+
+
+log = logging.getLogger(__name__)
+_AWAY = "takes no traces: they are lost, and counted in sojourn_telemetry_trace_exports_total"
 
 
 class TracingError(Exception):
@@ -51,6 +56,8 @@ class Tracer:
         self._objectives = objectives
         self._rng = rng or random.SystemRandom()
         self._capacity = capacity
+        self._endpoint = endpoint
+        self._is_heard = True  # by the collector, as far as we know
         self._otlp = _Otlp(endpoint, wall_offset_ns)
         self._pending: deque[tuple[RequestRecord, Mapping[str, Any], Parent | None, int, list[str]]] = deque()
         self._closing = threading.Event()
@@ -101,10 +108,11 @@ class Tracer:
                 if missed:
                     root.attributes["sojourn.missed_objectives"] = missed
                 spans += self._otlp.trace(root, account_spans(request), request, parent, trace_id)
-            if self._otlp.export(spans):
-                self.exports["exported"] += len(batch)
-            else:
-                self.exports["refused"] += len(batch)
+            taken = self._otlp.export(spans)
+            self.exports["exported" if taken else "refused"] += len(batch)
+            if taken != self._is_heard:
+                log.warning("%s %s", self._endpoint, "takes traces again" if taken else _AWAY)
+            self._is_heard = taken
 
 
 class _Otlp:
@@ -126,6 +134,7 @@ class _Otlp:
         self._ids = random.Random()
         self._resource = Resource.create({"service.name": "sojourn"})
         self._scope = InstrumentationScope("sojourn")
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # we say it once; it, at every attempt
         address = endpoint.rstrip("/")
         self._exporter = OTLPSpanExporter(
             endpoint=address if address.endswith("/v1/traces") else f"{address}/v1/traces", timeout=5

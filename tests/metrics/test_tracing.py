@@ -109,13 +109,18 @@ def test_missed_objective_and_error_are_kept_whatever_the_ratio(collector):
     assert found["r99"].status.message == "the core died"
 
 
-def test_collector_that_refuses_is_counted(collector):
+def test_collector_that_refuses_is_counted_and_told_of_once(caplog):
     angry = Collector(status=400)
     traced = tracer(angry.url)
     for index in range(3):
         traced.observe(ok(index), {})
+        give_up = time.monotonic() + 10
+        while sum(traced.exports.values()) <= index and time.monotonic() < give_up:
+            time.sleep(0.01)
     traced.close()
     angry.close()
+    (told,) = caplog.messages
+    assert told.startswith(f"{angry.url} takes no traces")
     assert angry.posts and traced.exports == {"exported": 0, "dropped": 0, "refused": 3}
 
 
