@@ -41,8 +41,8 @@ def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name:
 class Recorder:
     """Owns the ring of records that wait to be written. `append` never blocks and never writes.
 
-    `dropped` counts the records that did not fit, `failed` those that a full or vanished disk refused; both are
-    exported, so that a gap in a table is never silent.
+    `dropped` counts the records that did not fit, `failed` those of segments that could not be written, for the disk
+    is full or gone or a record has no place in its columns; both are exported, so that a gap is never silent.
     """
 
     def __init__(self, directory: Path, tables: tuple[str, ...], capacity: int = CAPACITY):
@@ -74,7 +74,7 @@ class Recorder:
                 name = f"{time.time_ns():020d}-{os.getpid()}"  # sorts by time, and no two writers share one
                 try:
                     replace_table(self.directory / f"{table}.parts" / f"{name}.parquet", columns(table, records))
-                except (OSError, pa.ArrowException) as error:
+                except Exception as error:  # the disk, or a value that no column holds: the writer must outlive both
                     self.failed += len(records)
                     self.last_error = f"{table}: {error}"
 
@@ -117,11 +117,14 @@ def discard_segments(directory: Path, table: str) -> None:
 _MOMENT = {"requests": "arrived_ns", "steps": "begin_ns", "system": "ns", "kernels": "begin_ns"}
 # The columns that are times of the server's clock; all others that end with _ns are durations.
 _STAMPS = {
-    "requests": ("arrived_ns", "finished_ns", "written_ns", "first_written_ns", "token_ns"),
+    "requests": (
+        "arrived_ns", "encoded_ns", "queued_ns", "scheduled_ns", "first_written_ns", "written_ns", "finished_ns",
+        "token_ns",
+    ),
     "steps": ("begin_ns", "end_ns", "planned_ns", "device_end_ns"),
     "system": ("ns",),
     "kernels": ("begin_ns",),
-}
+}  # fmt: skip
 ToClient = Callable[[np.ndarray], np.ndarray]  # times of a server's clock, int64 → those of the client's
 
 

@@ -11,6 +11,8 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal import render
 from metrics.join import JoinError, clock_of, join_runs, uncertainty_sentence
 from metrics.ledger import ACCOUNTS
+from metrics.recorder import adopt, replace_table
+from metrics.records import SCHEMAS, RequestRecord, columns, row
 from metrics.rundir import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
@@ -36,9 +38,9 @@ def apart(path, offset_ns: int, drift: float = 0.0, boots=("a", "b"), **run):
     def moved(ns: np.ndarray) -> np.ndarray:
         return ns + offset_ns + np.rint(drift * (ns - base)).astype("int64")
 
-    for table, columns in STAMPS.items():
+    for table, stamps in STAMPS.items():
         content = pq.read_table(server / f"{table}.parquet")
-        for name in columns:
+        for name in stamps:
             values = pa.array(moved(content[name].to_numpy()))
             content = content.set_column(content.column_names.index(name), name, values)
         if table == "requests":
@@ -70,6 +72,22 @@ def test_joined_run_is_the_run_that_one_host_would_have_recorded(tmp_path, offse
     tokens = np.concatenate([np.subtract(a, b) for a, b in zip(apart_.token_ns, together.token_ns, strict=True)])
     assert np.abs(tokens).max() <= joined.uncertainty_ns
     assert clock_of(client.meta()) == joined
+
+
+def test_every_stamp_of_a_request_moves_to_the_clients_clock_and_no_duration_does(tmp_path):
+    stamps = ("arrived_ns", "encoded_ns", "queued_ns", "scheduled_ns", "first_written_ns", "written_ns", "finished_ns")
+    record = RequestRecord(
+        "r", token_ns=[17, 18], evicted_ago_ns=5, ledger=[3] * len(ACCOUNTS), waits={"step": 4},
+        **{name: 10 + place for place, name in enumerate(stamps)},
+    )  # fmt: skip
+    segment = replace_table(tmp_path / "server" / "part.parquet", columns("requests", [record]))
+    assert adopt(tmp_path, {"requests": [segment]}, 1_010, 1_010, lambda ns: ns + 1_000) == 1
+    (moved,) = pq.read_table(tmp_path / "requests.parts" / "part.parquet").to_pylist()
+    before = row(record)
+    known = [name for name in SCHEMAS["requests"].names if name.endswith("_ns") and before[name] is not None]
+    changed = {name for name in known if moved[name] != before[name]}
+    assert changed == {*stamps, "token_ns"} and moved["token_ns"] == [1_017, 1_018]
+    assert all(moved[name] == before[name] + 1_000 for name in stamps)
 
 
 def test_uncertainty_is_said_wherever_the_network_is_shown(tmp_path):

@@ -176,6 +176,17 @@ def test_ring_holds_its_capacity_counts_what_comes_beyond_and_has_room_again_onc
     assert [*RunDirectory(tmp_path).table("steps").step] == kept
 
 
+def test_a_record_that_no_column_holds_is_counted_and_does_not_end_the_writer(tmp_path):
+    recorder = Recorder(tmp_path, ("requests",))
+    for tenant in ("half a character: \ud800", "whole"):
+        recorder.append("requests", RequestRecord("r", 1, 2, tenant=tenant))
+        recorder.flush()
+    recorder.close()
+    assert recorder.failed == 1 and "surrogates not allowed" in recorder.last_error
+    (part,) = (tmp_path / "requests.parts").glob("*.parquet")
+    assert pq.read_table(part)["tenant"].to_pylist() == ["whole"]
+
+
 def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path):
     with pytest.raises(RunError, match=r"holds no run\.json"):
         RunDirectory.open(tmp_path)
