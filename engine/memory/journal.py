@@ -179,7 +179,9 @@ class ShadowJournal:
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
         led = self._trails[leader.order]
-        trail = self._trails.setdefault(reader.order, _Trail(led.root, []))
+        trail = self._trails.get(reader.order)
+        if trail is None:
+            trail = self._trails[reader.order] = _Trail(self.shadow.root(led.root.key), [])
         for node in led.read[len(trail.read) : count]:
             self.shadow.read(node)
             trail.read.append(node)
@@ -235,6 +237,7 @@ class ShadowJournal:
         shadow.end(read[-1] if read else trail.root, reader.token_ids[done * self._size : reader.num_committed_tokens])
         for node in reversed(read):
             shadow.leave(node, now_ns)
+        shadow.leave_root(trail.root)
 
     def take_times(self) -> BlockTimes:
         if not self._sampled:

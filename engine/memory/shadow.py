@@ -79,15 +79,25 @@ class Shadow:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def num_salts(self) -> int:
+        """Of which something is known, or which live requests have."""
+        return len(self._roots) - 1
+
     def find(self, key: bytes) -> Known | None:
         return self._known.get(key)
 
     def root(self, key: bytes) -> Known:
-        """What stands before the first blocks of sequences with one salt."""
+        """What stands before the first blocks of sequences with one salt. Who takes it gives it back."""
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = Known(key, None)
+        root.readers += 1
         return root
+
+    def leave_root(self, root: Known) -> None:
+        root.readers -= 1
+        self._drop_root(root)
 
     def is_sampled(self, node: Known) -> bool:
         return node.key[0] & self._mask == 0
@@ -234,8 +244,13 @@ class Shadow:
         self.forgotten += 1
         parent = node.parent
         parent.followed_by = branches.removed(parent.followed_by, node.tokens)
-        if parent.parent is None and parent.key and len(branches.listed(parent.followed_by)) == len(parent.ends):
-            self._roots.pop(parent.key, None)
+        if parent.parent is None:
+            self._drop_root(parent)
+
+    def _drop_root(self, root: Known) -> None:
+        """Forgets a salt of which no block is known and that no live request has."""
+        if root.key and not root.readers and len(branches.listed(root.followed_by)) == len(root.ends):
+            self._roots.pop(root.key, None)
 
     def num_holds(self) -> tuple[int, int]:
         """Readers of all blocks, and who awaits one. For tests."""

@@ -327,6 +327,20 @@ def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
     assert pool.available == 8
 
 
+def test_a_salt_is_forgotten_with_its_last_block_and_one_that_never_had_a_block_with_its_last_request():
+    shadow = Shadow(8, SIZE, remembered=4)
+    simulation = Simulation(8)
+    simulation.journal.shadow = shadow
+    for index in range(20):
+        served(simulation, ask(f"short{index}", [1, 2], cache_salt=f"a{index}"))
+        simulation.receive(ask(f"left{index}", [1] * 9, cache_salt=f"b{index}"), Abort(f"left{index}"))
+        simulation.drain()
+    assert shadow.num_salts == 0
+    for index in range(20):
+        served(simulation, ask(f"long{index}", [index] * 9, cache_salt=f"c{index}"))
+    assert len(shadow) == 12 and shadow.num_salts == 12 / 2, "two blocks each"
+
+
 def test_sampled_times_and_distances_are_those_of_the_clock_and_of_the_blocks_between():
     simulation = Simulation(num_blocks=6)
     served(simulation, ask("a", A))  # one block can be used again, two are cached
