@@ -42,7 +42,8 @@ def run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
     end_ns = time.monotonic_ns()
     errors = [output.error for output in outputs if output.error]
     llm.generate([order["prompts"][0][:1]], SamplingParams(max_tokens=1))  # a step's record comes with the next one's
-    during = [record for record in records if record.end_ns > begin_ns and record.begin_ns < end_ns]
+    # The last step of an earlier call may still be publishing: it began before.
+    during = [record for record in records if begin_ns <= record.begin_ns < end_ns]
     columns = {name: values.tolist() for name, values in steps_of_records(during).columns.items()}
     return {
         "begin_ns": begin_ns,
