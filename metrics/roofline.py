@@ -119,7 +119,11 @@ def ceilings_table(ceilings: Ceilings) -> Table:
     rows = list(dict.fromkeys(gemm.rows for gemm in ceilings.gemm))
     bandwidth = f"read {ceilings.read_bytes_per_s / 1e9:,.1f} GB/s, copy {ceilings.copy_bytes_per_s / 1e9:,.1f} GB/s"
     launch = f", launch {ceilings.launch_ns / 1e3:.1f} µs" if ceilings.launch_ns else ""
-    table = Table(title=f"{ceilings.device}: {bandwidth}{launch}", box=box.SIMPLE, title_justify="left")
+    ridge = "ridge: FLOPs per byte from which on arithmetic binds, no longer bandwidth"
+    table = Table(
+        title=f"{ceilings.device}: {bandwidth}{launch}", caption=ridge, box=box.SIMPLE, title_justify="left",
+        caption_justify="left",
+    )  # fmt: skip
     for head in ("GFLOP/s at rows", *map(str, rows), "ridge FLOP/byte"):
         table.add_column(head, justify="right")
     for precision in ceilings.precisions:
