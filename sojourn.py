@@ -277,7 +277,7 @@ def bench(context: typer.Context) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from tests.bench.command import app as bench_app
 
-    bench_app(args=context.args, prog_name=f"{_program()} bench", standalone_mode=False)
+    sys.exit(bench_app(args=context.args, prog_name=f"{_program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -1,10 +1,12 @@
 """The options of `sojourn bench`, and what it does with a report: shows it, writes it."""
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 
@@ -65,8 +67,7 @@ def offline(
         repeats=repeats, one_at_a_time=one_at_a_time, **_peers("offline", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        report = bench_offline(options, Path(folder), _tell, _keeper(json))
-    _finish(report, json, markdown)
+        _measure(lambda keep: bench_offline(options, Path(folder), _tell, keep), json, markdown)
 
 
 @app.command()
@@ -78,7 +79,9 @@ def online(
     input_len: Annotated[int, typer.Option(min=1, max=960, help="tokens of each prompt")] = 128,
     output_len: Annotated[int, typer.Option(min=2, max=960, help="tokens of each answer")] = 64,
     requests_per_stream: Annotated[int, typer.Option(min=1, help="requests that each stream sends")] = 3,
-    max_requests: Annotated[int | None, typer.Option(min=1, help="most requests of one concurrency")] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="most requests of one concurrency, but one a stream")
+    ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="also 64 short requests at once")] = False,
     settings: Settings = None,
     variant: Variants = None,
@@ -86,7 +89,7 @@ def online(
         list[str] | None, typer.Option(metavar="NAME=PATH", help="vllm=PYTHON or llama-server=BINARY; repeatable")
     ] = None,
     peer_model: Annotated[
-        list[str] | None, typer.Option(metavar="FILE.gguf", help="of llama-server, each one engine; repeatable")
+        list[str] | None, typer.Option(metavar="FILE.gguf", help="llama-server's model; each is an engine; repeatable")
     ] = None,
     repeats: Repeats = 3,
     one_at_a_time: OneAtATime = False,
@@ -100,8 +103,7 @@ def online(
         one_at_a_time=one_at_a_time, **_peers("online", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        report = bench_online(options, Path(folder), _tell, _keeper(json))
-    _finish(report, json, markdown)
+        _measure(lambda keep: bench_online(options, Path(folder), _tell, keep), json, markdown)
 
 
 @app.command()
@@ -111,7 +113,7 @@ def kernels(
     markdown: MarkdownFile = None,
 ) -> None:
     """Single kernels, beside the limits that bound them."""
-    _finish(bench_kernels(names or [], _tell, _keeper(json)), json, markdown)
+    _measure(lambda keep: bench_kernels(names or [], _tell, keep), json, markdown)
 
 
 def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
@@ -123,13 +125,51 @@ def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
             raise BenchError(f"--peer {pair!r} is not NAME=PATH with a peer of bench {kind}: {', '.join(PEERS[kind])}")
         if not Path(path).expanduser().is_file():
             raise BenchError(f"--peer {name}={path}: there is no such file; give its Python, or its binary")
+        if name.replace("-", "_") in found:
+            raise BenchError(f"--peer {name} is given twice; one run has one of each")
         found[name.replace("-", "_")] = str(Path(path).expanduser())
     return found
 
 
-def _keeper(json: Path | None) -> Callable[[Report], None]:
-    """Writes what there is so far: a benchmark that is cut short has not been in vain."""
-    return lambda report: write_report(report, json) if json is not None else None
+def _measure(run: Callable[[Callable[[Report], None]], Report], json: Path | None, markdown: Path | None) -> None:
+    """Runs a benchmark, then shows and writes its report. One that is cut short shows what there is by then."""
+    for option, path in (("--json", json), ("--markdown", markdown)):
+        _check_writable(option, path)
+    _warn_of_company()
+    kept: list[Report] = []
+
+    def keep(report: Report) -> None:
+        kept[:] = [report]
+        if json is not None:
+            write_report(report, json)
+
+    try:
+        report = run(keep)
+    except KeyboardInterrupt:
+        if kept:
+            kept[0].notes.append("Cut short: the last repeats are missing.")
+            _finish(kept[0], json, markdown)
+        raise
+    _finish(report, json, markdown)
+
+
+def _check_writable(option: str, path: Path | None) -> None:
+    """Raises BenchError before anything is measured."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise BenchError(f"{option} {path} is a folder; give a file")
+    if not path.absolute().parent.is_dir():
+        raise BenchError(f"{option} {path}: there is no folder {path.absolute().parent}; make it, or give another file")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise BenchError(f"{option} {path} cannot be written: permission denied; give another file")
+
+
+def _warn_of_company() -> None:
+    """Says so where other processes use this machine: figures are then too low, and only ratios tell something."""
+    busy = psutil.cpu_percent(interval=0.5)
+    if busy > 25:
+        _tell(f"other work runs here ({busy:.0f}% of the CPU is taken): figures will be low; compare ratios only")
 
 
 def _tell(line: str) -> None:
@@ -137,7 +177,7 @@ def _tell(line: str) -> None:
 
 
 def _finish(report: Report, json: Path | None, markdown_file: Path | None) -> None:
-    out.print(tables.render(report))
+    out.print(tables.render(report, out.width), highlight=False, markup=False)
     if json is not None:
         write_report(report, json)
     if markdown_file is not None:

@@ -31,7 +31,7 @@ def bench_kernels(names: list[str], tell: Callable[[str], None], keep: Callable[
     here = ("any", "cuda") if torch.cuda.is_available() else ("any", "cpu")
     report = new_report("kernels", "single kernels")
     for name in names or [name for name, device in KERNELS.items() if device in here]:
-        tell(name)
+        tell(f"{name}: measuring, up to {SECONDS} s")
         command = [sys.executable, "-m", "tests.bench.kernels", name]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS)

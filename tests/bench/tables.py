@@ -1,5 +1,6 @@
 """Reports as tables: for a terminal, and as Markdown for docs/performance.md."""
 
+import re
 import statistics
 from pathlib import Path
 
@@ -23,6 +24,7 @@ FIGURES = {
 }
 COUNTS = ("steps", "replayed")  # of a breakdown; all else is time
 BREAKDOWN_TITLE = "% of the wall time: with pauses and outside, the host's accounts sum to it, and so do the device's"
+KEYS = 2  # first columns of the main table, which name its lines
 HEADLINE = "output_tokens_per_s"
 
 
@@ -97,22 +99,55 @@ def _share(point: Point, name: str) -> float:
     return statistics.median(100 * told[name] / told["wall"] for told in point.breakdowns)
 
 
-def render(report: Report) -> RenderableType:
-    """For a terminal."""
-    parts: list[RenderableType] = [_table(report.title, *grid(report))]
+def render(report: Report, width: int) -> RenderableType:
+    """For a terminal of so many columns."""
+    heads, lines = grid(report)
+    parts: list[RenderableType] = [report.title, *_fitting(heads, lines, KEYS, width)]
+    if report.kind != "kernels":
+        parts += [_legend(report), ""]
     heads, lines = breakdown_grid(report)
     if lines:
-        parts.append(_table(BREAKDOWN_TITLE, heads, lines))
+        parts += [BREAKDOWN_TITLE, *_fitting(heads, lines, 1, width)]
     if report.ceilings is not None:
         parts.append(_ceilings_line(report))
     return Group(*parts, *report.notes)
 
 
-def _table(title: str, heads: list[str], lines: list[list[str]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", overflow="fold", no_wrap=index == 0)
-    for line in lines:
+def _legend(report: Report) -> str:
+    """What the cells of the main table hold."""
+    repeats = max((len(point.figures.get(HEADLINE, [])) for point in report.points), default=0)
+    if repeats == 1:
+        told = "one repeat: nothing tells a difference from noise; --repeats 3 shows the spread"
+    else:
+        told = f"median of {repeats} repeats (least–greatest)"
+    if len({point.engine for point in report.points}) > 1:
+        told += "; × = output tok/s over that of the line's engine, repeat by repeat"
+        told += "; a range that holds 1.00 is no difference" if repeats > 1 else ""
+    return f"{told}. docs/performance.md explains the columns"
+
+
+def _fitting(heads: list[str], lines: list[list[str]], keys: int, width: int) -> list[Table]:
+    """As many tables as it takes for no cell to be broken: each repeats the first `keys` columns. Heads break at
+    spaces, the ranges of figures before their bracket."""
+    heads = [head if index < keys else re.sub("(?<!%) ", "\n", head) for index, head in enumerate(heads)]
+    lines = [[*line[:keys], *(cell.replace(" (", "\n(") for cell in line[keys:])] for line in lines]
+    columns = list(zip(heads, *lines, strict=True))
+    # with padding and divider
+    needs = [max(len(part) for cell in column for part in cell.split("\n")) + 3 for column in columns]
+    key_width = sum(needs[:keys]) + 1
+    groups: list[list[int]] = [[]]
+    for index in range(keys, len(columns)):
+        if groups[-1] and key_width + sum(needs[each] for each in groups[-1]) + needs[index] > width:
+            groups.append([])
+        groups[-1].append(index)
+    return [_table(columns, [*range(keys), *group]) for group in groups]
+
+
+def _table(columns: list[tuple[str, ...]], chosen: list[int]) -> Table:
+    table = Table(box=box.SIMPLE)
+    for index in chosen:
+        table.add_column(columns[index][0], justify="right" if index else "left", overflow="fold")
+    for line in zip(*(columns[index][1:] for index in chosen), strict=True):
         table.add_row(*line)
     return table
 
