@@ -1,5 +1,6 @@
 """The benchmarks themselves: the work is what it is said to be, figures are counted right, records explain them."""
 
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -21,7 +23,7 @@ from engine.token.models.registry import load_model
 from metrics.roofline import CeilingError, Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
 from tests.bench import client, shapes, tables, worker, workloads
 from tests.bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
-from tests.bench.command import _peers
+from tests.bench.command import _check_writable, _measure, _peers
 from tests.bench.results import BenchError, Point, Report, Row, read_report, write_report
 from tests.bench.variants import ablations, assignments, check_settings, named_variants
 from tests.engine.harness import drain, hand_over, make_engine, submit
@@ -68,6 +70,38 @@ def test_a_reworded_workload_keeps_its_lengths_and_shares_no_prompt():
     assert [*map(len, other.prompts)] == [*map(len, work.prompts)] and other.output_lens == work.output_lens
     assert not {tuple(prompt[:16]) for prompt in work.prompts} & {tuple(prompt[:16]) for prompt in other.prompts}
     assert work.reworded(0) is work
+
+
+@pytest.mark.parametrize("vocab_size", [100, 2560, 7999])
+def test_a_workload_fits_into_a_smaller_vocabulary_and_stays_as_it_is_in_a_larger(vocab_size):
+    work = workloads.cpu_sized()
+    fitted = work.within(vocab_size)
+    assert [*map(len, fitted.prompts)] == [*map(len, work.prompts)] and work.within(8192) is work
+    assert max(map(max, fitted.prompts)) < vocab_size
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_tables_break_no_figure_on_a_terminal(width):
+    figures = {name: [1234.5, 5678.9] for name in tables.FIGURES}
+    report = Report("online", "t", "sojourn bench online m", "2026-11-21T00:00:00+00:00", {}, {})
+    report.points = [Point(name, "64 at once", figures=figures) for name in ("sojourn", "llama-server q8_0")]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(tables.render(report, width))
+    text = console.export_text()
+    assert text.count("(1,234.5–5,678.9)") == 8 and "1.00×" in text and max(map(len, text.splitlines())) <= width
+
+
+def test_a_benchmark_that_is_cut_short_shows_and_writes_what_it_has(tmp_path, capsys):
+    report = Report("kernels", "t", "sojourn bench kernels", "2026-11-21T00:00:00+00:00", {}, {})
+    report.rows.append(Row("copy", "1 MiB", 10.0))
+
+    def run(keep):
+        keep(report)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _measure(run, tmp_path / "r.json", None)
+    assert "1 MiB" in capsys.readouterr().out and "Cut short" in read_report(tmp_path / "r.json").notes[0]
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "mixture"])
@@ -299,7 +333,10 @@ def test_ablations_are_the_off_switches_of_the_device():
         (lambda folder: check_settings("m", {"threds": 1}), ["threds", "did you mean threads"]),
         (lambda folder: _peers("online", ["sglang=x"]), ["sglang", "vllm, llama-server"]),
         (lambda folder: _peers("online", ["vllm=/absent"]), ["vllm=/absent", "no such file"]),
-        (lambda folder: workloads.cpu_sized().check_vocabulary(2560), ["7", "2560"]),
+        (lambda folder: _check_writable("--json", folder), ["--json", "is a folder"]),
+        (lambda folder: _check_writable("--json", folder / "no" / "r.json"), ["--json", "there is no folder"]),
+        (lambda folder: named_variants(["a:weights=int8", "a:weights=float16"]), ["--variant a"]),
+        (lambda folder: named_variants(["sojourn:weights=int8"]), ["--variant sojourn"]),
         (lambda folder: read_report(folder / "absent.json"), ["absent.json", "no report"]),
     ],
 )

@@ -60,7 +60,7 @@ def bench_offline(
         for repeat in range(options.repeats):
             for contender in list(contenders):
                 try:
-                    run = _turn(contender, workload, repeat, options, tell)
+                    run = _turn(contender, workload, base.facts["vocab_size"], repeat, options, tell)
                 except BenchError as error:
                     if contender is base:
                         raise
@@ -75,14 +75,14 @@ def bench_offline(
 
 
 def _turn(
-    contender: Contender, workload: Workload, repeat: int, options: OfflineOptions, tell: Callable[[str], None]
-) -> Run:
+    contender: Contender, workload: Workload, vocab_size: int, repeat: int, options: OfflineOptions,
+    tell: Callable[[str], None],
+) -> Run:  # fmt: skip
     contender.start()
-    workload.check_vocabulary(contender.facts["vocab_size"])
     if repeat == 0 or options.one_at_a_time:
         tell(f"{contender.name}: warming up")
-        contender.run(_warm_up(workload))
-    run = contender.run(workload.reworded(repeat))
+        contender.run(_warm_up(workload).within(vocab_size))
+    run = contender.run(workload.reworded(repeat).within(vocab_size))
     tell(f"{contender.name}: {run.output_tokens / run.wall_ns * 1e9:,.1f} output tokens/s")
     if options.one_at_a_time:
         contender.stop()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.config import model_folder
 from metrics.roofline import Ceilings
 from metrics.rundir import RunDirectory
 from tests.bench.breakdown import complaint, explain, steps_of_table, utilisation
@@ -17,7 +18,7 @@ from tests.bench.ceilings import measured_ceilings, precision_of
 from tests.bench.contenders import ROOT, environment
 from tests.bench.results import BenchError, Report, new_report
 from tests.bench.servers import HOST, Server, llama_server, our_server, vllm_server
-from tests.bench.shapes import model_to_bench
+from tests.bench.shapes import add_tokenizer, model_to_bench, vocab_size
 from tests.bench.variants import BASE, check_settings
 from tests.bench.workloads import Workload, cpu_sized, streams
 
@@ -61,10 +62,13 @@ def bench_online(
     that fails leaves a note, unless it is the first. Raises BenchError.
     """
     model, load_format = model_to_bench(options.model, folder)
-    if not (Path(model) / "tokenizer.json").is_file() and model != "tiny-model":
+    if Path(model).is_relative_to(folder):
+        add_tokenizer(Path(model))
+    elif not (model_folder(model) / "tokenizer.json").is_file():
         raise BenchError(
-            f"{model} has no tokenizer.json, which a server needs; use a checkpoint, or sojourn bench offline"
+            f"{model} has no tokenizer.json, which a server needs; give its config.json itself, or use a checkpoint"
         )
+    ids = vocab_size(model)
     servers = _servers(options, model, load_format, folder)
     device = _device(options.settings)
     ceilings = measured_ceilings(device, tell)
@@ -77,7 +81,7 @@ def bench_online(
         for repeat in range(options.repeats):
             for server in list(servers):
                 try:
-                    _turn(report, server, repeat, options, ceilings, tell)
+                    _turn(report, server, ids, repeat, options, ceilings, tell)
                 except BenchError as error:
                     if server is servers[0]:
                         raise
@@ -90,12 +94,13 @@ def bench_online(
 
 
 def _turn(
-    report: Report, server: Server, repeat: int, options: OnlineOptions, ceilings: Ceilings, tell: Callable[[str], None]
-) -> None:
+    report: Report, server: Server, vocab_size: int, repeat: int, options: OnlineOptions, ceilings: Ceilings,
+    tell: Callable[[str], None],
+) -> None:  # fmt: skip
     server.start()
-    run_client(server, streams(1, options.input_len, 8, seed=repeat), 1, stream=True)
+    run_client(server, streams(1, options.input_len, 8, seed=repeat).within(vocab_size), 1, stream=True)
     for point, workload, concurrency in _points(options, repeat):
-        measured = run_client(server, workload, concurrency, stream=workload.name != "burst")
+        measured = run_client(server, workload.within(vocab_size), concurrency, stream=workload.name != "burst")
         _book(report, server, point, measured, ceilings)
         told = measured["figures"]
         ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
@@ -115,7 +120,7 @@ def _device(settings: dict[str, Any]) -> str:
 def _points(options: OnlineOptions, repeat: int) -> list[tuple[str, Workload, int]]:
     """Name, requests and concurrency of each point. Every repeat has prompts that no server has seen."""
     points = []
-    for concurrency in options.concurrency:
+    for concurrency in dict.fromkeys(options.concurrency):  # twice the same prompts would meet a warm cache
         count = max(LEAST_REQUESTS, concurrency * options.requests_per_stream)
         count = max(concurrency, min(count, options.max_requests or count))
         workload = streams(count, options.input_len, options.output_len, seed=1000 * (repeat + 1) + concurrency)
@@ -140,6 +145,8 @@ def _servers(options: OnlineOptions, model: str, load_format: str, folder: Path)
     if (options.llama_server is None) != (not options.gguf):
         raise BenchError("--peer llama-server=BINARY and --peer-model FILE.gguf go together; give both")
     for gguf in options.gguf:
+        if not Path(gguf).expanduser().is_file():
+            raise BenchError(f"--peer-model {gguf}: there is no such file")
         name = f"llama-server {Path(gguf).stem.rpartition('-')[2]}"
         servers.append(llama_server(name, options.llama_server, gguf, LLAMA_SLOTS, options.max_model_len))
     return servers

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from engine.config import model_folder
 from tests.bench.results import BenchError
 
 _QWEN3 = {
@@ -47,6 +48,8 @@ def model_to_bench(model: str, folder: Path) -> tuple[str, str]:
     if path.is_file():
         return _bare(path.read_text(encoding="utf-8"), folder / path.stem), "dummy"
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BenchError(f"model {model} has no config.json, so it is no checkpoint")
         weights = any(path.glob("*.safetensors"))
         return str(path), "auto" if weights else "dummy"
     if model == "tiny-model":
@@ -54,6 +57,25 @@ def model_to_bench(model: str, folder: Path) -> tuple[str, str]:
     raise BenchError(
         f"model {model} is neither a checkpoint folder, nor a config.json, nor a shape; shapes are {', '.join(SHAPES)}"
     )
+
+
+def add_tokenizer(folder: Path) -> None:
+    """One word for each id of the model: a server needs a tokenizer, even where prompts are ids and weights random."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {f"w{index}": index for index in range(vocab_size(str(folder)))}
+    Tokenizer(WordLevel(words, "w0")).save(str(folder / "tokenizer.json"))
+
+
+def vocab_size(model: str) -> int:
+    """Token ids of a model, as its config.json tells. Raises BenchError."""
+    path = model_folder(model) / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BenchError(f"{path} tells no vocab_size") from None
 
 
 def _bare(config: str, folder: Path) -> str:

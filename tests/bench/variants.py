@@ -38,6 +38,8 @@ def named_variants(texts: list[str]) -> dict[str, dict[str, Any]]:
         name, colon, pairs = text.partition(":")
         if not colon or not name.strip():
             raise BenchError(f"--variant {text!r} is not NAME:KEY=VALUE[,KEY=VALUE], such as int8:weights=int8")
+        if name.strip() in (BASE, *variants):
+            raise BenchError(f"--variant {name.strip()} is there already; give each a name of its own, not {BASE}")
         variants[name.strip()] = assignments(pairs.split(","), "--variant")
     return variants
 

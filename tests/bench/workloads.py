@@ -3,9 +3,8 @@
 import random
 from dataclasses import dataclass, replace
 
-from tests.bench.results import BenchError
-
-VOCABULARY = 8000  # ids below it; the first 300 are often special
+VOCABULARY = 8000  # ids below it
+FIRST_ID = 300  # those before it are often special
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,20 @@ class Workload:
         if seed == 0:
             return self
         dice = random.Random(seed)
-        prompts = [[dice.randrange(300, VOCABULARY) for _ in prompt] for prompt in self.prompts]
+        prompts = [[dice.randrange(FIRST_ID, VOCABULARY) for _ in prompt] for prompt in self.prompts]
         return replace(self, prompts=prompts)
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises BenchError for a model that does not have all of its ids."""
-        largest = max(max(prompt) for prompt in self.prompts)
-        if largest >= vocab_size:
-            raise BenchError(
-                f"workload {self.name} holds token id {largest}, but the model's vocabulary has {vocab_size}; "
-                "choose a model with more, such as a shape of `sojourn bench offline --help`"
-            )
+    def within(self, vocab_size: int) -> "Workload":
+        """With ids that a model of `vocab_size` has: greater ones wrap around, the first 300 stay out where they can.
+        What the model has already stays as it is."""
+        if max(map(max, self.prompts)) < vocab_size:
+            return self
+        first = FIRST_ID if vocab_size > 2 * FIRST_ID else 0
+
+        def wrapped(token: int) -> int:
+            return token if token < vocab_size else first + (token - first) % (vocab_size - first)
+
+        return replace(self, prompts=[[wrapped(token) for token in prompt] for prompt in self.prompts])
 
 
 def nano_vllm() -> Workload:
@@ -77,7 +79,7 @@ def _sequences(
 ) -> Workload:  # fmt: skip
     prompts, output_lens = [], []
     for _ in range(count):
-        prompts.append([dice.randrange(300, vocabulary) for _ in range(dice.randint(*inputs))])
+        prompts.append([dice.randrange(FIRST_ID, vocabulary) for _ in range(dice.randint(*inputs))])
         output_lens.append(dice.randint(*outputs))
     return Workload(name, prompts, output_lens)
 
