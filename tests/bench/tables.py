@@ -37,7 +37,8 @@ def spread(values: list[float], decimals: int) -> str:
 
 
 def ratio(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f}× ({min(values):.2f}–{max(values):.2f})" if values else "–"
+    middle = f"{statistics.median(values):.2f}×" if values else "–"
+    return middle if len(values) < 2 else f"{middle} ({min(values):.2f}–{max(values):.2f})"
 
 
 def grid(report: Report) -> tuple[list[str], list[list[str]]]:
