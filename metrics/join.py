@@ -93,12 +93,13 @@ def _same_host(client: dict[str, Any], server: dict[str, Any]) -> bool:
 def _offset(both: pd.DataFrame) -> ClockOffset:
     """From every request: sent → arrived, first token → first text read, last token → last byte read.
 
+    The last bound only holds where the client read to the end: for one that gave up the server goes on a while.
     `written_ns` would be a tighter bound, but a server looks at the clock after a write, when the client may have read.
     """
     way_in = both[["sent_ns", "arrived_ns"]].dropna().astype("int64")
     made, read = [], []
-    for place, column in ((0, "first_token_ns"), (-1, "last_byte_ns")):
-        answered = both[both[column].notna() & both.token_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)]
+    for place, column, rows in ((0, "first_token_ns", both), (-1, "last_byte_ns", both[both.status == "ok"])):
+        answered = rows[rows[column].notna() & rows.token_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)]
         made.append(answered.token_ns.map(lambda stamps, place=place: int(stamps[place])).to_numpy(dtype="int64"))
         read.append(answered[column].to_numpy(dtype="int64"))
     try:

@@ -11,7 +11,7 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal import render
 from metrics.join import JoinError, clock_of, join_runs, uncertainty_sentence
 from metrics.ledger import ACCOUNTS
-from metrics.recorder import adopt, replace_table
+from metrics.recorder import _STAMPS, adopt, replace_table
 from metrics.records import SCHEMAS, RequestRecord, columns, row
 from metrics.rundir import RunDirectory
 from tests.metrics.synthetic import synthetic_run
@@ -88,6 +88,25 @@ def test_every_stamp_of_a_request_moves_to_the_clients_clock_and_no_duration_doe
     changed = {name for name in known if moved[name] != before[name]}
     assert changed == {*stamps, "token_ns"} and moved["token_ns"] == [1_017, 1_018]
     assert all(moved[name] == before[name] + 1_000 for name in stamps)
+
+
+def test_every_column_of_nanoseconds_is_a_stamp_or_a_known_duration():
+    durations = {"device_ns", "gap_ns", "sampling_ns", "predicted_ns", "evicted_ago_ns", "total_ns", "reuse_gap_ns",
+                 "evicted_age_ns", "evicted_idle_ns"}  # fmt: skip
+    for table, stamps in _STAMPS.items():
+        columns = {name for name in SCHEMAS[table].names if name == "ns" or name.endswith("_ns")}
+        sums = {name for name in columns if name.startswith(("ledger_", "ttft_", "stage_"))}
+        assert columns - sums - durations == set(stamps), table
+
+
+def test_clients_that_gave_up_do_not_part_the_clocks(tmp_path):
+    """The server computed on for a while, so its last token is later than anything that such a client read."""
+    _, client, server = apart(tmp_path, 3 * S, requests=40)
+    table = pq.read_table(client.path / "client.parquet").to_pylist()
+    for place in range(0, len(table), 4):
+        table[place] |= {"status": "timeout", "last_byte_ns": table[place]["first_token_ns"]}
+    pq.write_table(pa.Table.from_pylist(table, schema=SCHEMAS["client"]), client.path / "client.parquet")
+    assert abs(join_runs(client, server).offset.offset_ns - 3 * S) < 2 * MS
 
 
 def test_uncertainty_is_said_wherever_the_network_is_shown(tmp_path):
