@@ -28,7 +28,7 @@ class Use(msgspec.Struct, frozen=True):
     steps: int
     tokens: int
     device_ns: int
-    wall_ns: int
+    wall_ns: int | None  # None where a run is older than the record of gaps
     flops: int
     moved_bytes: int
     mfu_busy: float | None = None
@@ -83,7 +83,8 @@ def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision
 
 def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: str | None) -> Use:
     flops, moved = steps.flops.astype("float64"), steps.bytes.astype("float64")
-    device_ns, wall_ns = int(steps.device_ns.sum()), int((steps.device_ns + steps.gap_ns).sum())
+    device_ns = int(steps.device_ns.sum())
+    wall_ns = device_ns + int(steps.gap_ns.sum()) if steps.gap_ns.notna().all() else None
     use = Use(
         phase=phase,
         steps=len(steps),
@@ -99,9 +100,9 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
     return msgspec.structs.replace(
         use,
         mfu_busy=ceilings.mfu(use.flops, device_ns, precision),
-        mfu_wall=ceilings.mfu(use.flops, wall_ns, precision),
+        mfu_wall=None if wall_ns is None else ceilings.mfu(use.flops, wall_ns, precision),
         mbu_busy=ceilings.mbu(use.moved_bytes, device_ns),
-        mbu_wall=ceilings.mbu(use.moved_bytes, wall_ns),
+        mbu_wall=None if wall_ns is None else ceilings.mbu(use.moved_bytes, wall_ns),
         roofline_busy=float(needed_ns) / device_ns,
     )
 

@@ -39,7 +39,8 @@ def points(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
 
 
 def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None, precision: str) -> pd.DataFrame:
-    """How near to its ceilings the device came: a row a phase, then all steps on busy time and on wall time.
+    """How near to its ceilings the device came: a row a phase, then all steps on busy time and, where the run tells its
+    gaps, on wall time.
 
     Columns: `phase, steps, seconds`, and the shares `mfu, mbu, of_roofline`, NaN without ceilings.
     """
@@ -48,7 +49,7 @@ def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None, precision: str) 
     for use in metrics_of(steps, ceilings if known else None, precision if known else None):
         name = "all, device busy" if use.phase == "all" else use.phase
         rows.append((name, use.steps, use.device_ns / 1e9, use.mfu_busy, use.mbu_busy, use.roofline_busy))
-        if use.phase == "all":
+        if use.phase == "all" and use.wall_ns is not None:
             share = None if use.roofline_busy is None else use.roofline_busy * use.device_ns / max(use.wall_ns, 1)
             rows.append(("all, wall time", use.steps, use.wall_ns / 1e9, use.mfu_wall, use.mbu_wall, share))
     table = pd.DataFrame(rows, columns=["phase", "steps", "seconds", "mfu", "mbu", "of_roofline"])

@@ -47,6 +47,13 @@ def test_without_ceilings_there_are_sums_and_no_shares():
         utilisation(STEPS, CEILINGS, "bfloat16")
 
 
+def test_run_without_gaps_has_no_wall_time():
+    old = STEPS.assign(gap_ns=float("nan"))
+    for use in utilisation(old, CEILINGS, "float32"):
+        assert use.roofline_busy > 0
+        assert (use.wall_ns, use.mfu_wall, use.mbu_wall) == (None, None, None)
+
+
 REQUESTS = pd.DataFrame({
     "prompt_tokens": [10, 20], "output_tokens": [5, 15], "prompt_characters": [30, 60], "output_characters": [25, 55],
 })  # fmt: skip

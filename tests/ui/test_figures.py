@@ -242,6 +242,11 @@ def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
     assert max(busy.mfu, busy.mbu) <= busy.of_roofline + 1e-9
 
 
+def test_run_without_gaps_shows_no_wall_time(chat):
+    table = utilisation(chat.steps.assign(gap_ns=float("nan")), CEILINGS, "float32")
+    assert "all, device busy" in table.phase.tolist() and "all, wall time" not in table.phase.tolist()
+
+
 def test_what_is_known_of_tokens_is_said_and_nothing_else():
     assert in_words(TokenNumbers(None, None, 0, None, None)) == ""
     assert in_words(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters a token in outputs."
