@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from metrics.missratio import miss_ratio_curve, prefix_outcomes
 from metrics.waits import reasons
 from ui.tables import cohorts
 from ui.wording import number
@@ -17,7 +18,6 @@ OUTCOME_MEANING = {
     "miss_cold": "never seen before",
 }
 OUTCOMES = tuple(OUTCOME_MEANING)
-POOL_SIZES = (0.5, 1, 2, 4, 8)
 BLOCK_EVENTS = ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_distance_blocks")
 
 
@@ -57,24 +57,13 @@ def hit_rates(requests: pd.DataFrame, begin_ns: float, bins: int = 40) -> pd.Dat
 
 
 def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
-    """`pool, miss` for POOL_SIZES, then the share that this run missed, and what no cache could have hit."""
-    nothing = pd.DataFrame(columns=["pool", "miss"]), float("nan"), float("nan")
-    if "resized_hit_tokens" not in requests.columns or outcome_tokens(requests).empty:
-        return nothing
-    hits = [
-        list(cell) if cell is not None and not isinstance(cell, float) else [] for cell in requests.resized_hit_tokens
-    ]
-    told = [index for index, cell in enumerate(hits) if cell]
-    if not told:
-        return nothing
-    outcomes = [reasons(requests.prefix_outcomes.iloc[index]) for index in told]
-    queried = sum(sum(cell.values()) for cell in outcomes)
-    sizes = min(len(hits[index]) for index in told)
-    miss = [1 - sum(hits[index][size] for index in told) / queried for size in range(sizes)]
-    curve = pd.DataFrame({"pool": POOL_SIZES[:sizes], "miss": miss})
-    actual = 1 - sum(cell.get("hit", 0) for cell in outcomes) / queried
-    floor = 1 - float(requests.infinite_hit_tokens.iloc[told].astype("float64").sum()) / queried
-    return curve, actual, floor
+    """`pool, miss` for RATIOS of the pool, then the share that this run missed, and what no cache could have hit."""
+    *sizes, infinite = miss_ratio_curve(requests) or [None]
+    if not sizes:
+        return pd.DataFrame(columns=["pool", "miss"]), float("nan"), float("nan")
+    curve = pd.DataFrame({"pool": [point.ratio for point in sizes], "miss": [point.miss_ratio for point in sizes]})
+    hit = prefix_outcomes(requests).get("hit", 0)
+    return curve, 1 - hit / infinite.queried_tokens, infinite.miss_ratio
 
 
 def block_events(steps: pd.DataFrame) -> dict[str, np.ndarray]:

@@ -6,9 +6,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from metrics.catalog import BLOCK_STATES
+from metrics.prefix import RATIOS
 from ui import theme
 from ui.tables import binned, step_series
-from ui.tables_memory import OUTCOME_MEANING, OUTCOMES, POOL_SIZES
+from ui.tables_memory import OUTCOME_MEANING, OUTCOMES
 from ui.wording import label, number, percent
 
 NO_OUTCOMES = "This run does not tell what became of its prompt tokens: it was recorded by an older or another server."
@@ -88,13 +89,13 @@ def miss_ratio_curve(curve: pd.DataFrame, actual: float, floor: float) -> go.Fig
         hovertemplate="this run missed %{y:.1f} % of the prompt tokens<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        name="no eviction at all", x=[POOL_SIZES[0], POOL_SIZES[-1]], y=[100 * floor] * 2, mode="lines",
+        name="no eviction at all", x=[RATIOS[0], RATIOS[-1]], y=[100 * floor] * 2, mode="lines",
         line=dict(color=theme.INK, width=1, dash="dot"),
         hovertemplate="without eviction: %{y:.1f} % missed<extra></extra>",
     )  # fmt: skip
-    names = ["½" if size == 0.5 else f"{size:g}" for size in POOL_SIZES]
+    names = ["½" if size == 0.5 else f"{size:g}" for size in RATIOS]
     fig.update_xaxes(
-        title_text="pool size (multiple of this one, log scale)", type="log", tickvals=list(POOL_SIZES), ticktext=names
+        title_text="pool size (multiple of this one, log scale)", type="log", tickvals=list(RATIOS), ticktext=names
     )
     fig.update_yaxes(title_text="prompt tokens missed (%)", rangemode="tozero")
     return fig
