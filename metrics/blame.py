@@ -31,6 +31,7 @@ UNEXPLAINED = "unexplained"
 OTHERS = "all others"
 UNKNOWN = "not recorded"  # offenders without a request record: still running when the run ended
 MEMORY_REASONS = ("kv_blocks",)
+MOST_GROUPS = 20  # of a matrix that people read; its cost grows with requests × groups, and tenants may be thousands
 
 
 def matrix(book: Book, group_of: pd.Series) -> pd.DataFrame:
@@ -72,10 +73,22 @@ def offenders(book: Book) -> pd.DataFrame:
 
 
 def between(book: Book, trait: str) -> pd.DataFrame:
-    """Who delayed whom, by `tenant`, `klass` or `band` of the prompt: rows of victims, columns of offenders, ns."""
-    trait_of = described(book.requests)[trait]
+    """Who delayed whom, by `tenant`, `klass` or `band` of the prompt: rows of victims, columns of offenders, ns.
+
+    Where there are more than MOST_GROUPS, those that waited and delayed others least are OTHERS."""
+    trait_of = largest_groups(book, described(book.requests)[trait])
     rows = matrix(book, trait_of)
     return rows.groupby(trait_of.reindex(rows.index).to_numpy()).sum()
+
+
+def largest_groups(book: Book, group_of: pd.Series, count: int = MOST_GROUPS) -> pd.Series:
+    """The groups of requests by their id, with OTHERS for all but the `count` that waited and delayed others most."""
+    if group_of.nunique() <= count:
+        return group_of
+    caused = offenders(book).set_index("request_id").caused_ns
+    weight = waited_ns(book).sum(axis=1).add(caused, fill_value=0.0).reindex(group_of.index).fillna(0.0)
+    kept = weight.groupby(group_of).sum().sort_values(ascending=False, kind="stable").index[:count]
+    return group_of.where(group_of.isin(kept), OTHERS)
 
 
 def worst(book: Book, count: int) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from metrics.blame import matrix, offenders, waited_ns
+from metrics.blame import largest_groups, matrix, offenders, waited_ns
 from metrics.blame_book import described
 from metrics.diagnosis.candidate import evidence
 from metrics.diagnosis.evidence import Facts
@@ -27,7 +27,7 @@ def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
         return []
     names = {group: place for place, group in enumerate(group_of.unique())}
     groups = list(names)
-    caused = matrix(book, group_of.map(names)).loc[late].sum()
+    caused = matrix(book, largest_groups(book, group_of.map(names))).loc[late].sum()
     caused = caused[[name for name in caused.index if name in range(len(groups))]]
     share, (tenant, klass, band) = float(caused.max() / waited), groups[caused.idxmax()]
     if share < NAMED:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.blame import OTHERS, UNEXPLAINED, between, blame_of, gini, matrix, offenders, worst
+from metrics.blame import MOST_GROUPS, OTHERS, UNEXPLAINED, between, blame_of, gini, matrix, offenders, worst
 from metrics.blame_book import Book, open_book
 from tests.metrics.scenes import MS, Scene
 
@@ -155,6 +155,21 @@ def test_groups_sum_up_their_members():
     assert by_class[UNEXPLAINED].abs().max() < 1e-3
     assert between(book, "tenant").to_numpy().sum() == pytest.approx(by_class.to_numpy().sum() * MS)
     assert list(between(book, "band").index) == ["1 to 128 tokens"]
+
+
+def test_a_thousand_tenants_are_the_largest_and_all_others():
+    scene = Scene()
+    scene.step(("long", "prefill", 64, 0), reason="token_budget")
+    scene.step(*((f"c{i}", "prefill", 1 + i, 0) for i in range(MOST_GROUPS + 10)))
+    scene.request("long", 0, 64, tenant="bulk")
+    for index in range(MOST_GROUPS + 10):
+        scene.request(f"c{index}", 0, 1 + index, tenant=f"t{index}", request_queue=10, waits={"token_budget": 10})
+    book = opened(scene)
+    table = between(book, "tenant")
+    assert len(table) == MOST_GROUPS + 1 and set(table.columns) == {*table.index, UNEXPLAINED}
+    assert {"bulk", OTHERS, f"t{MOST_GROUPS + 9}"} <= set(table.index) and "t0" not in table.index
+    np.testing.assert_allclose(table.sum().sum(), book.booked_ns.sum(), atol=1)
+    assert table["bulk"].sum() / MS == pytest.approx(10 * (MOST_GROUPS + 10), abs=1e-3)
 
 
 def test_worst_offenders_come_first_and_the_rest_in_one_column():
