@@ -54,16 +54,19 @@ def add_debug_routes(
 
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
+        _check_kept(core, "steps")
         packed = kept.packed_steps(_last(request, KEPT_STEPS))
         return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
+        _check_kept(core, "requests")
         packed = kept.packed_requests(_last(request, KEPT_REQUESTS))
         return _shown("requests", packed, lambda record: shown_request(recent.request(record)))
 
     @app.get("/debug/requests/{request_id}")
     async def one_request(request_id: str) -> Response:
+        _check_kept(core, "requests")
         packed = kept.packed_request(request_id)
         if packed is None:
             message = f"no request {request_id[:128]!r} is among the last {KEPT_REQUESTS:,} that ended"
@@ -75,7 +78,8 @@ def add_debug_routes(
         body = protocol.parse(ProfileRequest, decode(await request.body()))
         burst = await _burst(core, body)
         on_burst(by_class(burst.records))
-        await _wait_for_records(kept, burst)
+        if core.config.telemetry == "full":
+            await _wait_for_records(kept, burst)
         steps = _steps_of(burst, kept)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
         if recorder is not None:
@@ -118,6 +122,13 @@ def slowdown(steps: Sequence[StepRecord]) -> float | None:
     """The device's time of the steps over what the step model expected; None while it expects nothing."""
     known = [step for step in steps if step.predicted_ns]
     return sum(step.device_ns for step in known) / sum(step.predicted_ns for step in known) if known else None
+
+
+def _check_kept(core: CoreClient, what: str) -> None:
+    """Raises ApiError 409 where nothing is recorded: an empty list would say that nothing happened."""
+    if core.config.telemetry == "off":
+        message = f"telemetry=off keeps no records of {what}; start the server with telemetry=full"
+        raise ApiError(409, message, code="telemetry_off")
 
 
 async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:

@@ -139,10 +139,14 @@ class Telemetry:
         sampler = SystemSampler(os.getpid())
         while True:
             due = time.monotonic() + SAMPLE_SECONDS
-            record = await asyncio.to_thread(sampler.sample, core_pid())
-            self.exporter.observe_system(record)
-            if self.recorder is not None:
-                self.recorder.append("system", record)
+            try:
+                record = await asyncio.to_thread(sampler.sample, core_pid())
+            except Exception as error:  # such as no file left to open: one sample is missing, not all that follow
+                log.warning("the machine could not be sampled: %s: %s", type(error).__name__, error)
+            else:
+                self.exporter.observe_system(record)
+                if self.recorder is not None:
+                    self.recorder.append("system", record)
             await asyncio.sleep(max(0, due - time.monotonic()))
 
     def close(self) -> None:

@@ -61,7 +61,6 @@ def test_classes_sum_to_the_wall_time_and_name_what_a_model_does(family, overlap
     assert burst.clock_error_ns < 1_000_000
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def methods_of(engine) -> list[set[str]]:
     """What stands in place of a class's own methods."""
     runner = engine.runner

@@ -67,12 +67,14 @@ def test_a_server_without_telemetry_answers_alike_and_its_metrics_claim_nothing(
         said, expected = post(server, **body), post(api_server, **body)
         streamed = post(server, stream=True, **body).text
         page = httpx.get(f"{server.url}/metrics").text
+        refused = [httpx.get(f"{server.url}/debug/{path}") for path in ("steps", "requests", "requests/some")]
         idle = [server.gauge("sojourn_request_running"), server.gauge("sojourn_memory_kv_usage_ratio")]
     assert said.status_code == 200 and streamed.endswith("data: [DONE]\n\n")
     answer, other = said.json(), expected.json()
     assert answer["choices"] == other["choices"] and answer["usage"] == other["usage"]
     assert "ledger" in other and "ledger" not in answer and "metrics" not in answer
     assert idle == [0.0, 0.0]
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in refused] == [(409, "telemetry_off")] * 3
     assert 'sojourn_telemetry_enabled_info{model_name="tiny-model",level="off"} 1' in page
     for family in ("request_finished_total", "compute_steps_total", "request_ledger_seconds_total"):
         values = [line.rsplit(" ", 1)[1] for line in page.splitlines() if line.startswith(f"sojourn_{family}{{")]

@@ -1,0 +1,35 @@
+"""What watches the machine goes on when one look at it fails."""
+
+import asyncio
+import errno
+import os
+
+import psutil
+
+from engine.config import EngineConfig
+from engine.server import telemetry
+from metrics.rundir import RunDirectory
+
+
+def test_a_sample_that_fails_is_told_and_the_next_ones_come(tmp_path, monkeypatch, caplog):
+    memory, failures = psutil.virtual_memory, [OSError(errno.EMFILE, "Too many open files")]
+
+    def scarce():
+        if failures:
+            raise failures.pop()
+        return memory()
+
+    told = telemetry.Telemetry(EngineConfig(model="tiny-model", run_dir=tmp_path / "run"))
+    monkeypatch.setattr(psutil, "virtual_memory", scarce)
+    monkeypatch.setattr(telemetry, "SAMPLE_SECONDS", 0.01)
+
+    async def watch() -> None:
+        sampling = asyncio.create_task(told.sample_system(os.getpid))
+        while not RunDirectory(tmp_path / "run").sources("system") and not sampling.done():
+            await asyncio.sleep(0.05)
+        sampling.cancel()
+
+    asyncio.run(asyncio.wait_for(watch(), 20))
+    told.close()
+    assert not failures and "Too many open files" in caplog.text
+    assert len(RunDirectory(tmp_path / "run").table("system")) >= 1
