@@ -191,9 +191,9 @@ def report(
 def trace(
     run: RunArgument,
     from_: Annotated[
-        float | None, typer.Option("--from", min=0, help="seconds since the first record; by default all")
+        float | None, typer.Option("--from", min=0, help="seconds since the first request or step; by default all")
     ] = None,
-    to: Annotated[float | None, typer.Option("--to", min=0, help="seconds since the first record")] = None,
+    to: Annotated[float | None, typer.Option("--to", min=0, help="seconds since the first request or step")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="the file to write; by default trace.json.gz in the run")
     ] = None,
@@ -202,7 +202,9 @@ def trace(
     from metrics.perfetto import run_rows, write_trace
 
     if from_ is not None and to is not None and to <= from_:
-        raise Failure(f"--to {to:g} is not after --from {from_:g}; give seconds since the first record", code=2)
+        raise Failure(
+            f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step", code=2
+        )
     opened = _open(run)
     path = output or opened.path / "trace.json.gz"
     try:

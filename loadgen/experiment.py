@@ -58,7 +58,7 @@ def run_scenario(
     `engine_overrides` replaces keys of the scenario's engine block. Raises ExperimentError or ScenarioError; nothing is
     left behind if the server never became ready.
     """
-    settings = {**_objective_settings(scenario), **scenario.engine, **(engine_overrides or {})}
+    settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
         raise ExperimentError(
             f"scenario {scenario.name} names no engine.model; add one (such as model: tiny-model) to its engine block, "
@@ -148,13 +148,18 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None) -> None:
         load_tokenizer(tokenizer)
 
 
-def _objective_settings(scenario: Scenario) -> dict[str, float]:
-    """The objectives of every class, for the goodput that our engine exports while it serves."""
+def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:
+    """What was chosen, and the objectives of all classes, for the goodput that our engine exports while it serves.
+
+    Without telemetry there is no such goodput, and the engine refuses objectives.
+    """
+    if chosen.get("telemetry") == "off":
+        return chosen
     bounds = {}
     for objective in scenario.objectives:
         if objective.klass == "all":
             bounds |= {f"objective_{name}": getattr(objective, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
-    return {name: bound for name, bound in bounds.items() if bound is not None}
+    return {name: bound for name, bound in bounds.items() if bound is not None} | chosen
 
 
 def _begin(

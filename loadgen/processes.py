@@ -44,7 +44,9 @@ def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[st
         if key in ("model", "host", "port", "run_dir") or value is None:  # None is the default of what it stands for
             continue
         flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    fixed = ["--host", "127.0.0.1", "--port", str(port), "--run-dir", str(run_dir)]
+    fixed = ["--host", "127.0.0.1", "--port", str(port)]
+    if settings.get("telemetry") != "off":  # without telemetry the server has nothing to record, and refuses a folder
+        fixed += ["--run-dir", str(run_dir)]
     return [sys.executable, "-m", "sojourn", "serve", str(settings["model"]), *fixed, *flags]
 
 

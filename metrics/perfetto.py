@@ -50,13 +50,15 @@ class Written:
 
 
 def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None = None) -> TraceRows:
-    """What a run recorded between two moments, in seconds since its first record. Raises RunError if it is nothing."""
+    """What a run recorded between two moments, in seconds since its first request or step: the machine is
+    sampled while the model still loads. Raises RunError if it is nothing."""
     tables = {name: run.table(name) for name in ("steps", "requests", "client", "system")}
     columns = {
         "steps": ("begin_ns", "end_ns"), "requests": ("arrived_ns", "finished_ns"),
         "client": ("due_ns", "last_byte_ns"), "system": ("ns", "ns"),
     }  # fmt: skip
-    first = min((frame[columns[name][0]].min() for name, frame in tables.items() if len(frame)), default=None)
+    starts = {name: frame[columns[name][0]].min() for name, frame in tables.items() if len(frame)}
+    first = min((start for name, start in starts.items() if name != "system"), default=starts.get("system"))
     if first is None:
         raise RunError(f"{run.path} holds no record that could be drawn")
     begin = first + (from_s or 0) * 1e9
@@ -67,7 +69,9 @@ def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None 
         rows[name] = frame[(begins <= end) & (ends.fillna(begins) >= begin)].to_dict("records")
     if not any(rows.values()):
         until = "on" if to_s is None else f"to {to_s:g} s"
-        raise RunError(f"{run.path} holds nothing from {from_s or 0:g} s {until}; times count from its first record")
+        raise RunError(
+            f"{run.path} holds nothing from {from_s or 0:g} s {until}; times count from its first request or step"
+        )
     return TraceRows(**rows)
 
 

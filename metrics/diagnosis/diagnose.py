@@ -220,7 +220,8 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
         )
     if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
         warnings.append(
-            f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90), against {bound:g} ms allowed"
+            f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90): {facts.lag_p90_ms / bound:.0%} of the "
+            f"objective of {bound:g} ms is its own delay"
         )
     if facts.server is not None:
         warnings += warnings_of(facts.server, facts.served)

@@ -56,6 +56,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
     chosen = "num_kv_blocks" in facts.chosen
     gained = gain(facts, accounts)
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
+    preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
     return Candidate(
         gain=gained,
         key="kv_pool",
@@ -80,8 +81,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
             measurement="the same scenario with a larger pool",
             command=rerun(facts, num_kv_blocks=blocks),
             rival="overload: the device is full, and the pool fills because of it",
-            if_cause=f"preemptions fall from {steps.preemptions} to 0, load / capacity from {now:.2f} to "
-            f"{relieved:.2f}, {gained}",
+            if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}, {gained}",
             if_rival=f"{missing_share(excess)} stays, with the waiting booked to request.queue",
         ),
         fix=Fix(change=f"num_kv_blocks={blocks}" if chosen else

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen.experiment import ExperimentError, load_url, run_scenario
+from loadgen.experiment import ExperimentError, engine_settings, load_url, run_scenario
 from loadgen.gather import begin_run
 from loadgen.parse import build_client_table, recover
 from loadgen.processes import free_port, load_command, serve_command
@@ -232,6 +232,14 @@ def test_engine_block_becomes_flags_of_serve():
         "-m", "sojourn", "serve", "m", "--host", "127.0.0.1", "--port", "8123", "--run-dir", "runs/x",
         "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
     ]  # fmt: skip
+
+
+def test_engine_without_telemetry_is_given_nothing_that_it_could_only_refuse():
+    """No folder to record into and no objectives to count: both need records."""
+    chosen = {"model": "m", "telemetry": "off"}
+    assert engine_settings(scenario(), chosen) == chosen
+    assert engine_settings(scenario(), {"model": "m"}) == {"model": "m", "objective_ttft_ms": 500}
+    assert "--run-dir" not in serve_command(chosen, 8123, Path("runs/x"))
 
 
 def test_locust_alone_records_a_run_and_refuses_to_share_a_schedule(tmp_path):

@@ -108,6 +108,12 @@ def test_a_window_keeps_what_overlaps_it(crowded, tmp_path):
         run_rows(crowded, 900.0)
 
 
+def test_time_0_is_the_first_request_and_not_the_machine_s_sample_of_a_loading_model(run):
+    record(run, client=[closed_pair()[0]], system=[SystemRecord(-60 * 10**9, 0, None, None, None, 0)])
+    whole = run_rows(run)
+    assert len(whole.client) == 1 and not whole.system
+
+
 def test_a_run_without_records_is_refused(run):
     with pytest.raises(RunError, match="no record"):
         run_rows(run)
