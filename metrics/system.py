@@ -91,7 +91,7 @@ class GpuSensors:
         self._device = None
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlInit()
-            self._device = _first_visible(nvml, environment.get("CUDA_VISIBLE_DEVICES", ""))
+            self._device = _first_visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
 
     def read(self) -> dict[str, Any]:
         """Fields of a SystemRecord, those whose sensors answer."""
@@ -120,12 +120,14 @@ def throttle_reasons(bits: int) -> list[str]:
     return [*named, f"bits_{unknown:#x}"] if unknown else named
 
 
-def _first_visible(nvml: ModuleType | Any, visible: str) -> Any:
-    """CUDA counts the devices that CUDA_VISIBLE_DEVICES names, NVML all of them."""
+def _first_visible(nvml: ModuleType | Any, visible: str | None) -> Any:
+    """CUDA counts the devices that CUDA_VISIBLE_DEVICES names, NVML all of them. None where it hides them all."""
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(0)
     first = visible.split(",")[0].strip()
     if first.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(first)
-    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+    return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else None
 
 
 class CpuEnergy:

@@ -91,11 +91,17 @@ def test_without_a_device_there_is_nothing_to_read(broken):
     assert GpuSensors(Driver(broken), {}).read() == {}
 
 
-@pytest.mark.parametrize(("visible", "opened"), [("", 0), ("1", 1), ("1,0", 1), ("GPU-8f2a", "GPU-8f2a")])
+@pytest.mark.parametrize(("visible", "opened"), [(None, 0), ("1", 1), ("1,0", 1), ("GPU-8f2a", "GPU-8f2a")])
 def test_the_device_is_the_first_that_cuda_sees(visible, opened):
     driver = Driver()
-    GpuSensors(driver, {"CUDA_VISIBLE_DEVICES": visible})
+    GpuSensors(driver, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert driver.opened == opened
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_a_device_that_is_hidden_from_cuda_is_not_read(visible):
+    """Whoever hides all of them computes on the CPU: what a GPU draws meanwhile is not his."""
+    assert GpuSensors(Driver(), {"CUDA_VISIBLE_DEVICES": visible}).read() == {}
 
 
 def test_reasons_are_named_as_nvml_names_them():
