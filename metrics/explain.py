@@ -40,11 +40,11 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     seen = book is not None and (book.waits.request_ids == request_id).any()
     if token is not None:
         return _one_gap(_gap(book if seen else None, request_id, token))
-    row = (known if len(known) else alone).iloc[0]
+    row = (known if len(known) else alone).iloc[-1]
     parts = [_head(row, request_id), _ledger(row, run.meta())]
     if not seen:
         return Group(*parts, _remark("no server recorded its steps, so its waits cannot be laid at anybody's door"))
-    parts += [_section("What it waited for"), _waits(alone.iloc[0], book)]
+    parts += [_section("What it waited for"), _waits(alone.iloc[-1], book)]
     parts += [_section("Through whom"), _offenders(book, request_id), _section("Its slowest tokens")]
     try:
         gaps = slowest_gaps(book, request_id, MOST_GAPS)

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.missratio import miss_ratio_curve, prefix_outcomes
+from metrics.timeline import call_of
 from metrics.waits import reasons
 from ui.tables import cohorts
 from ui.wording import number
@@ -85,7 +86,8 @@ def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, co
         thrown = _cell(getattr(record, "preempted_tokens", None))
         for place, victim in enumerate(record.preempted_ids):
             taker = takers[place] if place < len(takers) else ""
-            known = facts.loc[victim] if victim in facts.index else None
+            call = call_of(victim)
+            known = facts.loc[call] if call in facts.index else None
             stall = float(known.ledger_memory_preempted_ns) if known is not None else float("nan")
             again = float(known.recomputed_tokens) if known is not None else float("nan")
             rows.append(

@@ -4,6 +4,7 @@ import colorsys
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from metrics.blame import UNEXPLAINED, blame_of, waited_ns, worst
@@ -20,7 +21,8 @@ from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
 from ui.tables_blame import blame, waits_by_reason
 from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
-from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens
+from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
+from ui.wording import number
 
 UNIT = re.compile(
     r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
@@ -245,6 +247,14 @@ def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
 def test_run_without_gaps_shows_no_wall_time(chat):
     table = utilisation(chat.steps.assign(gap_ns=float("nan")), CEILINGS, "float32")
     assert "all, device busy" in table.phase.tolist() and "all, wall time" not in table.phase.tolist()
+
+
+def test_further_choice_that_lost_its_blocks_shows_what_its_call_paid():
+    steps = pd.DataFrame([dict(step=3, begin_ns=2e9, preempted_ids=["r#1"], preempted_for=["x"], preempted_tokens=[5])])
+    requests = pd.DataFrame([dict(request_id="r", ledger_memory_preempted_ns=70e6, recomputed_tokens=9.0)])
+    (shown,) = preemptions(steps, requests, 0.0).to_dict("records")
+    assert shown["victim"] == "r#1" and shown["its blocks went to"] == "x"
+    assert (shown["time without a place (ms)"], shown["tokens computed again"]) == (number(70.0), number(9.0))
 
 
 def test_what_is_known_of_tokens_is_said_and_nothing_else():
