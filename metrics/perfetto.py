@@ -20,6 +20,7 @@ from metrics.kernels import Burst
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES
 from metrics.rundir import RunDirectory, RunError
+from metrics.timeline import call_of
 
 MAX_EVENTS = 1_000_000  # some 150 MB of JSON, 10 MB packed: what a browser still opens
 REQUESTS, ENGINE, DEVICE, COUNTERS = 1, 2, 3, 4  # processes of the trace, in the order in which they are shown
@@ -144,7 +145,7 @@ def _requests(rows: TraceRows) -> Iterator[Event]:
             yield event | {"pid": REQUESTS, "tid": lane + 1}
     for row in rows.steps:
         for victim in _listed(row["preempted_ids"]):
-            where = {"pid": REQUESTS, "tid": lane_of.get(_call(victim), 0)}
+            where = {"pid": REQUESTS, "tid": lane_of.get(call_of(victim), 0)}
             yield {"ph": "i", "s": "t", "name": "preempted", "ts": int(row["begin_ns"]), "args": {"id": victim}} | where
 
 
@@ -190,7 +191,7 @@ def _unfinished(steps: Iterable[Row], seen: set[str]) -> list[tuple[Event, list[
     """Requests that only the steps know: they have not ended yet, or their record is lost."""
     spans: dict[str, tuple[int, int]] = {}
     for row in steps:
-        for request_id in map(_call, _listed(row["request_ids"])):
+        for request_id in map(call_of, _listed(row["request_ids"])):
             if request_id not in seen:
                 begin, end = spans.get(request_id, (int(row["begin_ns"]), 0))
                 spans[request_id] = min(begin, int(row["begin_ns"])), max(end, int(row["end_ns"]))
@@ -210,11 +211,6 @@ def _slices(
             parts.append({"ph": "X", "name": phase, "cat": category, "ts": at, "dur": until - at})
         at = until
     return whole, parts
-
-
-def _call(sequence_id: str) -> str:
-    """The sequences of a call are numbered behind a `#`."""
-    return sequence_id.partition("#")[0]
 
 
 # Steps

@@ -219,10 +219,11 @@ def _held_aside(requests: pd.DataFrame) -> tuple[np.ndarray, ...]:
 
 
 def reasons(cell: object) -> dict[str, int]:
-    """A cell of the `waits` column as a dict: readers give a dict, a list of pairs, or nothing."""
+    """A cell of a column of maps, such as `waits` or `refusals`, as a dict without noughts: readers give a dict, a list
+    of pairs, or nothing."""
     if cell is None or isinstance(cell, float):
         return {}
-    return {str(name): int(ns) for name, ns in dict(cell).items() if ns}
+    return {str(name): int(number) for name, number in dict(cell).items() if number}
 
 
 def _leaders(line: Timeline, sequence: np.ndarray) -> np.ndarray:

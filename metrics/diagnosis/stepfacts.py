@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.records import STAGES
+from metrics.waits import reasons
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model
@@ -178,7 +179,7 @@ def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], flo
     by_reason: dict[str, float] = {}
     free_ns = total_ns = 0.0
     for refusals, ns, has_kv in zip(steps.refusals, wall, spare, strict=True):
-        counts = refusal_counts(refusals)
+        counts = reasons(refusals)
         behind = counts.pop("behind_head", 0)
         if not counts and behind:
             counts = {"behind_head": behind}
@@ -190,13 +191,6 @@ def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], flo
             total_ns += count * ns
             free_ns += count * ns * has_kv
     return by_reason, total_ns, free_ns
-
-
-def refusal_counts(refusals: object) -> dict[str, int]:
-    """A cell of the `refusals` column as a dict: readers give a dict, or a list of pairs."""
-    if refusals is None or (isinstance(refusals, float) and np.isnan(refusals)):
-        return {}
-    return {str(reason): int(count) for reason, count in dict(refusals).items() if count}
 
 
 def _residual(steps: pd.DataFrame, device: np.ndarray) -> tuple[float | None, float | None, float]:
