@@ -81,7 +81,7 @@ class Shadow:
 
     @property
     def num_salts(self) -> int:
-        """Of which something is known, or which live requests have."""
+        """Salts of which a block is known, or which live requests have. For tests."""
         return len(self._roots) - 1
 
     def find(self, key: bytes) -> Known | None:
