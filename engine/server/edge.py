@@ -71,6 +71,8 @@ async def show_api_error(request: Request, error: ApiError) -> JSONResponse:
 
 async def show_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """404 for an unknown path and 405 for a wrong method, in the shape of all other errors."""
-    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
-    response.headers.update(error.headers or {})  # such as Allow
+    headers = error.headers or {}
+    allowed = f"; use {headers['Allow']}" if "Allow" in headers else ""
+    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{allowed}").response()
+    response.headers.update(headers)
     return response
