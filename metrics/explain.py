@@ -22,7 +22,7 @@ from metrics.waits import reasons
 MOST_OFFENDERS = 8
 MOST_GAPS = 5
 MOST_STEPS = 12
-FACTS = ["tenant", "klass", "prompt_tokens"]
+TRAITS = {"tenant": "tenant", "klass": "class"}  # of a request, with their headings
 LIFECYCLE = {info.name: info.lifecycle for info in ACCOUNTS}
 
 
@@ -134,27 +134,31 @@ def _waits(row: pd.Series, book: Book) -> RenderableType:
 def _offenders(book: Book, request_id: str) -> RenderableType:
     blamed = blame_of(book, request_id)
     facts = described(book.requests)
-    headings = (("request", "left"), ("tenant", "left"), ("class", "left"), ("prompt tokens", "right"))
+    traits = [name for name in ("tenant", "klass") if (facts[name] != "").any()]
+    headings = [("request", "left"), *((TRAITS[name], "left") for name in traits), ("prompt tokens", "right")]
     table = _table(*headings, ("ms", "right"), ("share", "right"), ("how", "left"))
+    table.columns[0].no_wrap = True  # an id is copied
     total = float(waited_ns(book).loc[request_id].sum()) or 1.0
     by_offender = blamed.groupby("offender", sort=False)
     order = by_offender.ns.sum().sort_values(ascending=False, kind="stable")
     for name in order.index[:MOST_OFFENDERS]:
         parts = by_offender.get_group(name)
         how = ", ".join(f"{row.reason} {_ms(row.ns)} ms" for row in parts.head(3).itertuples())
-        tenant, klass, tokens = facts.loc[name, FACTS] if name in facts.index else ("", "", np.nan)
+        known = name in facts.index
+        tokens = facts.prompt_tokens[name] if known else np.nan
+        told = [Text(facts.loc[name, trait] if known else "") for trait in traits]
         length = f"{tokens:,.0f}" if np.isfinite(tokens) else "–"
         who = Text("its own call" if name == request_id else name)
         share = f"{order[name] / total:.1%}"
-        table.add_row(who, Text(tenant), Text(klass), length, _ms(order[name]), share, Text(how))
+        table.add_row(who, *told, length, _ms(order[name]), share, Text(how))
+    blank = [""] * (len(traits) + 1)
     rest = order.iloc[MOST_OFFENDERS:]
     if len(rest):
-        table.add_row(
-            Text(f"{len(rest)} others", style="dim"), "", "", "", _ms(rest.sum()), f"{rest.sum() / total:.1%}", ""
-        )
+        others = Text(f"{len(rest)} others", style="dim")
+        table.add_row(others, *blank, _ms(rest.sum()), f"{rest.sum() / total:.1%}", "")
     left = total - float(order.sum())
     if abs(left) >= 1000:
-        table.add_row(Text(UNEXPLAINED, style="dim"), "", "", "", _ms(left), f"{left / total:.1%}", "")
+        table.add_row(Text(UNEXPLAINED, style="dim"), *blank, _ms(left), f"{left / total:.1%}", "")
     return table if table.row_count else Text("Nobody delayed it.", style="dim")
 
 
