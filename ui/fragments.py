@@ -9,7 +9,7 @@ from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from ui.rundata import RunData
 from ui.tables import throughput_tokens_per_s
 from ui.theme import INK, MUTED, STATE_COLOURS
-from ui.wording import NOTHING, duration, missing, number, percent, safe
+from ui.wording import NOTHING, duration, missing, number, percent, prose, safe
 
 CSS_FILE = Path(__file__).with_name("style.css")
 STATUS_COLOURS = {"present": "#B42318", "absent": "#1A7F4B", "unknown": "#C5CCD5"}
@@ -36,7 +36,7 @@ def headline(run: RunData) -> str:
         state, sentence = run.diagnosis.state, run.diagnosis.headline
     return wrap(
         f'<div class="sj-headline" style="--state:{STATE_COLOURS[state]}"><div class="sj-state">{safe(state)}</div>'
-        f'<div class="sj-sentence">{safe(sentence)}</div></div>'
+        f'<div class="sj-sentence">{prose(sentence)}</div></div>'
     )
 
 
@@ -114,11 +114,11 @@ def closure(diagnosis: Diagnosis) -> str:
 def clocks(meta: dict[str, Any]) -> str:
     """How far client.network can be trusted; nothing where client and server shared a clock."""
     sentence = uncertainty_sentence(meta)
-    return wrap(f'<div class="sj-warning">{safe(sentence)}.</div>' if sentence else "")
+    return wrap(f'<div class="sj-warning">{prose(sentence)}.</div>' if sentence else "")
 
 
 def warnings(diagnosis: Diagnosis) -> str:
-    return wrap("".join(f'<div class="sj-warning">{safe(text)}</div>' for text in diagnosis.warnings))
+    return wrap("".join(f'<div class="sj-warning">{prose(text)}</div>' for text in diagnosis.warnings))
 
 
 def chip(lifecycle: str) -> str:
@@ -146,7 +146,7 @@ def finding(number_: int, found: Finding) -> str:
         f"<header>{lost}<h3>{number_}. {safe(found.title)}</h3>"
         f'<div class="sj-small sj-muted">{who}&nbsp;</div></header>'
         f'<div class="sj-path">{safe(found.title)}{arrow}{lifecycles}{arrow}{safe(found.object)}{arrow}'
-        f'<b>{safe(found.cause)}</b> {kind} <span class="sj-small sj-muted">{KIND_MEANING[found.kind]}</span></div>'
+        f'<b>{prose(found.cause)}</b> {kind} <span class="sj-small sj-muted">{KIND_MEANING[found.kind]}</span></div>'
         f'<div class="sj-columns"><section>{_evidence(found)}</section><section>{_probe(found)}</section>'
         f"<section>{_fix(found)}</section></div></article>"
     )
@@ -156,7 +156,7 @@ def _evidence(found: Finding) -> str:
     parts = []
     for title, css, supports in (("Evidence for", "sj-for", True), ("Evidence against", "sj-against", False)):
         items = [
-            f'<li class="{css}">{safe(item.statement)} <span class="sj-small sj-muted">{safe(item.source)}</span></li>'
+            f'<li class="{css}">{prose(item.statement)} <span class="sj-small sj-muted">{safe(item.source)}</span></li>'
             for item in found.evidence
             if item.supports is supports
         ]
@@ -169,16 +169,16 @@ def _probe(found: Finding) -> str:
     probe = found.probe
     command = f'<code class="sj-line">{safe(probe.command)}</code>' if probe.command else ""
     return (
-        f"<h4>What would prove it</h4><p>{safe(probe.measurement)}</p>{command}"
-        f'<dl class="sj-outcomes"><dt>if so</dt><dd>{safe(probe.if_cause)}</dd>'
-        f"<dt>rival</dt><dd>{safe(probe.rival)}</dd><dt>if rival</dt><dd>{safe(probe.if_rival)}</dd></dl>"
+        f"<h4>What would prove it</h4><p>{prose(probe.measurement)}</p>{command}"
+        f'<dl class="sj-outcomes"><dt>if so</dt><dd>{prose(probe.if_cause)}</dd>'
+        f"<dt>rival</dt><dd>{prose(probe.rival)}</dd><dt>if rival</dt><dd>{prose(probe.if_rival)}</dd></dl>"
     )
 
 
 def _fix(found: Finding) -> str:
     fix = found.fix
     return (
-        f"<h4>What to change</h4><p>{safe(fix.change)}</p>"
+        f"<h4>What to change</h4><p>{prose(fix.change)}</p>"
         f'<dl class="sj-outcomes"><dt>gain</dt><dd>{safe(fix.gain)}</dd>'
         f"<dt>rests on</dt><dd>{safe(fix.basis)}</dd></dl>"
     )
@@ -188,7 +188,7 @@ def checks(items: list[SymptomCheck]) -> str:
     """The six symptoms, whether the run shows each, and why."""
     rows = [
         f'<tr><td><span class="sj-dot" style="--dot:{STATUS_COLOURS[item.status]}"></span>{safe(item.title)}</td>'
-        f'<td class="sj-muted">{STATUS_WORDS[item.status]}</td><td>{safe(item.reason)}</td>'
+        f'<td class="sj-muted">{STATUS_WORDS[item.status]}</td><td>{prose(item.reason)}</td>'
         f"<td>{' '.join(chip(name) for name in item.lifecycles)}</td></tr>"
         for item in items
     ]

@@ -5,6 +5,7 @@ accounts, token kinds and stages of a lifecycle are shades of its colour.
 """
 
 import itertools
+from textwrap import wrap
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -110,13 +111,22 @@ def figure(height_px: int, **layout) -> go.Figure:
     return go.Figure(layout=dict(template=TEMPLATE, height=height_px) | layout)
 
 
+NOTE_CHARACTERS = 50  # of a line: what fits into the narrowest column
+
+
 def note(text: str, height_px: int = 120) -> go.Figure:
     """A figure that says in a sentence why there is nothing to draw."""
     empty = figure(height_px)
     empty.update_xaxes(visible=False)
     empty.update_yaxes(visible=False)
     return empty.add_annotation(
-        text=text, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font=dict(size=13, color=MUTED)
+        text="<br>".join(wrap(text, NOTE_CHARACTERS)),
+        showarrow=False,
+        x=0.5,
+        y=0.5,
+        xref="paper",
+        yref="paper",
+        font=dict(size=13, color=MUTED),
     )
 
 

@@ -47,6 +47,11 @@ def safe(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
+def prose(text: object) -> str:
+    """A sentence from outside as HTML: what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", safe(text))
+
+
 def label(text: object, length: int = 40) -> str:
     """Text from outside as a plotly label: plotly reads a few HTML tags in labels, so they are disarmed."""
     flat = re.sub(r"\s+", " ", str(text))

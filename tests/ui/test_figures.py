@@ -117,6 +117,20 @@ def test_figure_without_data_says_why_in_a_sentence(foreign):
     assert [trace.name for trace in drawn["waterfall"].data][:2] != []
 
 
+def test_utilisation_of_a_run_that_tells_no_gaps_has_no_row_of_wall_time(chat):
+    phases = utilisation(chat.steps.assign(gap_ns=None), CEILINGS, "float32").phase.tolist()
+    assert phases[-1] == "all, device busy"
+
+
+def test_what_is_written_never_fills_more_blocks_than_are_active(chat):
+    """Also in means over spans that hold steps of an idle pool, which writes nothing."""
+    steps = chat.steps.assign(slots_written=15 * chat.steps.blocks_active)
+    steps.loc[::2, ["slots_written", "blocks_active"]] = 0
+    drawn = {trace.name: trace for trace in memory.blocks_over_time(steps, chat.begin_ns, 16, bins=20).data}
+    assert max(drawn["active"].y) > 0
+    assert (drawn["full of what is written"].y <= drawn["active"].y).all()
+
+
 def test_waterfall_rows_are_as_long_as_the_latencies_and_in_their_order(chat):
     rows = chosen(chat.requests, "e2e_ms", 30)
     fig = ledger.waterfall(rows)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ui.wording import distinct, duration, label, markdown, number, percent, safe
+from ui.wording import distinct, duration, label, markdown, number, percent, prose, safe
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,7 @@ def test_text_from_outside_cannot_become_markup():
     hostile = '<img src=x onerror="alert(1)">'
     assert "<" not in safe(hostile) and '"' not in safe(hostile)
     assert "<" not in label(hostile) and len(label("x" * 100, 10)) == 10
+    assert "<img" not in prose(hostile) and prose("`a<b` most of it in `publish`") == (
+        "<code>a&lt;b</code> most of it in <code>publish</code>"
+    )
     assert markdown("*a* [b](c)") == r"\*a\* \[b\]\(c\)"

@@ -127,7 +127,7 @@ def tokens_by_kind(tokens: pd.Series) -> go.Figure:
 def flops_by_part(table: pd.DataFrame) -> go.Figure:
     """FLOPs per token by part of the model, a bar a phase."""
     if table.empty:
-        return theme.note("This run does not tell its FLOPs by part: it was recorded by an older or another server.")
+        return theme.note("This run does not tell its FLOPs by part: its server was an older or another one.")
     rows = [f"{name}<br><span style='color:{theme.MUTED}'>{row.tokens:,.0f} tokens</span>"
             for name, row in zip(table.index, table.itertuples(), strict=True)]  # fmt: skip
     fig = theme.figure(130 + 46 * len(rows), barmode="stack")

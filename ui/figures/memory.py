@@ -12,8 +12,8 @@ from ui.tables import binned, step_series
 from ui.tables_memory import OUTCOME_MEANING, OUTCOMES
 from ui.wording import label, number, percent
 
-NO_OUTCOMES = "This run does not tell what became of its prompt tokens: it was recorded by an older or another server."
-NO_CURVE = "This run does not tell what other pool sizes would have hit: it was recorded by an older or another server."
+NO_OUTCOMES = "This run does not tell what became of its prompt tokens: its server was an older or another one."
+NO_CURVE = "This run does not tell what other pool sizes would have hit: its server was an older or another one."
 NO_BLOCK_EVENTS = "No cached block was evicted or used again in this run, or its server does not record it."
 GREEN = theme.COLOURS["memory"]
 OUTCOME_COLOURS = {
@@ -108,7 +108,8 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
     series = step_series(steps, begin_ns)
     untold = pd.Series(np.nan, steps.index)
     written = steps.get("slots_written", untold).astype("float64") if block_size else untold
-    series["blocks_written"] = written.where(written > 0) / (block_size or 1)
+    told = bool((written > 0).any())  # an older server's steps say 0 throughout; a 0 among others is an idle pool
+    series["blocks_written"] = written / (block_size or 1) if told else untold
     rows, _ = binned(series, bins)
     fig = theme.figure(320)
     for state in BLOCK_STATES:
@@ -118,10 +119,10 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
                 line=dict(width=0, shape="hv"), fillcolor=theme.BLOCK_COLOURS[state],
                 hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>",
             )  # fmt: skip
-    if rows.blocks_written.notna().any():
+    if told:
         fig.add_scatter(
             name="full of what is written", x=rows.at_s, y=rows.blocks_written, mode="lines",
-            line=dict(color=theme.INK, width=1.2, dash="dot"),
+            line=dict(color=theme.INK, width=1.2, dash="dot", shape="hv"),
             hovertemplate="what is written would fill %{y:.1f} blocks<extra></extra>",
         )  # fmt: skip
     lost = series[series.preempted > 0]

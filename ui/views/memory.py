@@ -58,7 +58,7 @@ frame.draw(
 st.subheader("Preemptions", anchor=False)
 table = preemptions(run.steps, run.requests, run.begin_ns)
 if table.empty:
-    st.caption("No request lost its blocks in this run.")
+    st.caption("No request lost its blocks in this run." if len(run.steps) else "The server recorded no step.")
 else:
     right_columns = tuple(
         place for place, name in enumerate(table.columns) if name not in ("victim", "its blocks went to")
