@@ -111,7 +111,7 @@ def figure(height_px: int, **layout) -> go.Figure:
     return go.Figure(layout=dict(template=TEMPLATE, height=height_px) | layout)
 
 
-NOTE_CHARACTERS = 50  # of a line: what fits into the narrowest column
+NOTE_CHARACTERS = 64  # of a line: what fits into the narrowest column
 
 
 def note(text: str, height_px: int = 120) -> go.Figure:

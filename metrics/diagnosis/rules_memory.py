@@ -56,14 +56,15 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
     chosen = "num_kv_blocks" in facts.chosen
     gained = gain(facts, accounts)
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
+    room, needed = kv_batch(facts), batch_for(facts)
     preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
     return Candidate(
         gain=gained,
         key="kv_pool",
         lifecycles=["memory", "request"],
         object="KV block pool",
-        cause=f"the pool of {steps.pool_blocks} blocks holds {kv_batch(facts):.0f} requests of this length at a time, "
-        f"and the load needs {batch_for(facts)}",
+        cause=f"the pool of {steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and "
+        + (f"the load needs {needed}" if needed > round(room) else "the peaks of the load need more"),
         kind="policy" if chosen else "capacity",
         evidence=[
             *excess_evidence(excess, accounts),

@@ -117,11 +117,6 @@ def test_figure_without_data_says_why_in_a_sentence(foreign):
     assert [trace.name for trace in drawn["waterfall"].data][:2] != []
 
 
-def test_utilisation_of_a_run_that_tells_no_gaps_has_no_row_of_wall_time(chat):
-    phases = utilisation(chat.steps.assign(gap_ns=None), CEILINGS, "float32").phase.tolist()
-    assert phases[-1] == "all, device busy"
-
-
 def test_what_is_written_never_fills_more_blocks_than_are_active(chat):
     """Also in means over spans that hold steps of an idle pool, which writes nothing."""
     steps = chat.steps.assign(slots_written=15 * chat.steps.blocks_active)

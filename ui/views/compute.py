@@ -17,7 +17,10 @@ run = frame.open_page(
     "than its composition explains is on the page Steps.",
 )
 if run.steps.empty:
-    st.info("The server recorded no step: a foreign server, or one without a run directory.", icon=":material/info:")
+    st.info(
+        "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off.",
+        icon=":material/info:",
+    )
     st.stop()
 if run.no_ceilings:
     st.info(run.no_ceilings, icon=":material/info:")

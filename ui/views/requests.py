@@ -55,8 +55,8 @@ frame.draw(
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
 st.html(fragments.clocks(run.meta))
-st.subheader("What they waited for", anchor=False)
 if run.has_ledger:
+    st.subheader("What they waited for", anchor=False)
     frame.draw(
         blame_figures.waits_by_reason(waits_by_reason(run.requests)),
         "waits",

@@ -16,7 +16,10 @@ run = frame.open_page(
     "step above it is slower than its work explains.",
 )
 if run.steps.empty:
-    st.info("The server recorded no step: a foreign server, or one without a run directory.", icon=":material/info:")
+    st.info(
+        "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off.",
+        icon=":material/info:",
+    )
     if not run.server.empty:
         st.subheader("What its own metrics showed", anchor=False)
         frame.draw(
