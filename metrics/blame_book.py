@@ -6,16 +6,22 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from metrics.costmodel import ModelShape, shape_from
 from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.rundir import RunDirectory, engine_settings
+from metrics.rundir import RunDirectory, RunError, engine_settings
 from metrics.timeline import NOBODY, Timeline, prompt_flops, timeline
 from metrics.waits import Family, Waits, waits
 
 WAIT_ACCOUNTS = ("request.queue", "memory.blocked", "request.interference", "memory.preempted")
 BLOCK_SIZE = 16  # where run.json names none
 BANDS = (128, 512, 2048, 8192)  # prompt tokens: upper bounds
+MOST_ENTRIES = 10_000_000  # requests in steps, summed over the steps: some 2.5 GB of memory
+
+
+class TooLarge(RunError):
+    """A run whose book would not fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,18 @@ class Book:
 
 
 def book_of(run: RunDirectory) -> Book | None:
-    """The book of a run directory; None where its server recorded no step or no request. Raises RunError."""
+    """The book of a run directory; None where its server recorded no step or no request.
+
+    Raises RunError where it cannot be read, and TooLarge above MOST_ENTRIES."""
     steps, requests, meta = run.arrow("steps"), run.table("requests"), run.meta()
     if not len(steps) or not len(requests):
         return None
+    entries = pc.sum(pc.list_value_length(steps["request_ids"])).as_py() or 0
+    if entries > MOST_ENTRIES:
+        raise TooLarge(
+            f"{run.path} has {entries:,} shares of requests in steps, and who delayed whom is worked out for at most "
+            f"{MOST_ENTRIES:,}: record a shorter run"
+        )
     requests = requests.drop_duplicates("request_id", keep="last", ignore_index=True)
     try:
         shape = shape_from(meta)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.blame_book import Book, book_of
+from metrics.blame_book import Book, TooLarge, book_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.goodput import measured, measured_steps
@@ -35,7 +35,8 @@ class RunData:
     server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
     system: pd.DataFrame
     kernels: pd.DataFrame  # of profile bursts
-    book: Book | None  # who delayed whom; None where the server recorded no steps
+    book: Book | None  # who delayed whom
+    no_book: str  # why there is none, "" where there is one
     ceilings: Ceilings | None  # of the device of the run
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
@@ -75,6 +76,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     if diagnosis is None:
         diagnosis, reason = read_diagnosis(run, empty=requests.empty)
     ceilings, no_ceilings = _ceilings(meta)
+    book, no_book = _book(run)
     starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
     return RunData(
         name=run.name,
@@ -90,7 +92,8 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
         system=_during(_numeric(run.table("system")), starts),
         kernels=run.table("kernels"),
-        book=book_of(run),
+        book=book,
+        no_book=no_book,
         ceilings=ceilings,
         no_ceilings=no_ceilings,
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
@@ -111,6 +114,16 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
         return diagnose(run), ""
     except RunError as error:
         return None, str(error)
+
+
+def _book(run: RunDirectory) -> tuple[Book | None, str]:
+    try:
+        book = book_of(run)
+    except TooLarge as error:
+        return None, str(error)
+    if book is None:
+        return None, "The server recorded no steps or no requests, so no wait can be laid at anybody's door."
+    return book, ""
 
 
 def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:

@@ -152,7 +152,9 @@ class CoreClient:
 
     async def start(self) -> None:
         """Starts the process; does not wait for the model."""
-        self._tasks = [asyncio.create_task(self._supervise(), name="core supervisor")]
+        supervisor = asyncio.create_task(self._supervise(), name="core supervisor")
+        supervisor.add_done_callback(self._supervisor_ended)
+        self._tasks = [supervisor]
 
     async def stop(self) -> None:
         """Ends the process, politely first, whatever it is at."""
@@ -225,6 +227,15 @@ class CoreClient:
             print("sojourn: the engine core died; restarting it", file=sys.stderr, flush=True)
             self._on_restart()
             self._set_state("restarting")
+
+    def _supervisor_ended(self, supervisor: asyncio.Task) -> None:
+        """A fault of ours, or of the machine (no process can be started): nobody would start another core."""
+        if supervisor.cancelled() or (error := supervisor.exception()) is None:
+            return
+        traceback.print_exception(error)
+        self.failure = f"the engine core cannot be kept running ({type(error).__name__}: {error}); see the server's log"
+        self.fail_open_works()
+        self._set_state("failed")
 
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""

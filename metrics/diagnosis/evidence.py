@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.blame_book import Book, book_of
+from metrics.blame_book import Book, TooLarge, book_of
 from metrics.diagnosis.stepfacts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.goodput import judged, measured, measured_steps, window_ns
@@ -113,10 +113,18 @@ def gather(run: RunDirectory) -> Facts:
         work=_work(served),
         waits=_waits(rows, found),
         prefix=_prefix(served),
-        book=cache(lambda: book_of(run)),
+        book=cache(lambda: _book(run)),
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
     )
+
+
+def _book(run: RunDirectory) -> Book | None:
+    """None also where a run is too large for it: findings then name no offenders."""
+    try:
+        return book_of(run)
+    except TooLarge:
+        return None
 
 
 def ledger_columns(rows: pd.DataFrame, prefix: str = "ledger") -> pd.DataFrame:

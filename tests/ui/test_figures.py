@@ -18,6 +18,7 @@ from metrics.utilisation import TokenNumbers
 from ui import theme
 from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
+from ui.rundata import load
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
 from ui.tables_blame import blame, waits_by_reason
 from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
@@ -272,3 +273,10 @@ def test_what_is_known_of_tokens_is_said_and_nothing_else():
     said = in_words(TokenNumbers(1.25, 0.875, 1200, 4.0, 3.5))
     assert "4.00 characters a token in prompts, 3.50" in said and "At 1,200 draws" in said
     assert "1.25 nats" in said and "87.5% of it" in said
+
+
+def test_a_run_too_large_for_the_blame_matrix_is_shown_without_it_and_says_why(runs, monkeypatch):
+    monkeypatch.setattr("metrics.blame_book.MOST_ENTRIES", 100)
+    run = load(runs / "chat")
+    assert run.book is None and "for at most 100" in run.no_book
+    assert not load(runs / "foreign").no_book.startswith(str(runs))

@@ -9,7 +9,6 @@ from metrics.gaps import Gap
 from ui import theme
 from ui.wording import distinct, duration, label, percent
 
-NO_BOOK = "The server recorded no steps or no requests, so no wait can be laid at anybody's door."
 HEAT_SCALE = [[0, "#FFFFFF"], [0.15, "#F6E3EE"], [0.5, "#CC79A7"], [1, "#6B2A4E"]]
 WAIT_COLOURS = theme.REFUSAL_COLOURS | {
     "step": theme.ACCOUNT_COLOURS["compute.decode"],

@@ -64,7 +64,7 @@ if run.has_ledger:
     )
 st.subheader("Who delayed whom", anchor=False)
 if run.book is None:
-    st.info(blame_figures.NO_BOOK, icon=":material/info:")
+    st.info(run.no_book, icon=":material/info:")
 else:
     known_traits = traits(run.book)
     trait = st.segmented_control(
