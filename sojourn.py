@@ -263,10 +263,14 @@ def calibrate_device(
     _need("engine", "torch")
     let_threads_sleep(os.environ, sys.modules)  # before torch: beside a busy process, spinning is what one measures
     from engine.compute.calibration import calibrate
+    from metrics.machine import company
     from metrics.roofline import ceilings_table, store_ceilings
 
+    busy = company()
     ceilings = calibrate(device, threads)
     out.print(ceilings_table(ceilings))
+    if busy:
+        out.print(f"{busy}: these ceilings are too low; run it again on a quiet machine", highlight=False)
     out.print(f"kept in {store_ceilings(ceilings, output)}", highlight=False)
 
 

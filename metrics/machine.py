@@ -77,3 +77,9 @@ def _gpus() -> list[dict[str, str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [dict(zip(_GPU_QUERY, map(str.strip, line.split(",")), strict=False)) for line in answer.splitlines()]
+
+
+def company() -> str | None:
+    """A sentence where other processes take more than a quarter of this machine's CPU: what is measured then is low."""
+    taken = psutil.cpu_percent(interval=0.5)
+    return f"other work runs here ({taken:.0f}% of the CPU is taken)" if taken > 25 else None

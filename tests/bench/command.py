@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 from rich.console import Console
 
+from metrics.machine import company
 from tests.bench import tables
 from tests.bench.kernels import KERNELS, bench_kernels
 from tests.bench.offline import OfflineOptions, bench_offline
@@ -166,10 +166,8 @@ def _check_writable(option: str, path: Path | None) -> None:
 
 
 def _warn_of_company() -> None:
-    """Says so where other processes use this machine: figures are then too low, and only ratios tell something."""
-    busy = psutil.cpu_percent(interval=0.5)
-    if busy > 25:
-        _tell(f"other work runs here ({busy:.0f}% of the CPU is taken): figures will be low; compare ratios only")
+    if busy := company():
+        _tell(f"{busy}: figures will be low; compare ratios only")
 
 
 def _tell(line: str) -> None:
