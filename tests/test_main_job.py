@@ -160,6 +160,7 @@ def test_core_killed_during_a_run_leaves_a_run_that_reads_and_says_so(tmp_path):
     assert run.table("steps").step.is_unique
 
 
+@pytest.mark.slow
 def test_run_that_is_interrupted_stops_its_processes_and_keeps_what_it_recorded(tmp_path):
     process = sojourn("run", short_demo(tmp_path, 30), "--run-dir", tmp_path / "run")
     try:

@@ -28,6 +28,7 @@ from tests.engine.server import post, serving, wait_for
 MODEL = "tiny-model"
 
 
+@pytest.mark.slow
 def test_tokens_after_a_stop_string_are_in_no_record(tmp_path):
     with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run")) as server:
         text = post(server, max_tokens=40, temperature=0).json()["choices"][0]["text"]
@@ -84,6 +85,7 @@ def test_queue_over_its_limit_gets_429_with_retry_after_and_the_limit_itself_is_
         assert post(server, max_tokens=1).status_code == 200
 
 
+@pytest.mark.slow
 def test_requests_that_find_a_free_place_are_not_counted_as_waiting(tmp_path):
     with (
         serving(tmp_path, MODEL, "--max-waiting", "1", "--max-num-seqs", "24") as server,
@@ -173,6 +175,7 @@ def test_client_that_leaves_behind_a_full_socket_was_not_served(tmp_path):
     assert all(getattr(row, f"ledger_{info.column}") >= 0 for info in SERVER_ACCOUNTS)
 
 
+@pytest.mark.slow
 def test_slow_upload_is_the_clients_time_and_not_the_tokenizers(tmp_path):
     with serving(tmp_path, MODEL, "--run-dir", str(tmp_path / "run")) as server:
 
@@ -196,6 +199,7 @@ def test_server_that_records_by_itself_leaves_a_run_that_reads(tmp_path):
     assert again.returncode == 1 and "already holds a run" in again.stderr
 
 
+@pytest.mark.slow
 def test_killed_core_ends_streams_with_an_error_event_and_is_restarted(tmp_path):
     """One call has begun to write, two wait behind it. The core hangs before it dies: nobody hears of it again."""
     hung_s = 0.5
