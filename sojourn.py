@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
-from engine.options import engine_options
+from engine.options import assignments, engine_options
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.rundir import RunDirectory
 
@@ -84,7 +83,7 @@ def run(
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
-    overrides = _assignments(set_ or [])
+    overrides = assignments(set_ or [], "--set")
     _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
     with ProgressBar(out) as progress:
         done = run_scenario(
@@ -294,17 +293,6 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
         raise Failure(complaint(error), code=2) from None
 
 
-def _assignments(pairs: list[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs, with values read as YAML: 64 is a number, false a truth value."""
-    overrides = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise Failure(f"--set {pair!r} is not KEY=VALUE, such as --set num_kv_blocks=256", code=2)
-        overrides[key.strip().replace("-", "_")] = yaml.safe_load(value)
-    return overrides
-
-
 def _open(path: Path) -> RunDirectory:
     """A run directory, or the name of one below runs/; what a killed load generator left unread is read first."""
     if not path.exists() and (RUNS / path).is_dir():
@@ -361,6 +349,7 @@ EXPECTED = {
     ("metrics.rundir", "RunError"): 1,
     ("metrics.explain", "ExplainError"): 1,
     ("metrics.join", "JoinError"): 1,
+    ("engine.options", "SettingError"): 2,
     ("engine.server.serve", "ServeError"): 1,
     ("loadgen.experiment", "ExperimentError"): 1,
     ("loadgen.scenario_faults", "ScenarioError"): 2,

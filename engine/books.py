@@ -12,6 +12,7 @@ from engine.request.request import Request
 from engine.request.scheduler import Scheduler
 from engine.step_log import StepLog
 from metrics.costmodel import ModelShape
+from metrics.ledger import CLOCKED
 from metrics.records import StepRecord
 
 Turn = tuple[int, int]  # when it began and ended, in nanoseconds
@@ -109,7 +110,7 @@ class FullBooks:
 class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
 
-    reading = (0, 0, 0, 0)
+    reading = (0,) * len(CLOCKED)
 
     def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None: ...
     def released(self, request, now_ns) -> None: ...

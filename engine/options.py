@@ -3,12 +3,17 @@
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 from pydantic.fields import FieldInfo
 
 from engine.config import EngineConfig
+
+
+class SettingError(ValueError):
+    """A setting that is not given as KEY=VALUE, in a sentence."""
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,3 +38,14 @@ def _described(field: FieldInfo) -> str:
     members = [field.annotation, *typing.get_args(field.annotation)]
     choices = [typing.get_args(member) for member in members if typing.get_origin(member) is Literal]
     return f"{field.description}; one of {', '.join(choices[0])}" if choices else field.description
+
+
+def assignments(pairs: list[str], option: str) -> dict[str, Any]:
+    """KEY=VALUE pairs, with values read as YAML: 64 is a number, false a truth value. Raises SettingError."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise SettingError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
+        found[key.strip().replace("-", "_")] = yaml.safe_load(value)
+    return found

@@ -24,9 +24,8 @@ from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
-from metrics.costmodel import SERVER_KEYS
 from metrics.recorder import FLUSH_SECONDS, adopt
-from metrics.rundir import RunDirectory, RunError
+from metrics.rundir import SERVER_KEYS, RunDirectory, RunError
 
 __all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]
 

@@ -1,13 +1,12 @@
 """The compute lifecycle's metrics: how the work met the hardware."""
 
+from metrics.costmodel import PARTS
 from metrics.kernels import CLASSES
 from metrics.metric import PROCESSES, RATIO_BOUNDS, STEP_BOUNDS, counter, gauge, histogram
-from metrics.records import STAGES
+from metrics.records import COMPOSITIONS, STAGES
 from metrics.system import THROTTLE_REASONS
 
-COMPOSITIONS = ("prefill", "decode", "mixed")
 DEVICES = ("gpu", "cpu")
-PARTS = ("attention", "mlp", "head")
 
 COMPUTE = (
     histogram("compute", "step_seconds", "seconds", STEP_BOUNDS,

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
-# ceilings of its device.
-SERVER_KEYS = ("model_shape", "core", "ceilings")
+PARTS = ("attention", "mlp", "head")  # of a model, whose FLOPs a step tells apart
 
 
 class ExpertShape(msgspec.Struct, frozen=True):

@@ -1,8 +1,7 @@
 """StepRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
 
-from metrics.catalog_compute import COMPOSITIONS
 from metrics.metric import NS_PER_SECOND
-from metrics.records import StepRecord
+from metrics.records import COMPOSITIONS, StepRecord, composition
 from metrics.series import Series, Spectra, Spread, Sums, Tallies
 
 # Counters that are sums of a number field: metric and label values → field.
@@ -53,8 +52,8 @@ class StepFold:
         self._tallies = Tallies(series, TALLIES)
         self._samples = Spectra(series, SAMPLES)
         self._phases = {
-            (composition,): Sums(series, {(name, composition): field for name, field in PHASES.items()})
-            for composition in COMPOSITIONS
+            (made_of,): Sums(series, {(name, made_of): field for name, field in PHASES.items()})
+            for made_of in COMPOSITIONS
         }
         self._limits: tuple[float, float] | None = None
         self._roofline = numbers["sojourn_compute_roofline_seconds_total"]
@@ -82,18 +81,18 @@ class StepFold:
         kinds, tokens = step.kinds, sum(step.new_tokens)
         self._tokens.observe(tokens)
         if kinds.count("decode") == len(kinds):
-            composition = _DECODE
+            made_of = _DECODE
             self._scheduled[_DECODE] += tokens
         else:
-            composition = (_composition(kinds),)
+            made_of = (composition(kinds),)
             for kind, new in zip(kinds, step.new_tokens, strict=True):
                 self._scheduled[(kind,)] += new
         if kinds:
-            self._phases[composition].add(step)
+            self._phases[made_of].add(step)
             if self._limits is not None:
                 needed_s = max(step.flops / self._limits[0], step.bytes / self._limits[1])
-                self._roofline[composition] += round(needed_s * NS_PER_SECOND)
-            self._wall[composition].observe(step.end_ns - step.begin_ns)
+                self._roofline[made_of] += round(needed_s * NS_PER_SECOND)
+            self._wall[made_of].observe(step.end_ns - step.begin_ns)
         if step.preempted_ids:
             self._observe_preemptions(step)
         if step.predicted_ns:
@@ -116,11 +115,3 @@ class StepFold:
         self._predicted[()] += predicted_ns
         self._residual[("slower" if residual_ns > 0 else "faster",)] += abs(residual_ns)
         self._ratio.observe(device_ns / predicted_ns)
-
-
-def _composition(kinds: list[str]) -> str:
-    """What a step was made of. Rebuilding KV is prompt work; verifying drafts is decoding."""
-    decodes = kinds.count("decode") + kinds.count("verify")
-    if decodes == len(kinds):
-        return "decode"
-    return "mixed" if decodes else "prefill"

@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 
 from metrics.clocks import ClockError, ClockOffset, estimate_offset
-from metrics.costmodel import SERVER_KEYS
 from metrics.recorder import adopt
-from metrics.rundir import RunDirectory, engine_settings
+from metrics.rundir import SERVER_KEYS, RunDirectory, engine_settings
 
 SERVER_TABLES = ("requests", "steps", "system", "kernels")
 

@@ -15,12 +15,22 @@ from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
 
 STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
 KINDS = ("prefill", "recompute", "decode", "verify")
+PROMPT_KINDS = ("prefill", "recompute")
+COMPOSITIONS = ("prefill", "decode", "mixed")  # a step has only prompts in it, none, or both
 # policy: it admits nobody now, or no more long prompts. leader: a fork waits for its leader's prompt.
 REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "leader", "grammar", "adapter", "quota")
 # What a request waited for: what the head of the line was refused for, what it was held aside for, or the end of a step
 # that was under way when it came or got its place.
 WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "step")
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
+
+
+def composition(kinds: Sequence[str]) -> str:
+    """What a step was made of, of COMPOSITIONS. Rebuilding KV is prompt work; verifying drafts is decoding."""
+    prompts = sum(map(kinds.count, PROMPT_KINDS))
+    if not prompts:
+        return "decode"
+    return "prefill" if prompts == len(kinds) else "mixed"
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

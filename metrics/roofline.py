@@ -8,12 +8,17 @@ from a data sheet. The engine measures; this file knows no torch.
 import hashlib
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+import numpy as np
+import pandas as pd
 from rich import box
 from rich.table import Table
 
 from metrics.machine import hardware
+
+Amount = TypeVar("Amount", float, np.ndarray, pd.Series)
 
 
 class CeilingError(Exception):
@@ -64,9 +69,9 @@ class Ceilings(msgspec.Struct, frozen=True):
         """FLOPs a byte above which arithmetic is the bound, below which memory is."""
         return self.peak_flops(precision) / self.bandwidth
 
-    def roofline_ns(self, flops: float, moved_bytes: float, precision: str) -> float:
-        """Nanoseconds that a piece of work takes at least."""
-        return 1e9 * max(flops / self.peak_flops(precision), moved_bytes / self.bandwidth)
+    def roofline_ns(self, flops: Amount, moved_bytes: Amount, precision: str) -> Amount:
+        """Nanoseconds that a piece of work takes at least, or each of many."""
+        return 1e9 * np.maximum(flops / self.peak_flops(precision), moved_bytes / self.bandwidth)
 
     def mfu(self, flops: float, wall_ns: float, precision: str) -> float:
         """Model FLOPs utilisation: share of the measured peak rate. Says nothing of work that memory bounds."""

@@ -17,6 +17,9 @@ from metrics.recorder import compact
 from metrics.records import SCHEMAS
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
+# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
+# ceilings of its device.
+SERVER_KEYS = ("model_shape", "core", "ceilings")
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
     "scenario": ((dict, str), "an object, or a name"),
     "seed": ((int,), "a whole number"),

@@ -10,10 +10,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.records import COMPOSITIONS, composition
 from metrics.roofline import Ceilings
-
-PHASES = ("prefill", "decode", "mixed")  # a step has only prompts in it, none, or both
-PARTS = ("attention", "mlp", "head")
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -24,7 +22,7 @@ class Use(msgspec.Struct, frozen=True):
     arithmetic bounds; `roofline` takes in each step the greater bound, so it is what a step could still gain.
     """
 
-    phase: str  # one of PHASES, or all
+    phase: str  # one of COMPOSITIONS, or all
     steps: int
     tokens: int
     device_ns: int
@@ -50,9 +48,7 @@ class TokenNumbers(msgspec.Struct, frozen=True):
 
 def phases(steps: pd.DataFrame) -> np.ndarray:
     """The phase of each step."""
-    prompts = np.array([any(kind in ("prefill", "recompute") for kind in kinds) for kinds in steps.kinds], dtype=bool)
-    others = np.array([any(kind in ("decode", "verify") for kind in kinds) for kinds in steps.kinds], dtype=bool)
-    return np.where(prompts & others, "mixed", np.where(prompts, "prefill", "decode"))
+    return np.array([composition(list(kinds)) for kinds in steps.kinds], dtype=object)
 
 
 def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
@@ -75,7 +71,7 @@ def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision
     if steps.empty:
         return []
     names = phases(steps)
-    chosen = [(phase, names == phase) for phase in PHASES if (names == phase).any()]
+    chosen = [(phase, names == phase) for phase in COMPOSITIONS if (names == phase).any()]
     return [_use(phase, steps[mask], ceilings, precision) for phase, mask in chosen] + [
         _use("all", steps, ceilings, precision)
     ]
@@ -96,7 +92,7 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
     )
     if ceilings is None or precision is None or device_ns <= 0:
         return use
-    needed_ns = np.maximum(flops / ceilings.peak_flops(precision), moved / ceilings.bandwidth).sum() * 1e9
+    needed_ns = ceilings.roofline_ns(flops, moved, precision).sum()
     return msgspec.structs.replace(
         use,
         mfu_busy=ceilings.mfu(use.flops, device_ns, precision),

@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 
+from metrics.costmodel import PARTS
+from metrics.records import COMPOSITIONS
 from metrics.roofline import Ceilings
-from metrics.utilisation import PARTS, PHASES, TokenNumbers, phases
+from metrics.utilisation import TokenNumbers, phases
 from metrics.utilisation import utilisation as metrics_of
 
 TOKEN_KINDS = ("computed", "cached", "recomputed", "drafted", "accepted", "padding", "overrun")
@@ -94,7 +96,7 @@ def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:
     summed = steps[columns].astype("float64").fillna(0.0).set_axis(list(PARTS), axis=1)
     summed["tokens"] = steps.new_tokens.map(lambda cell: float(np.sum(cell)))
     table = summed.groupby(phases(steps)).sum()
-    return table.reindex([name for name in PHASES if name in table.index])
+    return table.reindex([name for name in COMPOSITIONS if name in table.index])
 
 
 def kernel_times(kernels: pd.DataFrame) -> pd.Series:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.records import STAGES
+from metrics.records import PROMPT_KINDS, STAGES
 from metrics.waits import reasons
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model
-PREFILL_KINDS = ("prefill", "recompute")
 DEVICE_STAGES = ("wait", "sample")  # all other stages are the host's
 
 
@@ -157,7 +156,7 @@ def _composition(steps: pd.DataFrame) -> _Mix:
     new = np.concatenate([np.asarray(row, dtype="float64") for row in steps.new_tokens])
     past = np.concatenate([np.asarray(row, dtype="float64") for row in steps.past_tokens])
     kinds = np.concatenate([np.asarray(row, dtype=object) for row in steps.kinds])
-    prompt = np.isin(kinds, PREFILL_KINDS)
+    prompt = np.isin(kinds, PROMPT_KINDS)
 
     def total(weights: np.ndarray) -> np.ndarray:
         return np.bincount(place, weights=weights, minlength=len(steps))

@@ -23,7 +23,7 @@ from engine.engine import Engine
 from engine.sampling import SamplingParams
 from metrics.costmodel import ModelShape, step_work
 from metrics.machine import hardware
-from metrics.records import StepRecord
+from metrics.records import StepRecord, composition
 from metrics.steptime import StepTimeModel, features
 from tests.bench.shapes import model_to_bench
 
@@ -75,11 +75,6 @@ def wave_of_steps(
     return list(records)
 
 
-def phase(record: StepRecord) -> str:
-    kinds = {kind in ("prefill", "recompute") for kind in record.kinds}
-    return "mixed" if len(kinds) == 2 else "prefill" if kinds == {True} else "decode"
-
-
 def found(shape: ModelShape, record: StepRecord) -> list[float]:
     work = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
     return features(work, record.padding_tokens, eager=record.graph == "eager")
@@ -125,7 +120,7 @@ def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> di
             if predicted is not None and taught > steps // 4:
                 error = 100 * (predicted / record.device_ns - 1)
                 errors["all"].append(error)
-                errors[phase(record)].append(error)
+                errors[composition(record.kinds)].append(error)
     scores = percentages(errors | {"taught": seen_errors})
     return {"model": name, "threads": ready.threads, "taught_steps": taught, "scores": scores}
 

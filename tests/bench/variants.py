@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from engine import options
 from engine.config import EngineConfig, complaint
 from tests.bench.results import BenchError
 
@@ -22,13 +22,10 @@ OFF_SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 def assignments(pairs: list[str], option: str) -> dict[str, Any]:
     """KEY=VALUE pairs, with values read as YAML. Raises BenchError for what is none."""
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise BenchError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
-        found[key.strip().replace("-", "_")] = yaml.safe_load(value)
-    return found
+    try:
+        return options.assignments(pairs, option)
+    except options.SettingError as error:
+        raise BenchError(str(error)) from None
 
 
 def named_variants(texts: list[str]) -> dict[str, dict[str, Any]]:

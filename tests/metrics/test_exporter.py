@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalog import METRIC_BY_NAME
-from metrics.catalog_compute import COMPOSITIONS
 from metrics.exporter import Exporter
 from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.metric import RATIO_BOUNDS
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
-from metrics.records import KINDS, STAGES, WAITS, RequestRecord, StepRecord
+from metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 
 # Histograms of an account, in one's own words and not the exporter's.

@@ -5,8 +5,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from metrics.costmodel import PARTS
 from metrics.roofline import Ceilings
-from metrics.utilisation import PARTS
 from ui import theme
 from ui.tables_compute import TOKEN_MEANING, sensors
 from ui.wording import number, percent
