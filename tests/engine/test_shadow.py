@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.memory import branches
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import NoJournal, ShadowJournal
 from engine.memory.shadow import Shadow
@@ -382,28 +381,6 @@ def test_reports_of_one_call_add_up():
         {"hit": 8, "miss_cold": 1, "miss_evicted": 4, "miss_diverged": 3}, 12, None, {"r9": 4}, 70, [0, 12]
     )
     assert combined([]) == PrefixReport({}, 0, None, {}, None, [])
-
-
-tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
-
-
-@given(st.lists(tokens, max_size=12), tokens)
-def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
-    tree: branches.Branches = None
-    for branch in known:
-        tree = branches.added(tree, branches.packed(branch))
-
-    def shared(branch: list[int]) -> int:
-        return next(
-            (i for i, (a, b) in enumerate(zip(branch, asked, strict=False)) if a != b), min(len(branch), len(asked))
-        )
-
-    furthest = max(map(shared, known), default=0)
-    leaves = any(shared(branch) == furthest and len(branch) > furthest for branch in known)
-    shared_tokens, goes_on = branches.follow(tree, branches.packed(asked))
-    assert shared_tokens == furthest
-    if furthest < len(asked):
-        assert goes_on == leaves
 
 
 def test_one_block_in_so_many_is_sampled():

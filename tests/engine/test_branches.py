@@ -1,0 +1,27 @@
+"""Where a prompt leaves what is known, against a walk over every known branch."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory import branches
+
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
+
+
+@given(st.lists(tokens, max_size=12), tokens)
+def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
+    tree: branches.Branches = None
+    for branch in known:
+        tree = branches.added(tree, branches.packed(branch))
+
+    def shared(branch: list[int]) -> int:
+        return next(
+            (i for i, (a, b) in enumerate(zip(branch, asked, strict=False)) if a != b), min(len(branch), len(asked))
+        )
+
+    furthest = max(map(shared, known), default=0)
+    leaves = any(shared(branch) == furthest and len(branch) > furthest for branch in known)
+    shared_tokens, goes_on = branches.follow(tree, branches.packed(asked))
+    assert shared_tokens == furthest
+    if furthest < len(asked):
+        assert goes_on == leaves
