@@ -10,10 +10,10 @@ from engine.request.accounting import Accountant, Alive, alive
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
-from engine.step_log import StepLog
+from engine.step_log import HOLD_NS, StepLog
 from metrics.costmodel import ModelShape
 from metrics.ledger import CLOCKED
-from metrics.records import StepRecord
+from metrics.step_batch import StepBatch
 
 Turn = tuple[int, int]  # when it began and ended, in nanoseconds
 
@@ -42,8 +42,8 @@ class Books(Protocol):
 
     def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None: ...
 
-    def collected(self, plan: StepPlan, running: Sequence[Request]) -> None:
-        """A step was read and will be committed now."""
+    def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
+        """A step was read and will be committed now. `changes` of the list of those who run, so far."""
         ...
 
     def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None: ...
@@ -60,8 +60,13 @@ class Books(Protocol):
         """`readings` bound the stages so far; no counts: no step was committed in this turn. Returns when it ended."""
         ...
 
-    def records(self) -> list[StepRecord]:
-        """Of steps that are over, each once."""
+    @property
+    def due_ns(self) -> int | None:
+        """When steps are due next; None while there are none."""
+        ...
+
+    def steps(self, now_ns: int | None = None) -> StepBatch | None:
+        """Those that are over and were not given yet, if they are due by then; without a time all of them."""
         ...
 
 
@@ -76,24 +81,41 @@ class FullBooks:
         self.gave_up = self.accountant.gave_up
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
-        self.records = self.log.take
+        self.steps = self.log.take
         self._alive: Alive | None = None
         self._step: tuple[int, StepPlan, StepOutcome, int] | None = None  # that was committed last
+        self._changes = 0  # of the list of those who run, when `_alive` was made of it
+        self._steady_since = -1  # the same, if all of them decode by the clock
+        self._is_steady = False
 
     @property
     def reading(self) -> tuple[int, ...]:
         return self.accountant.clock.reading
+
+    @property
+    def due_ns(self) -> int | None:
+        return self.log.due_ns
 
     def begin_turn(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
         if last_turn is not None:
             self.accountant.paused(last_turn[1], begin_ns)
         self.log.begin_turn(begin_ns, slept=not under_way and (last_turn is None or last_turn[1] < begin_ns))
 
-    def collected(self, plan: StepPlan, running: Sequence[Request]) -> None:
-        self._alive = alive(plan, running)
+    def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
+        # All who run decode, and they are those of the step before: nobody has to be looked at.
+        self._is_steady = plan.changes == changes == self._steady_since and not plan.has_prompts
+        if not self._is_steady or len(plan.scheduled) != len(self._alive.planned):
+            self._is_steady = False
+            self._alive, self._changes = alive(plan, running), changes
 
     def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None:
-        self.accountant.executed(plan, self._alive, outcome, now_ns)
+        if self._is_steady:
+            self.accountant.decoded(outcome, now_ns)
+        else:
+            self.accountant.executed(plan, self._alive, outcome, now_ns)
+            found = self._alive
+            clocked = found.running is found.planned and found.planned == self.accountant.clock.members
+            self._steady_since = self._changes if clocked else -1
         self._step = (step, plan, outcome, emitted_tokens)
 
     def told(self, request: Request) -> Standing:
@@ -110,6 +132,7 @@ class FullBooks:
 class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
 
+    due_ns = None
     reading = (0,) * len(CLOCKED)
 
     def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None: ...
@@ -117,7 +140,7 @@ class NoBooks:
     def gave_up(self, request, waited, now_ns) -> None: ...
     def begin_turn(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
-    def collected(self, plan, running) -> None: ...
+    def collected(self, plan, running, changes) -> None: ...
     def committed(self, step, plan, outcome, emitted_tokens, now_ns) -> None: ...
     def told(self, request) -> None: ...
     def ended(self, request) -> None: ...
@@ -125,12 +148,12 @@ class NoBooks:
     def end_turn(self, counts, readings, clock) -> int:
         return readings[-1] if counts is None else clock()
 
-    def records(self) -> list[StepRecord]:
-        return []
+    def steps(self, now_ns=None) -> None:
+        return None
 
 
-def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler) -> Books:
-    """What the setting `telemetry` asks for."""
+def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler, hold_ns: int = HOLD_NS) -> Books:
+    """What the setting `telemetry` asks for. `hold_ns`: steps are held back so long, to be told together."""
     if config.telemetry == "off":
         return NoBooks()
-    return FullBooks(Accountant(shape), StepLog(scheduler.pool, scheduler.journal))
+    return FullBooks(Accountant(shape), StepLog(scheduler.pool, scheduler.journal, hold_ns))

@@ -14,7 +14,7 @@ from engine.request.plan import Launched, Preemption, Preparation, Runner, StepO
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
-from metrics.records import StepRecord
+from metrics.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Engine:
         """Reads the oldest step under way, commits it and publishes what it gave; returns the pool that it left."""
         flight = self._flights.popleft()
         plan, outcome = flight.plan, self.runner.collect(flight.handle)
-        self.books.collected(plan, self.scheduler.running)
+        self.books.collected(plan, self.scheduler.running, self.scheduler.changes)
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
         committed_ns = self.clock()
         told = len(emitted) if not outcome.ended else sum(item.token_id is not None for item in emitted)
@@ -142,11 +142,20 @@ class Engine:
         readings += [outcome.waited_ns, outcome.sampled_ns, committed_ns]
         return counts
 
-    def idle(self) -> None:
-        """Nothing is left to compute: reports what no later step would."""
-        records = self.books.records()
-        if records or self._ended:
-            self._tell(self.clock(), [], records)
+    def idle(self) -> int | None:
+        """Nothing is left to compute: tells what no later step would. Returns the nanoseconds after which it has to be
+        called again if it is idle still, or None."""
+        now_ns = self.clock()
+        steps = self.books.steps(now_ns)
+        if steps is not None or self._ended:
+            self._tell(now_ns, [], steps)
+        return None if self.books.due_ns is None else max(0, self.books.due_ns - now_ns)
+
+    def tell_all(self) -> None:
+        """Tells everything that is held back."""
+        steps = self.books.steps()
+        if steps is not None or self._ended:
+            self._tell(self.clock(), [], steps)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -206,9 +215,9 @@ class Engine:
                 self.runner.forget(item.request.id)
                 self.books.ended(item.request)
                 self._ended.append(_ended(item.request, now_ns))
-        return self._tell(now_ns, outputs, self.books.records())
+        return self._tell(now_ns, outputs, self.books.steps(now_ns))
 
-    def _tell(self, now_ns: int, outputs: list[Output], records: list[StepRecord]) -> BlockCounts:
+    def _tell(self, now_ns: int, outputs: list[Output], steps: StepBatch | None) -> BlockCounts:
         counts = self.scheduler.pool.counts()
         self.publish(
             Outputs(
@@ -217,7 +226,8 @@ class Engine:
                 admitted=[(request.id, request.cached_tokens) for request in self._admitted],
                 outputs=outputs,
                 ended=self._ended,
-                records=records,
+                steps=steps,
+                next_step=self.step_number,
                 blocks=(counts.free, counts.active, counts.reusable, counts.pinned),
                 waiting=self.scheduler.num_waiting,
                 running=len(self.scheduler.running),

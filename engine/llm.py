@@ -31,6 +31,7 @@ from engine.token.template import ChatTemplate
 from engine.token.tokenizer import NoTokenizer, Tokenizer
 from metrics.appraisal import Appraiser
 from metrics.records import StepRecord
+from metrics.step_batch import Steps
 
 
 class LLMError(Exception):
@@ -51,7 +52,8 @@ class LLM:
     `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
     for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
     without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
-    steps, in the engine's thread. Make the first one before you import torch, or set GOMP_SPINCOUNT=300 in the
+    steps, some at once, in the engine's thread.
+    Make the first one before you import torch, or set GOMP_SPINCOUNT=300 in the
     environment: else threads that wait for each other spin, and steps take ten times as long beside any busy process.
     Close it, or use it in a `with` block, to give its memory back.
     """
@@ -266,7 +268,7 @@ class LLM:
         while True:
             arrived = []
             if not engine.has_work:
-                engine.idle()
+                engine.tell_all()
                 # A grammar that is being compiled calls nobody when it is done.
                 with contextlib.suppress(queue.Empty):
                     arrived.append(self._inbox.get(timeout=0.001 if engine.is_preparing else None))
@@ -280,8 +282,8 @@ class LLM:
                 begin_ns = engine.step()
 
     def _publish(self, outputs: messages.Outputs) -> None:
-        if self._on_steps is not None and outputs.records:
-            self._on_steps([self._appraiser.completed(record) for record in outputs.records])
+        if self._on_steps is not None and outputs.steps is not None:
+            self._on_steps(self._appraiser.complete(Steps(outputs.steps)).records())
         ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)

@@ -6,7 +6,7 @@ from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.costmodel import ModelShape
 from metrics.kernels import Burst
 from metrics.prefix import PrefixReport
-from metrics.records import StepRecord
+from metrics.step_batch import StepBatch
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -39,7 +39,11 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
     timeout_ms: int  # then the burst ends with the steps that it has
 
 
-ToCore = Submit | Abort | Stop | Profile
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """Front → core: tell of all finished steps now, because somebody looks. Answered by `Told`, after them."""
+
+
+ToCore = Submit | Abort | Stop | Profile | Tell
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +87,10 @@ class Ended(msgspec.Struct, frozen=True):
     error: str | None = None  # a sentence, where the reason is error
     prefix: PrefixReport | None = None  # unless it never got a place, or is a fork
 
+    def ledger_now(self) -> list[int]:
+        """A ledger of its own for whoever asks."""
+        return list(self.ledger)
+
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
     """What a ledger holds beside the decode clock, whose reading of any later moment is to be added to it."""
@@ -109,7 +117,8 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    records: list[StepRecord]  # finished steps that were not reported yet
+    steps: StepBatch | None  # finished ones that were not told yet: several at once, when they are due
+    next_step: int  # the number of the next one
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int
     running: int
@@ -121,7 +130,11 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     burst: Burst
 
 
-FromCore = Ready | Failed | Outputs | Profiled
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """Core → front: nothing is held back that had happened when `Tell` was read."""
+
+
+FromCore = Ready | Failed | Outputs | Profiled | Told
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

@@ -24,7 +24,8 @@ from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
-from metrics.recorder import FLUSH_SECONDS, adopt
+from metrics.adoption import adopt
+from metrics.recorder import FLUSH_SECONDS
 from metrics.rundir import SERVER_KEYS, RunDirectory, RunError
 
 __all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]

@@ -10,8 +10,8 @@ import pyarrow as pa
 from loadgen.parse import client_record, events_by_request
 from loadgen.rawlog import NO_REQUEST, TERMINAL, event_files
 from loadgen.schedule import SCHEDULE_FILE, read_schedule
-from metrics.recorder import write_segment
 from metrics.records import SCHEMAS, row
+from metrics.segments import write_segment
 
 
 class LiveTable:

@@ -27,9 +27,9 @@ from loadgen.rawlog import (
 )  # fmt: skip
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, read_schedule
-from metrics.recorder import discard_segments, replace_table
 from metrics.records import SCHEMAS, ClientRecord, row
 from metrics.rundir import RunDirectory
+from metrics.segments import discard_segments, replace_table
 
 RAW_COLUMNS = ("index", "ns", "kind", "data")
 

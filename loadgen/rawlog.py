@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.recorder import discard_segments, replace_table
+from metrics.segments import discard_segments, replace_table
 
 RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress.json"

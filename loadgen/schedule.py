@@ -12,7 +12,7 @@ from loadgen.prompts import stable_seed
 from loadgen.scenario import MAX_REQUESTS, RequestClass, Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.traces import TraceRow, find_trace, read_azure_trace
-from metrics.recorder import replace_table
+from metrics.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"
 NS_PER_S = 1_000_000_000

@@ -14,8 +14,8 @@ import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.endpoint import Endpoint, EndpointError, get
-from metrics.recorder import write_segment
 from metrics.records import SCHEMAS
+from metrics.segments import write_segment
 from metrics.sources.scrapes import DURATION, UP
 
 INTERVAL_S = 1.0

@@ -1,30 +1,53 @@
-"""What a step cost and what it should have cost, worked out where it delays nothing: where its record arrives."""
+"""What steps cost and what they should have cost, worked out where it delays nothing: where a batch of them arrives."""
 
-import msgspec
+import numpy as np
 
-from metrics.costmodel import ModelShape, step_cost, step_work
-from metrics.records import StepRecord
+from metrics.costmodel import ModelShape, StepWork, num_pairs, step_cost
+from metrics.step_batch import NOTHING, Steps
 from metrics.steptime import StepTimeModel, features
 
 
 class Appraiser:
-    """Completes the records of the steps of one model, in their order. The core leaves out what its time is too dear
+    """Completes the steps of one model, batch by batch, in their order. The core leaves out what its time is too dear
     for: FLOPs, bytes and the predicted time."""
 
     def __init__(self, shape: ModelShape):
         self.shape = shape
         self.step_time = StepTimeModel()
 
-    def completed(self, record: StepRecord) -> StepRecord:
-        work = step_work(self.shape, record.new_tokens, record.past_tokens, record.logit_rows)
+    def complete(self, steps: Steps) -> Steps:
+        """Fills in the costs; returns the very same."""
+        work = batch_work(self.shape, steps)
         cost = step_cost(self.shape, work)
-        found = features(work, record.padding_tokens, eager=record.graph == "eager")
-        return msgspec.structs.replace(
-            record,
-            flops=cost.flops,
-            flops_attention=cost.attention,
-            flops_mlp=cost.mlp,
-            flops_head=cost.head,
-            bytes=cost.moved_bytes,
-            predicted_ns=self.step_time.observe(found, record.device_ns),
-        )
+        steps["flops"][:] = cost.flops
+        steps["flops_attention"][:] = cost.attention
+        steps["flops_mlp"][:] = cost.mlp
+        steps["flops_head"][:] = cost.head
+        steps["bytes"][:] = cost.moved_bytes
+        eager = np.ones(len(steps))
+        eager[[row for row, field, _ in steps.others if field == "graph"]] = 0
+        found = features(work, steps["padding_tokens"], eager=eager)
+        predicted = self.step_time.observe_all(found, steps["device_ns"])
+        steps["predicted_ns"][:] = np.where(np.isnan(predicted), NOTHING, predicted)
+        return steps
+
+
+def batch_work(shape: ModelShape, steps: Steps) -> StepWork:
+    """What `costmodel.step_work` counts of a step, of many: each field is an array [steps]."""
+    new, past = steps.new_tokens, steps.past_tokens
+    pairs, reads = np.zeros_like(new), np.zeros_like(new)
+    for window, layers in shape.windows:
+        pairs += layers * num_pairs(new, past, window)
+        seen = past + new
+        reads += layers * (seen if window is None else np.minimum(seen, window + new - 1))
+    single = new == 1
+    decodes = steps.summed(single)
+    return StepWork(
+        tokens=steps.tokens,
+        decodes=decodes,
+        decode_pairs=steps.summed(pairs * single),
+        chunks=steps.sequences - decodes,
+        chunk_pairs=steps.summed(pairs * ~single),
+        kv_reads=steps.summed(reads),
+        logit_rows=steps["logit_rows"],
+    )

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from metrics.exporter_pool import PoolGauges
+from metrics.exporter_steps import ColumnSums
 from metrics.judgement import SERVED, gaps_ns, outcome
 from metrics.metric import Kind, Metric
-from metrics.records import RequestRecord, StepRecord
-from metrics.series import Series, Spectra, Sums
+from metrics.records import RequestRecord
+from metrics.series import Series
+from metrics.step_batch import Steps
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
@@ -171,18 +173,19 @@ class VllmNames:
         self._config.numbers[info.name][info.values[0]] = 1
         numbers, self._histograms = self._series.numbers, self._series.histograms
         self._numbers = numbers
-        self._step_sums = Sums(self._series, _STEP_SUMS)
-        self._samples = Spectra(self._series, _SAMPLES)
+        self._step_sums = ColumnSums(self._series, _STEP_SUMS)
+        self._samples = {field: self._histograms[name][()] for name, field in _SAMPLES.items()}
         self._written_tokens = 0
 
-    def observe_step(self, step: StepRecord) -> None:
-        tokens = sum(step.new_tokens)
-        self._step_sums.add(step)
-        self._samples.observe_all(step)
-        self._written_tokens += tokens
-        self._histograms["vllm:iteration_tokens_total"][()].observe(tokens)
-        if step.preempted_ids:
-            self._numbers["vllm:num_preemptions_total"][()] += len(step.preempted_ids)
+    def observe_steps(self, steps: Steps) -> None:
+        self._step_sums.add(steps)
+        self._written_tokens += int(steps.tokens.sum())
+        self._histograms["vllm:iteration_tokens_total"][()].observe_all(steps.tokens)
+        for _, field, value in steps.others:
+            if (histogram := self._samples.get(field)) is not None:
+                histogram.observe_all(value)
+            elif field == "preempted_ids":
+                self._numbers["vllm:num_preemptions_total"][()] += len(value)
 
     def observe_request(self, request: RequestRecord) -> None:
         cached, prompt = request.cached_tokens, request.prompt_tokens

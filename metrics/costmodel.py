@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 PARTS = ("attention", "mlp", "head")  # of a model, whose FLOPs a step tells apart
 
@@ -47,28 +48,31 @@ class ModelShape(msgspec.Struct, frozen=True):
         return 2 * self.hidden_size * self.vocab_size
 
 
+Count = int | np.ndarray  # of one step, or an int64 array [steps] of several
+
+
 class StepWork(NamedTuple):
     """A step's composition, as its cost depends on it. Pairs and reads are summed over layers."""
 
-    tokens: int
-    decodes: int  # sequences with one new token
-    decode_pairs: int  # of a query and a key that it sees, in those
-    chunks: int  # sequences with more
-    chunk_pairs: int
-    kv_reads: int  # token positions whose keys and values are read, each once a sequence
-    logit_rows: int
+    tokens: Count
+    decodes: Count  # sequences with one new token
+    decode_pairs: Count  # of a query and a key that it sees, in those
+    chunks: Count  # sequences with more
+    chunk_pairs: Count
+    kv_reads: Count  # token positions whose keys and values are read, each once a sequence
+    logit_rows: Count
 
 
 class StepCost(NamedTuple):
     """FLOPs of a step by part of the model, and the bytes that it must move at least."""
 
-    attention: int  # its projections, the scores and the mixing
-    mlp: int
-    head: int
-    moved_bytes: int
+    attention: Count  # its projections, the scores and the mixing
+    mlp: Count
+    head: Count
+    moved_bytes: Count
 
     @property
-    def flops(self) -> int:
+    def flops(self) -> Count:
         return self.attention + self.mlp + self.head
 
 
@@ -91,7 +95,7 @@ def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequenc
     for new, past in zip(new_tokens, past_tokens, strict=True):
         pairs = seen = 0
         for window, layers in shape.windows:
-            pairs += layers * _pairs(new, past, window)
+            pairs += layers * num_pairs(new, past, window)
             seen += layers * (past + new if window is None else min(past + new, window + new - 1))
         reads += seen
         if new == 1:
@@ -112,7 +116,8 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
     moved = shape.weight_bytes + shape.kv_bytes_per_token * (work.kv_reads + tokens * num_layers) // num_layers
     if experts is not None:
         distinct = experts.num_experts * (1 - (1 - experts.num_chosen / experts.num_experts) ** tokens)
-        moved += round(experts.num_layers * distinct * experts.expert_bytes)
+        read = np.rint(experts.num_layers * distinct * experts.expert_bytes)
+        moved += read.astype(np.int64) if isinstance(tokens, np.ndarray) else int(read)
     return StepCost(
         2 * tokens * shape.attention_parameters + shape.pair_flops * (work.decode_pairs + work.chunk_pairs),
         2 * tokens * shape.mlp_parameters,
@@ -123,7 +128,7 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
 
 def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled: int = 0) -> int:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
-    pairs = sum(layers * _pairs(new_tokens, past_tokens, window) for window, layers in shape.windows)
+    pairs = sum(layers * num_pairs(new_tokens, past_tokens, window) for window, layers in shape.windows)
     linear = new_tokens * shape.linear_flops_per_token + sampled * shape.head_flops_per_row
     return linear + shape.pair_flops * pairs
 
@@ -134,9 +139,11 @@ def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
     return step_cost(shape, work).flops
 
 
-def _pairs(new: int, past: int, window: int | None) -> int:
+def num_pairs(new: Count, past: Count, window: int | None) -> Count:
     """Pairs of a query and a key that it sees, exact causal."""
-    if window is None or past + new <= window:
-        return new * past + new * (new + 1) // 2
-    growing = max(0, window - past)  # queries that still see everything before them
-    return growing * past + growing * (growing + 1) // 2 + (new - growing) * window
+    growing = new  # queries that see everything before them
+    if window is not None:
+        room = window - past
+        growing = np.clip(room, 0, new) if isinstance(new, np.ndarray) else min(max(room, 0), new)
+    pairs = growing * past + growing * (growing + 1) // 2
+    return pairs if window is None else pairs + (new - growing) * window

@@ -1,6 +1,6 @@
 """Records → Prometheus. Own arrays in the hot path; text is only made when someone scrapes.
 
-Every number is folded from a StepRecord, a RequestRecord or a SystemRecord, or is one of the few events that no record
+Every number is folded from steps, a RequestRecord or a SystemRecord, or is one of the few events that no record
 holds (refusals at the door, restarts, losses of telemetry). One thread owns an Exporter: the one that receives the
 records and answers GET /metrics.
 """
@@ -19,8 +19,9 @@ from metrics.exporter_steps import StepFold
 from metrics.exporter_system import SystemFold
 from metrics.metric import Metric
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
-from metrics.records import RequestRecord, StepRecord, SystemRecord
+from metrics.records import RequestRecord, SystemRecord
 from metrics.series import CONTENT_TYPE, Series
+from metrics.step_batch import Steps
 
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]
 
@@ -60,18 +61,18 @@ class Exporter:
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""
         self._gauges.block_size = facts.block_size
-        self.observe_idle(facts.num_kv_blocks, 0, 0, 0)
+        self.observe_state(facts.num_kv_blocks, 0, 0, 0)
         if self._compat == "vllm" and self._vllm is None:  # a restarted core goes on
             self._vllm = VllmNames(self.model_name, facts)
 
-    def observe_step(self, step: StepRecord) -> None:
-        """Folds one engine step in. Steps of a restarted core go on where the old core's ended."""
-        self._steps.observe(step)
-        self._gauges.observe_step(step)
+    def observe_steps(self, steps: Steps) -> None:
+        """Folds engine steps in. Those of a restarted core go on where the old core's ended."""
+        self._steps.observe(steps)
+        self._gauges.observe_steps(steps)
         if self._vllm is not None:
-            self._vllm.observe_step(step)
+            self._vllm.observe_steps(steps)
 
-    def observe_idle(
+    def observe_state(
         self,
         blocks_free: int,
         blocks_active: int,
@@ -80,8 +81,8 @@ class Exporter:
         waiting: int = 0,
         running: int = 0,
     ) -> None:
-        """Brings the gauges up to date where no step does, so that they do not show the last busy moment for ever."""
-        self._gauges.observe_idle(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
+        """Brings the gauges up to date: steps are told some time after they ended, and an idle core makes none."""
+        self._gauges.observe_state(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
 
     def observe_request(self, request: RequestRecord) -> None:
         """Folds one ended request in."""
@@ -117,7 +118,7 @@ class Exporter:
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""
         self._series.numbers["sojourn_telemetry_core_restarts_total"][()] += 1
-        self._gauges.observe_idle(None)
+        self._gauges.observe_state(None)
 
     def observe_recorder(self, dropped: int, failed: int) -> None:
         """Takes over the recorder's own totals (`Recorder.dropped`, `Recorder.failed`), summed over all recorders."""

@@ -1,9 +1,11 @@
-"""Gauges of the batch, the queue and the KV pool, as of the last step or of the moment when the engine fell idle."""
+"""Gauges of the batch, the queue and the KV pool, as of the last step or of what the core said after it."""
 
 from dataclasses import dataclass
 
-from metrics.records import StepRecord
 from metrics.series import Series
+from metrics.step_batch import Steps
+
+_TOLD = ("waiting", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "slots_written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +33,27 @@ class PoolGauges:
         self._blocks = series.numbers["sojourn_memory_kv_blocks"]
         self._slots = series.numbers["sojourn_memory_slots"]
         self._usage = series.numbers["sojourn_memory_kv_usage_ratio"]
-        self._step: StepRecord | None = None
         self.running = 0
         self.waiting = 0
         self.pool: Pool | None = None  # unknown until a core tells of it
         self.block_size: int | None = None
-        self._slots_written = 0
+        self._used = (0, 0)  # slots written, blocks that hold them
 
-    def observe_step(self, step: StepRecord) -> None:
-        self._step = step
+    def observe_steps(self, steps: Steps) -> None:
+        """The last of them left this state."""
+        last = {name: int(steps[name][-1]) for name in _TOLD}
+        self.running, self.waiting = int(steps.sequences[-1]), last["waiting"]
+        self.pool = Pool(*(last[f"blocks_{state}"] for state in ("free", "active", "reusable", "pinned")))
+        self._used = (last["slots_written"], self.pool.active + self.pool.pinned)
 
-    def observe_idle(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
-        """No step tells; without a pool there is no core either."""
-        self._step, self.running, self.waiting, self.pool, self._slots_written = None, running, waiting, pool, 0
+    def observe_state(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
+        """Now, whatever the last step left; without a pool there is no core. What slots hold, only steps tell."""
+        self.running, self.waiting, self.pool = running, waiting, pool
+        if not running:
+            self._used = (0, 0)
 
     def settle(self) -> None:
         """Brings the series up to date, for a scrape. No value is better than a wrong one: what is unknown is out."""
-        if self._step is not None:
-            step = self._step
-            self.running, self.waiting = len(step.request_ids), step.waiting
-            self._slots_written = step.slots_written
-            self.pool = Pool(step.blocks_free, step.blocks_active, step.blocks_reusable, step.blocks_pinned)
         self._running[()], self._waiting[()] = self.running, self.waiting
         self._blocks.clear()
         self._usage.clear()
@@ -61,5 +63,6 @@ class PoolGauges:
                 self._blocks[(state,)] = getattr(self.pool, state)
             self._usage[()] = self.pool.usage
             if self.block_size is not None:
-                self._slots[("allocated",)] = (self.pool.active + self.pool.pinned) * self.block_size
-                self._slots[("written",)] = self._slots_written
+                written, blocks = self._used
+                self._slots[("allocated",)] = blocks * self.block_size
+                self._slots[("written",)] = written

@@ -1,8 +1,13 @@
-"""StepRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+"""Engine steps → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+
+from collections.abc import Mapping
+
+import numpy as np
 
 from metrics.metric import NS_PER_SECOND
-from metrics.records import COMPOSITIONS, StepRecord, composition
-from metrics.series import Series, Spectra, Spread, Sums, Tallies
+from metrics.records import COMPOSITIONS, KINDS, STAGES
+from metrics.series import Series
+from metrics.step_batch import OTHERS, Steps
 
 # Counters that are sums of a number field: metric and label values → field.
 SUMS = {
@@ -40,24 +45,42 @@ PHASES = {
     "sojourn_compute_phase_device_seconds_total": "device_ns",
 }
 
-_DECODE = ("decode",)
+
+class ColumnSums:
+    """Samples of counters, each the sum of one column of numbers of the steps."""
+
+    def __init__(self, series: Series, columns: Mapping[tuple[str, ...], str]):
+        """`columns`: metric and label values → column."""
+        self._samples = [(series.numbers[name], labels) for name, *labels in columns]
+        self._columns = list(columns.values())
+        self._totals = [0] * len(columns)
+
+    def add(self, steps: Steps, chosen: np.ndarray | None = None) -> None:
+        """`chosen`: only those steps, a mask [steps]."""
+        for place, name in enumerate(self._columns):
+            column = steps[name]
+            self._totals[place] += int((column if chosen is None else column[chosen]).sum())
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        for (samples, labels), total in zip(self._samples, self._totals, strict=True):
+            samples[tuple(labels)] = total
 
 
 class StepFold:
-    """Folds engine steps in. A step that only decodes is not walked request by request."""
+    """Folds engine steps in, a batch at once."""
 
     def __init__(self, series: Series):
         numbers, histograms = series.numbers, series.histograms
-        self._sums = Sums(series, SUMS)
-        self._tallies = Tallies(series, TALLIES)
-        self._samples = Spectra(series, SAMPLES)
-        self._phases = {
-            (made_of,): Sums(series, {(name, made_of): field for name, field in PHASES.items()})
-            for made_of in COMPOSITIONS
-        }
+        self._sums = ColumnSums(series, SUMS)
+        self._tallies = {field: numbers[name] for name, field in TALLIES.items()}
+        self._samples = {field: histograms[name][()] for name, field in SAMPLES.items()}
+        self._phases = [
+            ColumnSums(series, {(name, made_of): field for name, field in PHASES.items()}) for made_of in COMPOSITIONS
+        ]
         self._limits: tuple[float, float] | None = None
         self._roofline = numbers["sojourn_compute_roofline_seconds_total"]
-        self._stages = Spread(series, "sojourn_compute_stage_seconds_total")
+        self._stages = numbers["sojourn_compute_stage_seconds_total"]
         self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
         self._graphs = numbers["sojourn_compute_steps_total"]
         self._preemptions = numbers["sojourn_memory_preemptions_total"]
@@ -72,46 +95,55 @@ class StepFold:
         """The device's measured limits: from now on steps are held against them."""
         self._limits = (flops_per_second, bytes_per_second)
 
-    def observe(self, step: StepRecord) -> None:
-        self._sums.add(step)
-        self._tallies.add(step)
-        self._samples.observe_all(step)
-        self._stages.add(step.stages)
-        self._graphs[(step.graph,)] += 1
-        kinds, tokens = step.kinds, sum(step.new_tokens)
-        self._tokens.observe(tokens)
-        if kinds.count("decode") == len(kinds):
-            made_of = _DECODE
-            self._scheduled[_DECODE] += tokens
-        else:
-            made_of = (composition(kinds),)
-            for kind, new in zip(kinds, step.new_tokens, strict=True):
-                self._scheduled[(kind,)] += new
-        if kinds:
-            self._phases[made_of].add(step)
-            if self._limits is not None:
-                needed_s = max(step.flops / self._limits[0], step.bytes / self._limits[1])
-                self._roofline[made_of] += round(needed_s * NS_PER_SECOND)
-            self._wall[made_of].observe(step.end_ns - step.begin_ns)
-        if step.preempted_ids:
-            self._observe_preemptions(step)
-        if step.predicted_ns:
-            self._observe_prediction(step.device_ns, step.predicted_ns)
+    def observe(self, steps: Steps) -> None:
+        self._sums.add(steps)
+        self._tokens.observe_all(steps.tokens)
+        for stage, ns in zip(STAGES, steps.stages.sum(axis=1).tolist(), strict=True):
+            self._stages[(stage,)] += ns
+        by_kind = np.bincount(steps.kinds, weights=steps.new_tokens, minlength=len(KINDS))
+        for kind, tokens in zip(KINDS, by_kind.tolist(), strict=True):
+            self._scheduled[(kind,)] += int(tokens)
+        self._observe_compositions(steps)
+        self._observe_predictions(steps)
+        self._graphs[(OTHERS["graph"],)] += len(steps)
+        for _, field, value in steps.others:
+            if field == "graph":
+                self._graphs[(OTHERS["graph"],)] -= 1
+                self._graphs[(value,)] += 1
+            elif (histogram := self._samples.get(field)) is not None:
+                histogram.observe_all(value)
+            elif (samples := self._tallies.get(field)) is not None:
+                for label, number in value.items():
+                    samples[(label,)] += number
+        for victim, cause, tokens in steps.preemptions():
+            self._preemptions[()] += 1
+            self._given_up[("self" if cause == victim else "other",)] += tokens
 
     def settle(self) -> None:
         """Brings the series up to date, for a scrape."""
         self._sums.settle()
-        self._stages.settle()
-        for phase in self._phases.values():
+        for phase in self._phases:
             phase.settle()
 
-    def _observe_preemptions(self, step: StepRecord) -> None:
-        self._preemptions[()] += len(step.preempted_ids)
-        for victim, cause, tokens in zip(step.preempted_ids, step.preempted_for, step.preempted_tokens, strict=False):
-            self._given_up[("self" if cause == victim else "other",)] += tokens
+    def _observe_compositions(self, steps: Steps) -> None:
+        wall_ns, needed_ns = steps["end_ns"] - steps["begin_ns"], None
+        if self._limits is not None:
+            needed_s = np.maximum(steps["flops"] / self._limits[0], steps["bytes"] / self._limits[1])
+            needed_ns = np.rint(needed_s * NS_PER_SECOND)
+        for code, made_of in enumerate(COMPOSITIONS):
+            chosen = steps.compositions == code
+            if chosen.any():
+                self._phases[code].add(steps, chosen)
+                self._wall[(made_of,)].observe_all(wall_ns[chosen])
+                if needed_ns is not None:
+                    self._roofline[(made_of,)] += int(needed_ns[chosen].sum())
 
-    def _observe_prediction(self, device_ns: int, predicted_ns: int) -> None:
-        residual_ns = device_ns - predicted_ns
-        self._predicted[()] += predicted_ns
-        self._residual[("slower" if residual_ns > 0 else "faster",)] += abs(residual_ns)
-        self._ratio.observe(device_ns / predicted_ns)
+    def _observe_predictions(self, steps: Steps) -> None:
+        known = steps["predicted_ns"] > 0
+        if known.any():
+            predicted, taken = steps["predicted_ns"][known], steps["device_ns"][known]
+            residual_ns = taken - predicted
+            self._predicted[()] += int(predicted.sum())
+            self._residual[("slower",)] += int(residual_ns[residual_ns > 0].sum())
+            self._residual[("faster",)] -= int(residual_ns[residual_ns <= 0].sum())
+            self._ratio.observe_all(taken / predicted)

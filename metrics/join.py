@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.adoption import adopt
 from metrics.clocks import ClockError, ClockOffset, estimate_offset
-from metrics.recorder import adopt
 from metrics.rundir import SERVER_KEYS, RunDirectory, engine_settings
 
 SERVER_TABLES = ("requests", "steps", "system", "kernels")

@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
-from metrics.recorder import compact
 from metrics.records import SCHEMAS
+from metrics.segments import STREAM, compact, read_segment, sources
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
@@ -93,9 +93,8 @@ class RunDirectory:
         return self._write_json(name, content)
 
     def sources(self, table: str) -> list[Path]:
-        """The Parquet files that hold a table: the compacted file and the segments not yet compacted."""
-        whole = self.path / f"{table}.parquet"
-        return ([whole] if whole.exists() else []) + sorted((self.path / f"{table}.parts").glob("*.parquet"))
+        """The files that hold a table: the compacted one, and the segments that are not in it yet."""
+        return sources(self.path, table)
 
     def table(self, table: str) -> pd.DataFrame:
         """All rows of one of the tables of `records.SCHEMAS`; empty, with its columns, where nothing was recorded.
@@ -118,11 +117,19 @@ class RunDirectory:
         return SCHEMAS[table].empty_table() if relation is None else relation.to_arrow_table()
 
     def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
-        files = [str(file) for file in self.sources(table)]
+        files = self.sources(table)
+        finished = [str(file) for file in files if file.suffix != STREAM]
+        growing = [read_segment(file, table) for file in files if file.suffix == STREAM]
         if not files:
             return None
         try:
-            return duckdb.sql("select * from read_parquet($files, union_by_name=true)", params={"files": files})
+            if growing:
+                rows = pa.concat_tables(growing, promote_options="default")  # noqa: F841 - the statement names it
+            if not finished:
+                return duckdb.sql("select * from rows")
+            parquet = "select * from read_parquet($files, union_by_name=true)"
+            union = f"{parquet} union all by name select * from rows" if growing else parquet
+            return duckdb.sql(union, params={"files": finished})
         except duckdb.Error as error:
             raise RunError(f"{self.path}: table {table} cannot be read: {error}") from None
 

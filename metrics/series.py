@@ -37,17 +37,17 @@ class Histogram:
         self.total += value
 
     def observe_all(self, values: Sequence[int] | np.ndarray) -> None:
-        """Integers. An array, where there are many, saves making one of them."""
-        if len(values) < FEW:
+        """An array, where there are many, saves making one of them."""
+        if len(values) < FEW and not isinstance(values, np.ndarray):
             bounds, counts = self.bounds, self.counts
             for value in values:
                 counts[bisect_left(bounds, value)] += 1
-            self.total += int(sum(values))
+            self.total += sum(values)
         else:
             array = np.asarray(values)
             places = np.searchsorted(self._array, array, side="left")
             self.counts = list(map(add, self.counts, np.bincount(places, minlength=len(self.counts)).tolist()))
-            self.total += int(array.sum())
+            self.total += array.sum().item()
 
 
 class Series:
@@ -137,22 +137,6 @@ class Sums:
             samples[tuple(labels)] = total
 
 
-class Spread:
-    """One counter whose label values are the places of a list field, in the order in which they are declared."""
-
-    def __init__(self, series: Series, name: str):
-        self._samples = series.numbers[name]
-        self._labels = series.metrics[name].values
-        self._totals = [0] * len(self._labels)
-
-    def add(self, numbers: Sequence[int]) -> None:
-        self._totals = list(map(add, self._totals, numbers))
-
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape."""
-        self._samples.update(zip(self._labels, self._totals, strict=True))
-
-
 class Tallies:
     """Counters with one label, each the sum of a field that is a map of label value → number. Most maps are empty."""
 
@@ -166,7 +150,7 @@ class Tallies:
 
 
 class Spectra:
-    """Histograms without labels, each of one field of a record: a number, or a list of numbers that may be empty."""
+    """Histograms without labels, each of one number field of a record."""
 
     def __init__(self, series: Series, fields: Mapping[str, str]):
         """`fields`: metric → field of the record; two at least."""
@@ -174,18 +158,10 @@ class Spectra:
         self._read = attrgetter(*fields.values())
 
     def observe(self, record: Any) -> None:
-        """Of number fields; None is not observed."""
+        """None is not observed."""
         for histogram, value in zip(self._histograms, self._read(record), strict=True):
             if value is not None:
                 histogram.observe(value)
-
-    def observe_all(self, record: Any) -> None:
-        """Of list fields."""
-        lists = self._read(record)
-        if any(lists):
-            for histogram, values in zip(self._histograms, lists, strict=True):
-                if values:
-                    histogram.observe_all(values)
 
 
 def _head(metric: Metric) -> str:

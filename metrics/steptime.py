@@ -10,36 +10,31 @@ and a device that has become slower is believed slowly. It tells unexpected time
 from a slow kernel, and it does not know what the draws ask for: penalties and sorting show as residual.
 """
 
-from operator import mul
-
 import numpy as np
 
-from metrics.costmodel import StepWork
+from metrics.costmodel import Count, StepWork
 
 KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
 NUM_FEATURES = len(KNOTS) + 7
 
 
-def features(work: StepWork, padding_tokens: int = 0, *, eager: bool = True) -> list[float]:
-    """What the time of a step is linear in. Rows of padding are computed like others."""
+def features(work: StepWork, padding_tokens: Count = 0, *, eager: bool | np.ndarray = True) -> np.ndarray:
+    """What the time of a step is linear in: [NUM_FEATURES] of one, [steps, NUM_FEATURES] of several. Rows of padding
+    are computed like others."""
     rows = work.tokens + padding_tokens
-    found = [
-        1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows,
-        0, 0, 0, 0, 0, 0,
-    ]  # fmt: skip
-    column = NUM_FEATURES - len(KNOTS)
-    for begin, end in _SEGMENTS:
-        if rows <= begin:
-            break
-        found[column] = (rows if rows < end else end) - begin
-        column += 1
-    return found
+    segments = [np.clip(rows - begin, 0, end - begin) for begin, end in _SEGMENTS]
+    found = (
+        1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows, *segments,
+    )  # fmt: skip
+    return np.stack(np.broadcast_arrays(*found), axis=-1).astype(float)
 
 
 class StepTimeModel:
-    """Predicts a step before it learns from it, so that the residual is honest; learns from `BLOCK` steps at once."""
+    """Predicts a step before it learns from it, so that the residual is honest; learns from a block of steps at once,
+    from a larger one when it has learnt."""
 
-    BLOCK = 64
+    BLOCK, LARGE_BLOCK = 64, 256
+    LEARNT = 1024  # steps
     MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
     MIN_SEEN = 8  # ... and so it would for a step with something that fewer steps had
     FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
@@ -48,35 +43,47 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._coefficients = [0.0] * NUM_FEATURES  # nanoseconds
-        self._unknown = list(range(NUM_FEATURES))
+        self._coefficients = np.zeros(NUM_FEATURES)  # nanoseconds
+        self._unknown = np.arange(NUM_FEATURES)
         self._seen = np.zeros(NUM_FEATURES)
         self._gram = np.zeros((NUM_FEATURES, NUM_FEATURES))
         self._moment = np.zeros(NUM_FEATURES)
         self._passive = np.ones(NUM_FEATURES, dtype=bool)  # the coefficients above nought
         self._usual = self.USUAL[1]
-        self._block: list[list[float]] = []
+        self._block: list[np.ndarray] = []  # of features
         self._taken: list[int] = []
 
-    def predict(self, found: list[float]) -> int | None:
-        """Nanoseconds, or None while it has seen too few steps, or too few like this one."""
-        if self.steps < self.MIN_STEPS or any([found[index] for index in self._unknown]):
-            return None
-        return round(sum(map(mul, found, self._coefficients)))
+    def predict(self, found: np.ndarray) -> float | None:
+        """Nanoseconds of a step, or None while it has seen too few steps, or too few like this one."""
+        (predicted,) = self._predicted(found[None])
+        return None if np.isnan(predicted) else float(predicted)
 
-    def observe(self, found: list[float], device_ns: int) -> int | None:
-        """Predicts a step, and keeps it to learn from."""
-        predicted = self.predict(found)
-        self._block.append(found)
-        self._taken.append(device_ns)
-        self.steps += 1
-        if len(self._block) == self.BLOCK:
-            self._learn()
-            self._block, self._taken = [], []
-        return predicted
+    def observe_all(self, found: np.ndarray, device_ns: np.ndarray) -> np.ndarray:
+        """Predicts steps, [steps, NUM_FEATURES], and keeps them to learn from: whole nanoseconds [steps], NaN where
+        `predict` says None."""
+        predicted, first = [], 0
+        while first < len(found):
+            block = self.BLOCK if self.steps - len(self._taken) < self.LEARNT else self.LARGE_BLOCK
+            last = first + block - len(self._taken)
+            predicted.append(self._predicted(found[first:last]))
+            self._block.append(found[first:last])
+            self._taken += device_ns[first:last].tolist()
+            self.steps += len(predicted[-1])
+            if len(self._taken) == block:
+                self._learn()
+                self._block, self._taken = [], []
+            first = last
+        return np.rint(np.concatenate(predicted))
+
+    def _predicted(self, found: np.ndarray) -> np.ndarray:
+        known = np.full(len(found), np.nan)
+        if self.steps >= self.MIN_STEPS:
+            usable = ~found[:, self._unknown].any(axis=1)
+            known[usable] = found[usable] @ self._coefficients
+        return known
 
     def _learn(self) -> None:
-        rows, taken = np.array(self._block, dtype=float), np.maximum(self._taken, 1.0)
+        rows, taken = np.concatenate(self._block), np.maximum(self._taken, 1.0)
         unit, trust = taken, np.ones(len(taken))
         if self.steps > self.MIN_STEPS:
             expected = np.maximum(rows @ self._coefficients, 1.0)
@@ -93,8 +100,8 @@ class StepTimeModel:
         self._moment = keep * self._moment + weighted.T @ taken
         self._seen += (rows > 0).sum(axis=0)
         self._seen[np.diagonal(self._gram) < _FORGOTTEN] = 0
-        self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN).tolist()
-        self._coefficients = self._solve().tolist()
+        self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN)
+        self._coefficients = self._solve()
 
     def _solve(self) -> np.ndarray:
         """The coefficients, none below nought, that fit best."""
@@ -118,5 +125,5 @@ class StepTimeModel:
         return np.maximum(found, 0) / scale
 
 
-_SEGMENTS = tuple(zip(KNOTS, (*KNOTS[1:], float("inf")), strict=True))
+_SEGMENTS = tuple(zip(KNOTS, (*KNOTS[1:], 2**62), strict=True))
 _FORGOTTEN = 1e-280  # near the smallest number that floats have

@@ -99,11 +99,8 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
-    def take_times(self) -> BlockTimes:
-        """What was sampled since the last call."""
-
-
-_NONE = BlockTimes()
+    def take_times(self) -> BlockTimes | None:
+        """What was sampled since the last call, if anything was."""
 
 
 class NoJournal:
@@ -128,8 +125,8 @@ class NoJournal:
 
     def released(self, reader: Reader) -> None: ...
 
-    def take_times(self) -> BlockTimes:
-        return _NONE
+    def take_times(self) -> None:
+        return None
 
 
 @dataclass(slots=True)
@@ -239,9 +236,9 @@ class ShadowJournal:
             shadow.leave(node, now_ns)
         shadow.leave_root(trail.root)
 
-    def take_times(self) -> BlockTimes:
+    def take_times(self) -> BlockTimes | None:
         if not self._sampled:
-            return _NONE
+            return None
         times, self._times, self._sampled = self._times, BlockTimes(), False
         times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
         return times

@@ -111,22 +111,36 @@ class Accountant:
 
         `alive` says who was, just before it was committed.
         """
+        if not plan.has_prompts and alive.running is alive.planned and alive.planned == self.clock.members:
+            self.decoded(outcome, committed_ns)
+            return
         begin_ns, end_ns, clock = outcome.device_begin_ns, outcome.device_end_ns, self.clock
         device_ns, lag_ns = end_ns - begin_ns - outcome.sampling_ns, self._host_ns(end_ns, committed_ns)
-        if not plan.has_prompts and alive.running is alive.planned and alive.planned == clock.members:
-            self._tick(0, device_ns, outcome, lag_ns)
-        else:
-            self._book_shares(plan, alive, device_ns, outcome, lag_ns)
-            if len(clock.members) < len(alive.running):
-                self._book_absence(alive, outcome, committed_ns)
-            if alive.gave_way:
-                self._advance(committed_ns)
-                for request in alive.gave_way:
-                    self._end_wait(request)
-                    request.wait_mark, request.untold = tuple(self._waited.values()), True
+        self._book_shares(plan, alive, device_ns, outcome, lag_ns)
+        if len(clock.members) < len(alive.running):
+            self._book_absence(alive, outcome, committed_ns)
+        if alive.gave_way:
+            self._advance(committed_ns)
+            for request in alive.gave_way:
+                self._end_wait(request)
+                request.wait_mark, request.untold = tuple(self._waited.values()), True
         clock.booked_ns, clock.lag_ns = end_ns, lag_ns
         self._committed_ns = committed_ns
         self._pauses.clear()
+
+    def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
+        """`executed`, of a step in which all who run decode, and all of them by the clock."""
+        clock, begin_ns, end_ns = self.clock, outcome.device_begin_ns, outcome.device_end_ns
+        sampling_ns, lag_ns = outcome.sampling_ns, committed_ns - end_ns
+        gap_ns = begin_ns - clock.booked_ns
+        if self._pauses:
+            lag_ns, gap_ns = self._host_ns(end_ns, committed_ns), self._gap_ns(clock.booked_ns, begin_ns)
+            self._pauses.clear()
+        elif gap_ns < 0:  # the device went from one step to the other by itself
+            gap_ns = 0
+        clock.tick(0, end_ns - begin_ns - sampling_ns, gap_ns + lag_ns - clock.lag_ns, sampling_ns)
+        clock.booked_ns, clock.lag_ns = end_ns, lag_ns
+        self._committed_ns = committed_ns
 
     def ended(self, request: Request) -> None:
         """A step ended a request: its ledger holds everything up to that step's commit."""

@@ -10,8 +10,8 @@ import msgspec
 
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
-from engine.server.sequence import DecodeSpans, Lost, Piece, Sequence
-from metrics.ledger import Account, new_ledger
+from engine.server.sequence import DecodeSpans, Lost, Piece, Sequence, Write
+from metrics.ledger import new_ledger
 from metrics.prefix import combined
 from metrics.records import RequestRecord
 
@@ -50,11 +50,8 @@ class Call:
         self._error: str | None = None
         self._delivered = False
         self._has_text = False
-        self._ledger: list[int] | None = None  # up to the last piece that was written
-        self._ttft: list[int] | None = None  # up to the first one
-        self._waits: dict[str, int] = {}  # what of the ledger was waiting in the core, by reason
-        self._first_written_ns: int | None = None
-        self._written_ns: int | None = None
+        self._first: Write | None = None  # with text
+        self._last: Write | None = None
         self._latest: Sequence | None = None  # whose news were read last
         self.sequences = submit(self._news, DecodeSpans())
         self.output_tokens = 0  # of all sequences so far, as the client counts them
@@ -109,8 +106,8 @@ class Call:
     def written(self, piece: Piece) -> None:
         """The piece was handed to the socket: everything up to now is on its way to the client."""
         self._book(piece.sequence)
-        if self._ttft is None and self._has_text:
-            self._first_written_ns, self._ttft = self._written_ns, self._ledger
+        if self._first is None and self._has_text:
+            self._first = self._last
         self._delivered = not self._open
 
     def failure_written(self) -> None:
@@ -131,23 +128,21 @@ class Call:
 
     def ledger_now(self, sequence: Sequence) -> list[int]:
         """The ledger as it would be if the piece of this sequence that was taken last were written now."""
-        return sequence.booked(time.monotonic_ns())
+        return sequence.write(time.monotonic_ns()).ledger()
 
     async def record(self) -> RequestRecord:
         """Waits for the core's part and closes the books."""
         for sequence in self.sequences:
             await sequence.work.over.wait()
         ends = [sequence.work.ended for sequence in self.sequences]
-        finished_ns, ledger = time.monotonic_ns(), self._ledger
-        if ledger is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
-            last = max(ends, key=lambda ended: ended.booked_ns)
-            ledger, self._waits = list(last.ledger), last.waits
-            ledger[Account.TOKEN_ENCODE] = self.encoded_ns - self.origin.arrived_ns
-            ledger[Account.REQUEST_STREAM] += finished_ns - last.booked_ns
+        first, last = self._first, self._last
+        if last is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
+            ended = max(ends, key=lambda ended: ended.booked_ns)
+            last = Write(ended, 0, self.encoded_ns - self.origin.arrived_ns, time.monotonic_ns())
         return RequestRecord(
             request_id=self.origin.request_id,
             arrived_ns=self.origin.arrived_ns,
-            finished_ns=self._written_ns or finished_ns,
+            finished_ns=last.ns,
             tenant=self.origin.tenant,
             klass=self.origin.klass,
             finish_reason=None if self._error else self._finish_reason,
@@ -164,22 +159,21 @@ class Call:
             first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
             last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
             token_ns=self._token_ns(),
-            written_ns=self._written_ns,
-            first_written_ns=self._first_written_ns,
+            written_ns=self._last and self._last.ns,
+            first_written_ns=first and first.ns,
             encoded_ns=self.encoded_ns,
             queued_ns=min((ended.queued_ns for ended in ends if ended.queued_ns is not None), default=None),
             scheduled_ns=min((ended.scheduled_ns for ended in ends if ended.scheduled_ns is not None), default=None),
             longest_output_tokens=max((sequence.output_tokens for sequence in self.sequences), default=0),
             traceparent=self.origin.traceparent,
-            ledger=ledger,
-            ttft=self._ttft or new_ledger(),
-            waits=self._waits,
+            ledger=last.ledger(),
+            ttft=new_ledger() if first is None else first.ledger(),
+            waits=last.waits(),
         )
 
     def _book(self, sequence: Sequence) -> None:
         """Closes the books at a write, with those of the sequence that it was waiting for."""
-        self._written_ns = time.monotonic_ns()
-        self._ledger, self._waits = sequence.booked(self._written_ns), sequence.waits()
+        self._last = sequence.write(time.monotonic_ns())
 
     def _fail(self, error: ApiError) -> None:
         self._error = error.message

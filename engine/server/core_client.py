@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,21 +27,24 @@ from metrics.ledger import Account, ledger_at, new_ledger
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
+TELL_SECONDS = 0.5
 FAREWELL_SECONDS = 1  # for the core to tell of requests that it was asked to forget
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One token as it reached the front. Its ledger is booked up to `committed_ns`."""
+    """One token as it reached the front. Its ledger is booked up to `booked_ns`, when it was committed."""
 
     id: int
     standing: messages.Standing | None  # None: nothing is booked
     reading: tuple[int, ...]  # of the decode clock
-    committed_ns: int
+    booked_ns: int
     logprobs: TokenLogprobs | None = None
 
-    def ledger(self) -> list[int]:
+    def ledger_now(self) -> list[int]:
+        """A ledger of its own for whoever asks."""
         return new_ledger() if self.standing is None else ledger_at(self.standing.base, self.reading)
 
+    @property
     def waits(self) -> dict[str, int]:
         return {} if self.standing is None else self.standing.waits
 
@@ -80,7 +84,7 @@ class Work:
         """Its end where the core tells of none: what the core told last, and since then `request.lost`."""
         ledger, waits, since_ns, computed_tokens = new_ledger(), {}, self.encoded_ns, 0
         if self.told is not None:
-            ledger, waits, since_ns = self.told.ledger(), self.told.waits(), self.told.committed_ns
+            ledger, waits, since_ns = self.told.ledger_now(), self.told.waits, self.told.booked_ns
             computed_tokens = self.prompt_tokens - self.cached_tokens + len(self.token_ns) - 1
         ledger[Account.REQUEST_LOST] = now_ns - since_ns
         return messages.Ended(
@@ -122,6 +126,7 @@ class CoreClient:
         self._to_core: zmq.asyncio.Socket | None = None
         self._core_waits = False  # the core reported a queue of its own after its last step
         self._burst: asyncio.Future[Burst | None] | None = None  # being waited for
+        self._telling: asyncio.Future[None] | None = None  # the same
 
     @property
     def num_waiting(self) -> int:
@@ -185,6 +190,17 @@ class CoreClient:
         )
         self._send(encoded)
         return work
+
+    async def tell_all(self) -> None:
+        """Returns when the core has told of its finished steps; at once without a core, and after TELL_SECONDS in any
+        case: a long step may be under way."""
+        if self.state not in ("ready", "draining") or self.config.telemetry == "off":
+            return
+        if self._telling is None:  # else somebody asks already
+            self._telling = asyncio.get_running_loop().create_future()
+            self._send(messages.encode(messages.Tell()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._telling), TELL_SECONDS)
 
     @property
     def is_profiling(self) -> bool:
@@ -274,6 +290,8 @@ class CoreClient:
                 self._take(message)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
+            elif isinstance(message, messages.Told):
+                self._end_telling()
             elif isinstance(message, messages.Ready):
                 self.ready, self.failure = message, None
                 self._on_ready(message)
@@ -282,8 +300,7 @@ class CoreClient:
                 self.failure = message.message
 
     def _take(self, message: messages.Outputs) -> None:
-        if message.records:
-            self.next_step = message.records[-1].step + 1
+        self.next_step = message.next_step
         for request_id, cached_tokens in message.admitted:
             if (work := self.works.get(request_id)) is not None:
                 work.admitted = True
@@ -307,11 +324,17 @@ class CoreClient:
         self.works.clear()
         self._core_waits = False
         self._end_burst(None)
+        self._end_telling()
         self.queue_speed.reset()
 
     def _end_burst(self, burst: Burst | None) -> None:
         if self._burst is not None and not self._burst.done():
             self._burst.set_result(burst)
+
+    def _end_telling(self) -> None:
+        if self._telling is not None:
+            self._telling.set_result(None)
+            self._telling = None
 
     def _set_state(self, state: str) -> None:
         if self.state != "draining":  # which is for good, whatever the core does meanwhile

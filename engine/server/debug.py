@@ -27,7 +27,7 @@ SHOWN = 100  # records, by default
 SHOWN_AT_ONCE = 32  # ... before the event loop may do something else
 MAX_STEPS = 1_000  # of one burst
 TOP_KERNELS = 30
-RECORDS_SECONDS = 2.0  # a step's record leaves the core with the next message
+RECORDS_SECONDS = 2.0  # the last step of a burst may be under way still
 
 
 class ProfileRequest(protocol.Strict):
@@ -55,8 +55,8 @@ def add_debug_routes(
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
         _check_kept(core, "steps")
-        packed = kept.packed_steps(_last(request, KEPT_STEPS))
-        return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
+        await core.tell_all()
+        return _shown("steps", kept.steps(_last(request, KEPT_STEPS)), shown_step)
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
@@ -79,7 +79,7 @@ def add_debug_routes(
         burst = await _burst(core, body)
         on_burst(by_class(burst.records))
         if core.config.telemetry == "full":
-            await _wait_for_records(kept, burst)
+            await _wait_for_records(core, kept, burst)
         steps = _steps_of(burst, kept)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
         if recorder is not None:
@@ -148,17 +148,17 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
     return burst
 
 
-async def _wait_for_records(kept: Recent, burst: Burst) -> None:
+async def _wait_for_records(core: CoreClient, kept: Recent, burst: Burst) -> None:
     deadline = time.monotonic() + RECORDS_SECONDS
     while kept.last_step < burst.windows[-1].step and time.monotonic() < deadline:
+        await core.tell_all()
         await asyncio.sleep(0.02)
 
 
 def _steps_of(burst: Burst, kept: Recent) -> list[StepRecord]:
     first, last = burst.windows[0].step, burst.windows[-1].step
     # Not many steps have come since.
-    recorded = map(recent.step, kept.packed_steps(2 * (kept.last_step - first + 1)))
-    return [step for step in recorded if first <= step.step <= last]
+    return [step for step in kept.steps(2 * (kept.last_step - first + 1)) if first <= step.step <= last]
 
 
 async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, recorder: Recorder) -> dict[str, str]:
@@ -175,7 +175,7 @@ async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, record
     return {"run_dir": str(Path(recorder.directory).resolve()), "table": "kernels", "trace": name}
 
 
-def _shown(name: str, packed: Sequence[bytes], shown: Callable[[bytes], dict[str, Any]]) -> Response:
+def _shown(name: str, packed: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
     """{name: [records]}, a few at a time: streams must not wait for megabytes of JSON."""
     encode = msgspec.json.encode
 

@@ -27,7 +27,7 @@ class NoTelemetry:
         self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
-        self.exporter.observe_idle(message.num_kv_blocks, 0, 0, 0)
+        self.exporter.observe_state(message.num_kv_blocks, 0, 0, 0)
 
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
@@ -37,7 +37,7 @@ class NoTelemetry:
 
     def scrape(self) -> bytes:
         if (last := self._last) is not None:
-            self.exporter.observe_idle(*last.blocks, waiting=last.waiting, running=last.running)
+            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
         return self.exporter.render()
 
     def watches(self, core_pid) -> list[Coroutine]:

@@ -5,23 +5,29 @@ from collections import OrderedDict, deque
 import msgspec
 
 from metrics.records import RequestRecord, StepRecord
+from metrics.step_batch import Steps
 
 KEPT_STEPS = 4_096
 KEPT_REQUESTS = 1_024
 
 
 class Recent:
-    """Two rings of packed records: as objects they would be several times as large, and all work for the collector."""
+    """Two rings, of batches of steps and of packed requests: as objects they would be several times as large, and all
+    work for the collector."""
 
     def __init__(self) -> None:
-        self._steps: deque[bytes] = deque(maxlen=KEPT_STEPS)
+        self._batches: deque[Steps] = deque()
+        self._num_steps = 0
         self._requests: OrderedDict[str, bytes] = OrderedDict()
         self.last_step = -1  # number of the newest
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def add_step(self, record: StepRecord) -> None:
-        self._steps.append(self._encode(record))
-        self.last_step = record.step
+    def add_steps(self, steps: Steps) -> None:
+        self._batches.append(steps)
+        self._num_steps += len(steps)
+        while self._num_steps - len(self._batches[0]) >= KEPT_STEPS:
+            self._num_steps -= len(self._batches.popleft())
+        self.last_step = int(steps["step"][-1])
 
     def add_request(self, record: RequestRecord) -> None:
         self._requests.pop(record.request_id, None)
@@ -29,9 +35,16 @@ class Recent:
         if len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
 
-    def packed_steps(self, last: int = KEPT_STEPS) -> list[bytes]:
-        """For `step`; the newest is the last one."""
-        return list(self._steps)[-last:]
+    def steps(self, last: int = KEPT_STEPS) -> list[StepRecord]:
+        """The newest is the last one."""
+        found: list[list[StepRecord]] = []
+        missing = min(last, KEPT_STEPS)
+        for batch in reversed(self._batches):
+            if missing <= 0:
+                break
+            found.append(batch.records()[-missing:])
+            missing -= len(found[-1])
+        return [record for records in reversed(found) for record in records]
 
     def packed_requests(self, last: int = KEPT_REQUESTS) -> list[bytes]:
         """For `request`; those that ended, the newest is the last one."""
@@ -41,5 +54,4 @@ class Recent:
         return self._requests.get(request_id)
 
 
-step = msgspec.msgpack.Decoder(StepRecord).decode
 request = msgspec.msgpack.Decoder(RequestRecord).decode

@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from engine.messages import Submit
+from engine.messages import Ended, Submit
 from engine.sampling import TokenLogprobs
 from engine.server.core_client import CoreClient, Token, Work
 from engine.server.errors import ApiError
@@ -81,6 +82,27 @@ class DecodeSpans:
                 break
             total_ns += end_ns - max(begin_ns, ns)
         return total_ns
+
+
+class Write(NamedTuple):
+    """A write of a sequence's text, and what its books are made of then: hundreds come before one is asked for them."""
+
+    told: Token | Ended  # of the core's books, the last that is in it
+    decoding_ns: int  # since then
+    encoding_ns: int
+    ns: int
+
+    def ledger(self) -> list[int]:
+        """The core's ledger up to the last taken token, and the front's own accounts around it."""
+        told, ledger = self.told, self.told.ledger_now()
+        ledger[Account.TOKEN_ENCODE] += self.encoding_ns
+        ledger[Account.TOKEN_DECODE] += self.decoding_ns
+        ledger[Account.REQUEST_STREAM] += self.ns - told.booked_ns - self.decoding_ns
+        return ledger
+
+    def waits(self) -> dict[str, int]:
+        """What the sequence waited for in the core, of what is in the ledger: reason → nanoseconds."""
+        return self.told.waits
 
 
 class Sequence:
@@ -157,24 +179,10 @@ class Sequence:
         """Nobody wants the rest."""
         self._core.abort(self._work)
 
-    def booked(self, written_ns: int) -> list[int]:
-        """The core's ledger up to the last taken token, and the front's own accounts around it, at a write."""
-        ledger, committed_ns = self._core_ledger()
-        ledger[Account.TOKEN_ENCODE] += self._encoded_ns - self._arrived_ns
-        decoding_ns = self._decoding.since(committed_ns)
-        ledger[Account.TOKEN_DECODE] += decoding_ns
-        ledger[Account.REQUEST_STREAM] += written_ns - committed_ns - decoding_ns
-        return ledger
-
-    def waits(self) -> dict[str, int]:
-        """What it waited for in the core, up to where `booked` has the core's ledger: reason → nanoseconds."""
-        return self._work.ended.waits if self._token is None else self._token.waits()
-
-    def _core_ledger(self) -> tuple[list[int], int]:
-        """The core's ledger, and until when it is booked."""
-        if self._token is None:
-            return list(self._work.ended.ledger), self._work.ended.booked_ns
-        return self._token.ledger(), self._token.committed_ns
+    def write(self, ns: int) -> "Write":
+        """What was taken last was handed to the socket at that moment."""
+        told = self._work.ended if self._token is None else self._token
+        return Write(told, self._decoding.since(told.booked_ns), self._encoded_ns - self._arrived_ns, ns)
 
     def _decode(self, tokens: list[Token]) -> str:
         taken_ns = time.monotonic_ns()

@@ -1,6 +1,7 @@
 """Runs the server until it is told to stop."""
 
 import asyncio
+import gc
 import socket
 import sys
 
@@ -69,6 +70,8 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
     while core.state != "failed":
         await core.wait_for_change()
         if core.state == "ready":
+            gc.collect()
+            gc.freeze()  # what importing left is no garbage: else a collection walks through it between two tokens
             facts = core.ready
             held = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
             served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{held} on {facts.device})"

@@ -22,6 +22,7 @@ from metrics.recorder import Recorder
 from metrics.records import RequestRecord
 from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
 from metrics.rundir import RunDirectory, RunError, wall_anchor
+from metrics.step_batch import Steps
 from metrics.system import SystemSampler
 from metrics.tracing import Tracer
 
@@ -48,12 +49,14 @@ class Telemetry:
         self.loop_lag = LoopLag()
         self.recorder: Recorder | None = None
         self.appraiser: Appraiser | None = None  # of the core that is up
+        self._last: messages.Outputs | None = None  # ... and what it said last
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
             self.recorder = Recorder(config.run_dir, ("requests", "steps", "system", "kernels"))
 
     def restarted(self) -> None:
         """The core died, and another one is started."""
+        self._last = None
         self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
@@ -79,14 +82,13 @@ class Telemetry:
         self.exporter.observe_ready(facts)
 
     def outputs(self, message: messages.Outputs) -> None:
-        for core_record in message.records:
-            record = self.appraiser.completed(core_record)
-            self.exporter.observe_step(record)
-            self.recent.add_step(record)
+        self._last = message
+        if message.steps is not None:
+            steps = self.appraiser.complete(Steps(message.steps))
+            self.exporter.observe_steps(steps)
+            self.recent.add_steps(steps)
             if self.recorder is not None:
-                self.recorder.append("steps", record)
-        if not message.running:
-            self.exporter.observe_idle(*message.blocks, waiting=message.waiting)
+                self.recorder.append_steps(steps)
 
     def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
@@ -123,6 +125,8 @@ class Telemetry:
             self.recorder.append("requests", record)
 
     def scrape(self) -> bytes:
+        if (last := self._last) is not None:
+            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
         self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)

@@ -16,6 +16,7 @@ from engine.core import build
 from engine.sampling import SamplingParams
 from metrics.records import STAGES, StepRecord
 from tests.bench.shapes import model_to_bench
+from tests.engine.published import steps_of
 
 PROMPT_TOKENS = 64
 DEVICE_STAGES = ("wait", "sample")
@@ -31,7 +32,7 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
 
     def publish(outputs: messages.Outputs) -> None:
         messages.encode(outputs)
-        records.extend(outputs.records)
+        records.extend(steps_of(outputs))
 
     engine, _ = build(config, 0, publish)
     sampling = SamplingParams(max_tokens=2 * steps + 50, temperature=0.0, ignore_eos=True)
@@ -40,7 +41,7 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
     engine.receive([messages.Submit(f"r{i}", prompt, sampling, begin_ns) for i, prompt in enumerate(prompts)], begin_ns)
     while engine.has_work:
         engine.receive([], engine.step())
-    engine.idle()
+    engine.tell_all()
     full = [record for record in records if record.new_tokens == [1] * batch]
     return full[-steps:]
 

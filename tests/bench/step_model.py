@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from engine import messages
 from engine.config import EngineConfig
 from engine.core import build
@@ -26,6 +28,7 @@ from metrics.machine import hardware
 from metrics.records import StepRecord, composition
 from metrics.steptime import StepTimeModel, features
 from tests.bench.shapes import model_to_bench
+from tests.engine.published import steps_of
 
 MAX_MODEL_LEN = 2048
 CHUNK_TOKENS = 512
@@ -71,11 +74,11 @@ def wave_of_steps(
         arrived = [pending.pop(0)] if pending and (not engine.has_work or dice.random() < 0.15) else []
         engine.receive(arrived, time.monotonic_ns())
         engine.step()
-    engine.idle()
+    engine.tell_all()
     return list(records)
 
 
-def found(shape: ModelShape, record: StepRecord) -> list[float]:
+def found(shape: ModelShape, record: StepRecord) -> np.ndarray:
     work = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
     return features(work, record.padding_tokens, eager=record.graph == "eager")
 
@@ -101,7 +104,7 @@ def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> di
         max_num_batched_tokens=CHUNK_TOKENS, prefix_caching=False,
     )  # fmt: skip
     records: list[StepRecord] = []
-    engine, ready = build(config, 0, lambda outputs: records.extend(outputs.records))
+    engine, ready = build(config, 0, lambda outputs: records.extend(steps_of(outputs)))
     dice, model, taught, number = random.Random(seed), StepTimeModel(), 0, 0
     learnt, held_out = waves(TAUGHT, dice), waves(HELD_OUT, dice)
     for _ in range(WARM_WAVES):  # memory is faulted in, kernels are chosen
@@ -111,9 +114,9 @@ def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> di
     while taught < steps:
         number += 1
         for record in wave_of_steps(engine, records, next(learnt), dice, f"a{number}"):
-            predicted = model.observe(found(ready.shape, record), record.device_ns)
+            (predicted,) = model.observe_all(found(ready.shape, record)[None], np.array([record.device_ns]))
             taught += 1
-            if predicted is not None and taught > steps // 4:
+            if not np.isnan(predicted) and taught > steps // 4:
                 seen_errors.append(100 * (predicted / record.device_ns - 1))
         for record in wave_of_steps(engine, records, next(held_out), dice, f"b{number}"):
             predicted = model.predict(found(ready.shape, record))

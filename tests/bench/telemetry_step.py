@@ -21,6 +21,7 @@ from engine.sampling import SamplingParams
 from metrics.appraisal import Appraiser
 from metrics.costmodel import ModelShape
 from metrics.exporter import Exporter
+from metrics.step_batch import Steps
 
 SHAPE = ModelShape(
     vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,
@@ -84,10 +85,10 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float]:
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
     exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
-    records = [appraiser.completed(record) for message in decoded for record in message.records]
+    batches = [appraiser.complete(Steps(message.steps)) for message in decoded if message.steps is not None]
     appraised_ns = time.thread_time_ns()
-    for record in records:
-        exporter.observe_step(record)
+    for batch in batches:
+        exporter.observe_steps(batch)
     ends_ns = (began_ns, decoded_ns, appraised_ns, time.thread_time_ns())
     return tuple((later - earlier) / steps / 1e3 for earlier, later in pairwise(ends_ns))
 

@@ -6,8 +6,14 @@ from engine import messages
 from engine.sampling import TokenLogprobs
 from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
+from metrics.step_batch import Steps
 
 WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
+
+
+def steps_of(outputs: messages.Outputs) -> list[StepRecord]:
+    """The steps that a message tells of, without their costs."""
+    return [] if outputs.steps is None else Steps(outputs.steps).records()
 
 
 @dataclass
@@ -43,4 +49,4 @@ class Published:
                 "a wait lacks its reason"
             )
             self.ended[ended.request_id] = ended
-        self.records += outputs.records
+        self.records += steps_of(outputs)

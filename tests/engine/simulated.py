@@ -1,6 +1,7 @@
 """A simulated device: a runner on a virtual clock whose KV cache remembers which token each slot was written for."""
 
 import hashlib
+from copy import copy
 from dataclasses import dataclass
 
 from engine.books import make_books
@@ -15,6 +16,7 @@ from engine.request.request import Request
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
 from metrics.records import StepRecord
+from metrics.step_batch import Steps
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
@@ -160,7 +162,7 @@ class Simulation:
         self.journal = make_journal(config, pool)
         self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
         self.runner = device(self.clock, pool)
-        books = make_books(config, SHAPE, self.scheduler)
+        books = make_books(config, SHAPE, self.scheduler, hold_ns=0)
         self.engine = Engine(self.scheduler, self.runner, books, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
@@ -183,7 +185,8 @@ class Simulation:
     @property
     def last_step(self) -> StepRecord:
         """The record of the step that ended last, published or not."""
-        return (self.engine.books.log.records or self.published.records)[-1]
+        held = copy(self.engine.books.log).take()
+        return (Steps(held).records() if held is not None else self.published.records)[-1]
 
     def drain(self) -> None:
         while self.engine.has_work or self.engine.is_preparing:
@@ -192,7 +195,7 @@ class Simulation:
             else:
                 self.clock.now_ns += 100_000
                 self.receive()
-        self.engine.idle()
+        self.engine.tell_all()
 
     def check(self) -> None:
         """The invariants that must hold between any two steps."""

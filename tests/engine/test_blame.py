@@ -15,6 +15,7 @@ from metrics.blame_book import Book, open_book
 from metrics.gaps import explain_gap
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, row
+from metrics.step_batch import Steps
 from tests.engine.simulated import SHAPE, Simulation
 
 US, MS = 1_000, 1_000_000
@@ -54,7 +55,7 @@ def tables(simulation: Simulation, submitted: dict[str, Submit]) -> tuple[pa.Tab
     """What the records of such a run would be."""
     published = simulation.published
     appraiser = Appraiser(SHAPE)
-    records = [row(appraiser.completed(record)) for record in published.records]
+    records = list(map(row, appraiser.complete(Steps.of(published.records)).records()))
     steps = pa.Table.from_pylist(records, schema=SCHEMAS["steps"])
     rows = []
     for name, ended in published.ended.items():

@@ -15,6 +15,7 @@ from engine.step_log import StepLog
 from metrics.ledger import Account
 from metrics.records import WAITS
 from tests.engine.one_by_one import BothAccountants, OneByOne
+from tests.engine.published import steps_of
 from tests.engine.simulated import SHAPE, SimulatedPreparation, Simulation, sequential
 from tests.engine.test_overlap import assert_closed, traffic
 
@@ -225,7 +226,7 @@ def test_prefixes_that_others_computed_while_a_request_was_out_count_as_cached_a
 def test_the_record_of_a_step_travels_with_the_next_message_and_the_last_one_when_the_loop_falls_idle():
     simulation, told = Simulation(), []
     take = simulation.published.take
-    simulation.engine.publish = lambda outputs: (told.append([r.step for r in outputs.records]), take(outputs))
+    simulation.engine.publish = lambda outputs: (told.append([r.step for r in steps_of(outputs)]), take(outputs))
     simulation.receive(ask("a", [1] * 8, 5))
     simulation.drain()
     assert told == [[], [0], [1], [2], [3], [4]]

@@ -37,7 +37,7 @@ def profiled(folder, steps: int = 8, wish: Profile | None = None, change=lambda 
         answer = answer or burst.advance()
         if engine.has_work:
             engine.receive([], engine.step())
-    engine.idle()
+    engine.tell_all()
     return engine, published, answer
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from metrics.adoption import adopt
 from metrics.ledger import closes
-from metrics.recorder import adopt
 from metrics.rundir import RunDirectory
 from tests.engine.closure import open_books, open_steps, rows_of, table
 from tests.engine.server import Running, serving, wait_for

@@ -9,11 +9,12 @@ import httpx
 import msgspec
 import pytest
 
-from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request, step
+from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
 from metrics.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
 from metrics.rundir import RunDirectory
+from metrics.step_batch import Steps
 from tests.engine.server import post, serving, wait_for
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.test_perfetto import checked, named
@@ -95,12 +96,12 @@ def test_the_rings_keep_the_newest_whole():
     some = [random_step(rng) for _ in range(50)]
     steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
     requests = [random_request(rng, number) for number in range(KEPT_REQUESTS + 2)]
-    for record in steps:
-        kept.add_step(record)
+    for first in range(0, len(steps), 60):
+        kept.add_steps(Steps.of(steps[first : first + 60]))
     for record in requests:
         kept.add_request(record)
-    assert [step(packed) for packed in kept.packed_steps()] == steps[3:] and kept.last_step == steps[-1].step
-    assert [step(packed) for packed in kept.packed_steps(2)] == steps[-2:]
+    assert kept.steps() == steps[3:] and kept.last_step == steps[-1].step
+    assert kept.steps(2) == steps[-2:] and kept.steps(61) == steps[-61:]
     assert [request(packed) for packed in kept.packed_requests()] == requests[2:]
     assert kept.packed_request(requests[0].request_id) is None
     kept.add_request(requests[2])  # again: it is the newest now

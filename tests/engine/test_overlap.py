@@ -118,7 +118,7 @@ def test_a_decode_is_launched_before_the_one_before_it_is_read_and_the_host_cost
         while simulation.engine.has_work:
             simulation.step()
             most = max(most, len(simulation.runner.under_way))
-        simulation.engine.idle()
+        simulation.engine.tell_all()
         ledgers[overlap] = simulation.published.ended["a"].ledger
         gaps = [record.gap_ns for record in simulation.published.records[2:]]
         assert most == overlap

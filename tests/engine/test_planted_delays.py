@@ -18,8 +18,8 @@ from gevent import socket as green_socket
 
 from loadgen import client
 from loadgen.hotpath import READ_SIZE
+from metrics.adoption import adopt
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
-from metrics.recorder import adopt
 from metrics.rundir import RunDirectory
 from tests.engine.planted import Plants, planted_server
 from tests.engine.server import Running, wait_for

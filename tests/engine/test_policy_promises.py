@@ -46,7 +46,7 @@ def flood(simulation: Simulation, victim: Submit, attack, steps: int) -> int:
         simulation.receive(*attack(step))
         simulation.step()
         if victim.request_id in simulation.published.ended:
-            simulation.engine.idle()
+            simulation.engine.tell_all()
             return order_of_service(simulation).index(victim.request_id) - 1
     raise AssertionError(f"starved for {steps} steps")
 

@@ -7,6 +7,7 @@ from engine.sampling import SamplingParams
 from metrics.appraisal import Appraiser
 from metrics.costmodel import request_flops
 from metrics.ledger import Account
+from metrics.step_batch import Steps
 from tests.engine.simulated import SHAPE, Simulation, sequential
 
 
@@ -138,7 +139,7 @@ def test_flops_of_a_step_hold_the_head_for_every_token_that_is_drawn():
     simulation.drain()
     expected = [request_flops(SHAPE, 8, 0, 1), request_flops(SHAPE, 1, 8, 1), request_flops(SHAPE, 1, 9, 1)]
     appraiser = Appraiser(SHAPE)
-    assert [appraiser.completed(step).flops for step in simulation.published.records] == expected
+    assert appraiser.complete(Steps.of(simulation.published.records))["flops"].tolist() == expected
 
 
 def test_time_that_the_loop_forgets_is_left_over_and_not_booked_to_anybody():
@@ -187,7 +188,7 @@ def test_abort_at_any_point_frees_everything_within_a_step(abort_at):
     simulation.receive(*[Abort(f"r{i}") for i in range(4)])
     assert not simulation.engine.has_work
     simulation.check()
-    simulation.engine.idle()
+    simulation.engine.tell_all()
     assert set(simulation.published.ended) == {f"r{i}" for i in range(4)}
     assert simulation.scheduler.pool.counts().active == 0
 

@@ -13,9 +13,9 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loadgen.scrape import rows_of
-from metrics.recorder import write_segment
 from metrics.records import SCHEMAS, ClientRecord, row
 from metrics.rundir import REQUIRED, RunDirectory
+from metrics.segments import write_segment
 
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_000 * S

@@ -14,8 +14,8 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal import render
 from metrics.energy import energy_use, joules, joules_between
 from metrics.goodput import window_ns
-from metrics.recorder import replace_table
 from metrics.records import SCHEMAS, SystemRecord, row
+from metrics.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 S = 1_000_000_000

@@ -18,6 +18,7 @@ from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.metric import RATIO_BOUNDS
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
 from metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
+from metrics.step_batch import Steps
 from tests.metrics.random_records import MS, random_request, random_step
 
 # Histograms of an account, in one's own words and not the exporter's.
@@ -48,8 +49,8 @@ def value(samples: dict, name: str, **labels: str) -> float:
 
 def fed(steps: list[StepRecord], requests: list[RequestRecord], objectives=OBJECTIVES) -> dict:
     exporter = Exporter("tiny", objectives)
-    for step in steps:
-        exporter.observe_step(step)
+    if steps:
+        exporter.observe_steps(Steps.of(steps))
     for request in requests:
         exporter.observe_request(request)
     return scraped(exporter)
@@ -329,7 +330,7 @@ def test_promtool_finds_no_fault_in_the_page():
     rng = Random(3)
     exporter = Exporter("tiny", OBJECTIVES)
     for index in range(20):
-        exporter.observe_step(random_step(rng, index))
+        exporter.observe_steps(Steps.of([random_step(rng, index)]))
         exporter.observe_request(random_request(rng, index))
     exporter.observe_rejection("queue_full")
     done = subprocess.run(["promtool", "check", "metrics"], input=exporter.render(), capture_output=True, check=False)

@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 
 from metrics.missratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
-from metrics.recorder import write_segment
 from metrics.records import SCHEMAS, RequestRecord, row
 from metrics.rundir import RunDirectory
+from metrics.segments import write_segment
 
 
 def record(name: str, **more) -> RequestRecord:

@@ -183,8 +183,7 @@ def test_a_record_that_no_column_holds_is_counted_and_does_not_end_the_writer(tm
         recorder.flush()
     recorder.close()
     assert recorder.failed == 1 and "surrogates not allowed" in recorder.last_error
-    (part,) = (tmp_path / "requests.parts").glob("*.parquet")
-    assert pq.read_table(part)["tenant"].to_pylist() == ["whole"]
+    assert RunDirectory(tmp_path).table("requests").tenant.tolist() == ["whole"]
 
 
 def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path):

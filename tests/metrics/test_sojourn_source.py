@@ -8,10 +8,11 @@ from loadgen.scrape import rows_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
-from metrics.recorder import write_segment
 from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
+from metrics.segments import write_segment
 from metrics.sources.view import KV_USE, observe, timeline
+from metrics.step_batch import Steps
 from tests.metrics.simulated_server import Records, S
 from tests.metrics.synthetic import synthetic_run
 
@@ -26,7 +27,7 @@ def scraped_beside(path: Path, records: Records) -> None:
     rows = []
     for ns in [*range(begin_ns, end_ns, S), end_ns]:
         while steps and steps[0].end_ns <= ns:
-            exporter.observe_step(steps.pop(0))
+            exporter.observe_steps(Steps.of([steps.pop(0)]))
         while requests and requests[0].finished_ns <= ns:
             exporter.observe_request(requests.pop(0))
         rows += rows_of(exporter.render(), ns, took_s=0.002)

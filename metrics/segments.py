@@ -1,0 +1,134 @@
+"""The files of a run's tables. A table under way is a folder `<table>.parts` of segments, a finished one a single
+`<table>.parquet`, of which `compact` makes one.
+
+A segment is a Parquet file, which appears under its name only when it is whole, or an Arrow stream, which grows:
+whoever reads it takes the batches that are whole. So a killed process loses what it had not handed over, no more.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metrics.records import SCHEMAS
+
+STREAM = ".arrows"
+HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it
+ROWS_AT_ONCE = 65_536  # of a compacted table
+# Ids repeat from row to row: without compression a stream would be several times the size of its Parquet file.
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+
+
+def sources(directory: Path, table: str) -> list[Path]:
+    """The files that hold a table: the compacted one, and the segments that are not in it yet."""
+    whole = directory / f"{table}.parquet"
+    segments = _segments(directory, table)
+    if not whole.exists():
+        return segments
+    if segments:
+        held = _held(whole)
+        segments = [segment for segment in segments if segment.name not in held]
+    return [whole, *segments]
+
+
+def replace_table(final: Path, content: pa.Table) -> Path:
+    """Writes one Parquet file, all or nothing."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.parent / f".{final.stem}.tmp"
+    pq.write_table(content, partial)
+    os.replace(partial, final)
+    return final
+
+
+def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name: str, schema: pa.Schema) -> Path:
+    """Writes one finished segment of a table, all or nothing."""
+    content = pa.Table.from_pylist(rows, schema=schema)
+    return replace_table(directory / f"{table}.parts" / f"{name}.parquet", content)
+
+
+class StreamSegment:
+    """A segment that grows. After a write that failed nothing behind it could be read: begin another one."""
+
+    def __init__(self, path: Path, schema: pa.Schema):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = pa.OSFile(str(path), "wb")
+        self._stream = pa.ipc.new_stream(self._file, schema, options=_OPTIONS)
+
+    def write(self, content: pa.Table) -> None:
+        self._stream.write_table(content)
+
+    def close(self) -> None:
+        try:
+            self._stream.close()
+        finally:
+            self._file.close()
+
+
+def read_segment(path: Path, table: str) -> pa.Table:
+    """The rows of a file of `sources`, with the columns of today's schema."""
+    if path.suffix != STREAM:
+        return pq.read_table(path, schema=SCHEMAS[table])
+    batches = list(whole_batches(path))
+    return pa.Table.from_batches(batches, None if batches else SCHEMAS[table])
+
+
+def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Those of a stream that are whole: the last one may be under way, or cut off for ever."""
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
+    except (pa.ArrowInvalid, OSError):
+        return
+
+
+def compact(directory: Path, table: str) -> None:
+    """Makes one Parquet file of a table's segments. Nothing is removed before the whole stands under its name; a reader
+    who comes in between, or after we were killed there, finds no row twice."""
+    files = sources(directory, table)
+    final = directory / f"{table}.parquet"
+    if files and files != [final]:
+        partial = directory / f".{table}.tmp"
+        with pq.ParquetWriter(partial, SCHEMAS[table]) as writer:
+            waiting: list[pa.RecordBatch] = []
+            for batch in _batches(files, table):
+                waiting.append(batch)
+                if sum(map(len, waiting)) >= ROWS_AT_ONCE:
+                    writer.write_table(pa.Table.from_batches(waiting))
+                    waiting.clear()
+            if waiting:
+                writer.write_table(pa.Table.from_batches(waiting))
+            names = [segment.name for segment in _segments(directory, table)]
+            writer.add_key_value_metadata({HOLDS: json.dumps(names).encode()})
+        os.replace(partial, final)
+    discard_segments(directory, table)
+
+
+def discard_segments(directory: Path, table: str) -> None:
+    """Removes the segments of a table whose rows all stand elsewhere."""
+    parts = directory / f"{table}.parts"
+    if parts.is_dir():
+        for leftover in parts.iterdir():
+            leftover.unlink()
+        parts.rmdir()
+
+
+def _segments(directory: Path, table: str) -> list[Path]:
+    parts = directory / f"{table}.parts"
+    return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", STREAM))
+
+
+def _held(whole: Path) -> set[str]:
+    metadata = pq.read_metadata(whole).metadata or {}
+    return set(json.loads(metadata.get(HOLDS, b"[]")))
+
+
+def _batches(files: list[Path], table: str) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        if file.suffix == STREAM:
+            yield from whole_batches(file)
+        else:
+            yield from pq.read_table(file, schema=SCHEMAS[table]).to_batches()

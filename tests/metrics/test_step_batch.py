@@ -1,0 +1,116 @@
+"""Steps by columns are the same steps as their records, whatever is made of them."""
+
+import itertools
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metrics.appraisal import Appraiser, batch_work
+from metrics.costmodel import ExpertShape, ModelShape, step_cost, step_work
+from metrics.exporter import Exporter
+from metrics.records import COMPOSITIONS, StepRecord, columns, composition
+from metrics.step_batch import Makeup, StepBatch, Steps, pack
+from metrics.steptime import StepTimeModel, features
+from tests.metrics.random_records import random_step
+
+SHAPES = [
+    ModelShape(
+        vocab_size=1000, hidden_size=64, attention_parameters=10_000, mlp_parameters=30_000, pair_flops=256,
+        windows=windows, kv_bytes_per_token=1024, weight_bytes=100_000, experts=experts,
+    )
+    for windows, experts in (
+        (((None, 3),), None), (((None, 3), (512, 1)), None), (((7, 2), (64, 2)), ExpertShape(3, 8, 2, 7777)),
+    )
+]  # fmt: skip
+
+
+def some_steps(seed: int, count: int) -> list[StepRecord]:
+    rng = Random(seed)
+    return [random_step(rng, index) for index in range(count)]
+
+
+def decodes(rows: int) -> tuple[StepBatch, list[StepRecord]]:
+    """Steps that decode the same requests, once with one makeup and once as records of their own."""
+    first = msgspec.structs.replace(
+        random_step(Random(3)), request_ids=["a", "b"], kinds=["decode"] * 2, new_tokens=[1, 1], past_tokens=[5, 700]
+    )
+    records = [msgspec.structs.replace(first, past_tokens=[5 + row, 700 + row], step=row) for row in range(rows)]
+    packed = pack(records)
+    makeup = Makeup(0, first.request_ids, first.kinds, first.new_tokens, first.past_tokens)
+    return msgspec.structs.replace(packed, makeups=[makeup]), records
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 9))
+def test_records_and_table_survive_the_way(seed, count):
+    records = some_steps(seed, count)
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(pack(records)), type=StepBatch)
+    assert len(Steps(travelled)) == count
+    steps = Steps.of(records)
+    assert steps.records() == records
+    assert steps.table().equals(columns("steps", records))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 90])
+def test_a_makeup_stands_for_steps_that_decode_one_token_more_each(rows):
+    batch, records = decodes(rows)
+    shared, single = Steps(batch), Steps(pack(records))
+    assert shared.records() == single.records() and shared.table().equals(single.table())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 9), shape=st.sampled_from(SHAPES))
+def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
+    records = some_steps(seed, count)
+    records += decodes(20)[1]
+    steps = Appraiser(shape).complete(Steps(pack(records)))
+    work = batch_work(shape, steps)
+    for row, record in enumerate(records):
+        own = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
+        assert tuple(int(field[row]) for field in work) == tuple(own)
+        cost = step_cost(shape, own)
+        assert (steps["flops"][row], steps["bytes"][row]) == (cost.flops, cost.moved_bytes)
+    parts = steps["flops_attention"] + steps["flops_mlp"] + steps["flops_head"]
+    assert (parts == steps["flops"]).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 399), max_size=6, unique=True))
+def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
+    rng = Random(seed)
+    records = decodes(300)[1] + some_steps(seed, 100)
+    records = [msgspec.structs.replace(record, device_ns=rng.randint(10**6, 2 * 10**6)) for record in records]
+    pages, predicted = [], []
+    for bounds in ([0, 400], [0, *sorted(cuts), 400]):
+        appraiser, exporter = Appraiser(SHAPES[1]), Exporter("m", clock_ns=lambda: 0)
+        exporter.observe_ceilings({"float32": 1e11}, 1e10, "float32")
+        batches = [Steps(pack(records[begin:end])) for begin, end in itertools.pairwise(bounds)]
+        for batch in batches:
+            exporter.observe_steps(appraiser.complete(batch))
+        pages.append(exporter.render())
+        predicted.append(np.concatenate([batch["predicted_ns"] for batch in batches]).tolist())
+    assert predicted[0] == predicted[1] and any(ns > 0 for ns in predicted[0])
+    numbers = [[line.rsplit(" ", 1) for line in sorted(page.decode().splitlines())] for page in pages]
+    for (name, one), (other_name, other) in zip(*numbers, strict=True):
+        assert name == other_name and (one == other or float(one) == pytest.approx(float(other), rel=1e-9))
+
+
+def test_compositions_are_told_as_records_tell_them():
+    records = some_steps(7, 60)
+    told = [COMPOSITIONS[code] for code in Steps(pack(records)).compositions]
+    assert told == [composition(record.kinds) for record in records]
+
+
+def test_features_of_a_batch_are_those_of_each_step():
+    records = some_steps(5, 30)
+    steps = Steps(pack(records))
+    eager = np.array([record.graph == "eager" for record in records])
+    found = features(batch_work(SHAPES[0], steps), steps["padding_tokens"], eager=eager)
+    for row, record in enumerate(records):
+        own = step_work(SHAPES[0], record.new_tokens, record.past_tokens, record.logit_rows)
+        assert (found[row] == features(own, record.padding_tokens, eager=record.graph == "eager")).all()
+    assert found.shape[1] == len(StepTimeModel()._coefficients)
