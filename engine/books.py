@@ -109,13 +109,11 @@ class FullBooks:
             self._alive, self._changes = alive(plan, running), changes
 
     def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None:
-        if self._is_steady:
-            self.accountant.decoded(outcome, now_ns)
-        else:
-            self.accountant.executed(plan, self._alive, outcome, now_ns)
-            found = self._alive
-            clocked = found.running is found.planned and found.planned == self.accountant.clock.members
-            self._steady_since = self._changes if clocked else -1
+        found, clock = self._alive, self.accountant.clock
+        self.accountant.executed(plan, found, outcome, now_ns, is_steady=self._is_steady)
+        if not self._is_steady:
+            is_clocked = found.running is found.planned and found.planned == clock.members
+            self._steady_since = self._changes if is_clocked else -1
         self._step = (step, plan, outcome, emitted_tokens)
 
     def told(self, request: Request) -> Standing:

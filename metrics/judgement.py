@@ -27,8 +27,9 @@ def latencies_ns(request: RequestRecord) -> dict[str, float]:
     token_ns = request.token_ns
     if request.first_written_ns is not None:
         found["ttft_ms"] = request.first_written_ns - request.arrived_ns
-    if len(token_ns) > 1:
-        found["tpot_ms"] = (token_ns[-1] - token_ns[0]) / (len(token_ns) - 1)
+    longest = request.longest_output_tokens or len(token_ns)  # several choices grow side by side
+    if longest > 1 and len(token_ns) > 1:
+        found["tpot_ms"] = (token_ns[-1] - token_ns[0]) / (longest - 1)
     if request.written_ns is not None and outcome(request) in SERVED:
         found["e2e_ms"] = request.written_ns - request.arrived_ns
     return found

@@ -122,14 +122,15 @@ def test_a_bare_config_generates_from_ids_and_refuses_texts(tmp_path):
         outputs = llm.generate([[5, 6, 7], [7999] * 20], sampling)
         with pytest.raises(ModelError, match=r"no tokenizer\.json"):
             llm.generate("a text", sampling)
-        answer = worker.run(llm, records, {"prompts": [[9] * 40, [8] * 3], "output_lens": [5, 9], "temperature": 0.6})
+        answer = worker.run(llm, records, {"prompts": [[9] * 40, [8] * 3], "output_lens": [60, 90], "temperature": 0.6})
     for output in outputs:
         assert len(output.token_ids) == 6 and output.text == "" and output.finish_reason == "length"
         assert all(math.isfinite(told.logprob) for told in output.logprobs)
-    assert answer["output_tokens"] == 14 and not answer["errors"]
+    assert answer["output_tokens"] == 150 and not answer["errors"]
     steps = Steps({name: np.array(values) for name, values in answer["steps"].items()})
     assert (
-        steps.total("tokens") == 43 + 14 - 2 and complaint(explain(steps, answer["begin_ns"], answer["end_ns"])) is None
+        steps.total("tokens") == 43 + 150 - 2
+        and complaint(explain(steps, answer["begin_ns"], answer["end_ns"])) is None
     )
 
 

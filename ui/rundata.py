@@ -14,6 +14,7 @@ from metrics.goodput import measured, measured_steps
 from metrics.records import SCHEMAS
 from metrics.roofline import CeilingError, Ceilings, load_ceilings
 from metrics.rundir import RunDirectory, RunError, engine_settings
+from metrics.segments import STREAM
 from metrics.sources.view import timeline
 from metrics.utilisation import arithmetic, ceilings_from
 
@@ -61,7 +62,7 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
             status = file.stat()
         except FileNotFoundError:  # a segment that was compacted in between
             continue
-        if file.suffix in (".parquet", ".json"):
+        if file.suffix in (".parquet", STREAM, ".json"):
             stamps.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
     return tuple(stamps)
 

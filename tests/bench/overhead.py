@@ -3,11 +3,11 @@
 python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --pairs 10 --json overhead.json
 python -m tests.bench.overhead 100m --offline
 
-Over HTTP both servers stand all the time, and one of them works; `full` records into a run directory, too. Pairs go
-full, off, off, full: what drifts on the machine meets both alike. A figure is the median over the pairs of full over
-off, with a 95 % interval of the bootstrap (Efron, 1979). Microseconds a step are the difference of the times in which
-every stream gets one token. What it cannot tell is which process pays: on few cores the front's time is taken from
-the core.
+Over HTTP `full` records into a run directory, too. Pairs go full, off, off, full: what drifts on the machine meets both
+alike. Each pair starts servers of its own: how fast a process is depends on where its memory happens to lie, by some
+per cent, and that would pass for a cost. A figure is the median over the pairs of full over off, with a 95 % interval
+of the bootstrap (Efron, 1979). Microseconds a step are the difference of the times in which every stream gets one
+token; those of front and core are CPU time of the two processes.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -61,26 +62,36 @@ def costs(report: Report, point: str, concurrency: int) -> dict[str, Cost]:
         "tokens/s lost, %": cost([100 * (1 - with_it / without) for with_it, without in pairs]),
         "us a step": cost([1e6 * concurrency * (1 / with_it - 1 / without) for with_it, without in pairs]),
     }
+    for process in ("front", "core"):
+        name = f"{process}_cpu_us_per_step"
+        if name in full:
+            taken = zip(full[name], off[name], strict=True)
+            found[f"{process}, us a step"] = cost([with_it - without for with_it, without in taken])
     if "itl_p99_ms" in full:
         ratios = report.ratios(*TELEMETRY, point, "itl_p99_ms")
         found["p99 ITL gained, %"] = cost([100 * (ratio - 1) for ratio in ratios])
     return found
 
 
-def measure_pairs(report: Report, options: argparse.Namespace, measure: Measure) -> None:
+def measure_pairs(
+    report: Report, options: argparse.Namespace, prepare: Callable[[ExitStack, tuple[str, ...]], Measure]
+) -> None:
     """Fills the report, pair by pair; it is written after each, so that nothing is lost."""
     for pair in range(options.pairs):
-        for concurrency in options.concurrency:
-            count = concurrency * options.requests_per_stream
-            seed = 1000 * (pair + 1) + concurrency
-            workload = streams(count, options.input_len, options.output_len, seed, VOCABULARY)
-            for name in TELEMETRY[:: -1 if pair % 2 else 1]:
-                figures = measure(name, workload, concurrency)
-                report.at(name, f"c={concurrency}").add(figures)
-                print(
-                    f"pair {pair + 1}, c={concurrency}, {name}: {figures['output_tokens_per_s']:,.1f} tokens/s",
-                    flush=True,
-                )
+        order = TELEMETRY[:: -1 if pair % 2 else 1]
+        with ExitStack() as stack:
+            measure = prepare(stack, order)
+            for concurrency in options.concurrency:
+                count = concurrency * options.requests_per_stream
+                seed = 1000 * (pair + 1) + concurrency
+                workload = streams(count, options.input_len, options.output_len, seed, VOCABULARY)
+                for name in order:
+                    figures = measure(name, workload, concurrency)
+                    report.at(name, f"c={concurrency}").add(figures)
+                    print(
+                        f"pair {pair + 1}, c={concurrency}, {name}: {figures['output_tokens_per_s']:,.1f} tokens/s",
+                        flush=True,
+                    )
         for concurrency in options.concurrency:
             found = costs(report, f"c={concurrency}", concurrency)
             report.at(TELEMETRY[0], f"c={concurrency}").facts = {
@@ -90,27 +101,34 @@ def measure_pairs(report: Report, options: argparse.Namespace, measure: Measure)
             write_report(report, options.json)
 
 
-def measure_online(stack: ExitStack, model: str, settings: dict, folder: Path) -> Measure:
+def measure_online(model: str, settings: dict, folder: Path, stack: ExitStack, order: tuple[str, ...]) -> Measure:
+    """Both servers stand, and one of them works."""
     servers = {}
-    for name in TELEMETRY:
-        own = settings | {"telemetry": name}
-        servers[name] = our_server(name, model, own, folder / "runs" if name == "full" else None)
+    for name in order:
+        runs = Path(tempfile.mkdtemp(dir=folder)) if name == "full" else None
+        servers[name] = our_server(name, model, settings | {"telemetry": name}, runs)
         stack.callback(servers[name].stop)
         servers[name].start()
         run_client(servers[name], streams(2, 64, 16, 0, VOCABULARY), 2, stream=True)
 
     def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
-        return run_client(servers[name], workload, concurrency, stream=True)["figures"]
+        before = servers[name].cpu_seconds()
+        figures = run_client(servers[name], workload, concurrency, stream=True)["figures"]
+        after, steps = servers[name].cpu_seconds(), sum(workload.output_lens) / concurrency
+        for process, seconds in after.items():
+            figures[f"{process}_cpu_us_per_step"] = 1e6 * (seconds - before[process]) / steps
+        return figures
 
     return measure
 
 
-def measure_offline(stack: ExitStack, model: str, settings: dict, most: int) -> Measure:
-    engines = {name: ours(name, model, settings | {"telemetry": name, "max_num_seqs": most}) for name in TELEMETRY}
-    for engine in engines.values():
-        stack.callback(engine.stop)
-        engine.start()
-        engine.run(streams(2, 64, 16, 0, VOCABULARY))
+def measure_offline(model: str, settings: dict, most: int, stack: ExitStack, order: tuple[str, ...]) -> Measure:
+    engines = {}
+    for name in order:
+        engines[name] = ours(name, model, settings | {"telemetry": name, "max_num_seqs": most})
+        stack.callback(engines[name].stop)
+        engines[name].start()
+        engines[name].run(streams(2, 64, 16, 0, VOCABULARY))
 
     def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
         run = engines[name].run(workload)
@@ -121,15 +139,13 @@ def measure_offline(stack: ExitStack, model: str, settings: dict, most: int) -> 
 
 def table(report: Report, concurrency: list[int]) -> Table:
     shown = Table(title=f"{report.title}: full over off, medians of pairs with 95 % intervals")
-    for column in ("", "tokens/s off", "tokens/s lost, %", "p99 ITL gained, %", "us a step"):
+    told = ("tokens/s lost, %", "p99 ITL gained, %", "us a step", "front, us a step", "core, us a step")
+    for column in ("", "tokens/s off", *told):
         shown.add_column(column, justify="right")
     for streams_at_once in concurrency:
         point = f"c={streams_at_once}"
         found = costs(report, point, streams_at_once)
-        cells = [
-            f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-"
-            for name in ("tokens/s lost, %", "p99 ITL gained, %", "us a step")
-        ]
+        cells = [f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-" for name in told]
         shown.add_row(point, f"{report.at('off', point).median('output_tokens_per_s'):,.1f}", *cells)
     return shown
 
@@ -149,7 +165,7 @@ def main() -> None:
     if min(options.pairs, *options.concurrency) < 1:
         raise BenchError(f"--pairs {options.pairs} and -c {options.concurrency} must be at least 1")
     way = "offline" if options.offline else "streamed over HTTP"
-    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as scratch, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as scratch:
         model, load_format = model_to_bench(options.model, Path(scratch))
         if Path(scratch) in Path(model).parents:  # a shape, which has no tokenizer of its own
             shutil.copy(model_folder("tiny-model") / "tokenizer.json", model)
@@ -161,11 +177,11 @@ def main() -> None:
         report = new_report("overhead", f"{Path(model).name}, {way}, {options.input_len} in, {options.output_len} out")
         report.command = " ".join(["python -m tests.bench.overhead", *sys.argv[1:]])
         if options.offline:
-            measure = measure_offline(stack, model, settings, max(options.concurrency))
+            prepare = partial(measure_offline, model, settings, max(options.concurrency))
         else:
-            measure = measure_online(stack, model, settings, Path(scratch))
-        measure_pairs(report, options, measure)
-        Console(width=120).print(table(report, options.concurrency))
+            prepare = partial(measure_online, model, settings, Path(scratch))
+        measure_pairs(report, options, prepare)
+        Console(width=160).print(table(report, options.concurrency))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.bench.contenders import ROOT, environment
 from tests.bench.results import BenchError
 
@@ -74,6 +76,12 @@ class Server:
             self._process.wait()
         self._log.unlink(missing_ok=True)
         self._process = None
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Of our own server's two processes so far, user and system."""
+        front = psutil.Process(self._process.pid)
+        (core,) = (child for child in front.children() if "engine.core" in child.cmdline())
+        return {name: sum(process.cpu_times()[:2]) for name, process in (("front", front), ("core", core))}
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.records import STAGES
 from metrics.rundir import RunDirectory
@@ -12,7 +10,7 @@ from tests.engine.server import wait_for
 
 def table(folder: Path, name: str) -> list[dict]:
     """What was recorded so far."""
-    return [row for source in RunDirectory(folder).sources(name) for row in pq.read_table(source).to_pylist()]
+    return RunDirectory(folder).arrow(name).to_pylist()
 
 
 def rows_of(folder: Path, names: list[str], timeout_s: float = 20) -> list[dict]:

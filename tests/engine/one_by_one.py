@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.request.accounting import Accountant, Alive
+from engine.request.accounting import alive as alive_in
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request, State
 from metrics.costmodel import ModelShape, request_flops
@@ -160,7 +161,8 @@ class BothAccountants:
 
     def __init__(self, accountant: Accountant, oracle: OneByOne):
         self.accountant, self.oracle = accountant, oracle
-        self.steps = 0
+        self.steps = self.num_steady = 0
+        self.truth: Alive | None = None  # of the step that was read last
         self.ledgers: dict[tuple[str, int], list[int]] = {}  # by id and moment: at each commit, of who was alive
 
     @property
@@ -174,9 +176,16 @@ class BothAccountants:
 
         return tell
 
-    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+    def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
+        self.truth = alive_in(plan, running)
+
+    def executed(
+        self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int, *, is_steady: bool = False
+    ) -> None:
+        assert alive == self.truth, "the books look at nobody in a steady step, and still know who is alive"
         self.oracle.executed(plan, alive, outcome, committed_ns)
-        self.accountant.executed(plan, alive, outcome, committed_ns)
+        self.accountant.executed(plan, alive, outcome, committed_ns, is_steady=is_steady)
+        self.num_steady += is_steady
         present = [*alive.running, *alive.gave_way]
         self.compare(present)
         self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.order].ledger) for r in present}

@@ -37,7 +37,9 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal))
+    books = simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal, hold_ns=0))
+    collected = books.collected
+    books.collected = lambda *told: (both.collected(*told), collected(*told))
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":

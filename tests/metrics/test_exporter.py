@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalog import METRIC_BY_NAME
 from metrics.exporter import Exporter
+from metrics.judgement import latencies_ns
 from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.metric import RATIO_BOUNDS
 from metrics.prefix import PREFIX_OUTCOMES, RATIOS
@@ -343,3 +344,12 @@ def test_step_as_long_as_predicted_lies_on_the_bound_at_one():
     samples = fed([step], [])
     assert value(samples, "compute_prediction_ratio_bucket", le="1.0") == 1
     assert value(samples, "compute_residual_seconds_total", direction="slower") == 0
+
+
+@pytest.mark.parametrize(("choices", "tokens"), [(1, 5), (3, 5), (3, 1)])
+def test_time_per_output_token_of_choices_that_grow_side_by_side_is_that_of_the_longest(choices, tokens):
+    token_ns = sorted([MS * (10 + 20 * index) for index in range(tokens)] * choices)
+    request = msgspec.structs.replace(
+        random_request(Random(1)), token_ns=token_ns, output_tokens=choices * tokens, longest_output_tokens=tokens
+    )
+    assert latencies_ns(request).get("tpot_ms") == (20 * MS if tokens > 1 else None)

@@ -137,8 +137,8 @@ def test_growing_run_has_another_fingerprint(runs, tmp_path):
     (copy / "run.json").write_text((copy / "run.json").read_text() + " ")
     assert fingerprint(copy) != before
     before = fingerprint(copy)
-    segment = next((copy / "client.parts").glob("*.parquet"))
-    shutil.copy(segment, segment.with_name("99999999999999999999-1.parquet"))
+    segment = next((copy / "client.parts").iterdir())
+    shutil.copy(segment, segment.with_name(f"99999999999999999999-1{segment.suffix}"))
     assert fingerprint(copy) != before
 
 

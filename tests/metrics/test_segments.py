@@ -1,0 +1,121 @@
+"""Tables under way: a reader takes what is whole, wherever the writer was killed, and no row twice."""
+
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from metrics.recorder import Recorder
+from metrics.records import SCHEMAS, columns
+from metrics.rundir import RunDirectory
+from metrics.segments import StreamSegment, compact, discard_segments, read_segment, sources, write_segment
+from metrics.step_batch import Steps
+from tests.metrics.random_records import random_request, random_step
+
+
+def requests(first: int, count: int) -> pa.Table:
+    return columns("requests", [random_request(Random(index), index) for index in range(first, first + count)])
+
+
+def stream(path, *tables: pa.Table) -> StreamSegment:
+    segment = StreamSegment(path, SCHEMAS["requests"])
+    for table in tables:
+        segment.write(table)
+    return segment
+
+
+def test_a_stream_is_read_while_it_grows(tmp_path):
+    path = tmp_path / "requests.parts" / "0.arrows"
+    segment = stream(path)
+    assert len(read_segment(path, "requests")) == 0
+    for batches in range(1, 4):
+        segment.write(requests(10 * batches, 5))
+        assert len(read_segment(path, "requests")) == len(RunDirectory(tmp_path).table("requests")) == 5 * batches
+    segment.close()
+    assert read_segment(path, "requests").slice(5, 5).equals(requests(20, 5))
+
+
+def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_path):
+    path, parts = tmp_path / "0.arrows", [requests(0, 3), requests(3, 3), requests(6, 3)]
+    ends = []
+    segment = stream(path)
+    for part in parts:
+        segment.write(part)
+        ends.append(path.stat().st_size)
+    segment.close()
+    whole = path.read_bytes()
+    for length in {
+        *range(0, len(whole), 97),
+        *ends,
+        *(end - 1 for end in ends),
+        *(end + 1 for end in ends),
+        len(whole),
+    }:
+        path.write_bytes(whole[:length])
+        kept = sum(end <= length for end in ends)
+        assert read_segment(path, "requests").equals(
+            pa.concat_tables(parts[:kept]) if kept else SCHEMAS["requests"].empty_table()
+        ), length
+
+
+def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
+    write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0", SCHEMAS["requests"])
+    stream(tmp_path / "requests.parts" / "1.arrows", requests(2, 2), requests(4, 1)).close()
+    compact(tmp_path, "requests")
+    assert [path.name for path in sources(tmp_path, "requests")] == ["requests.parquet"]
+    assert not (tmp_path / "requests.parts").exists()
+    stream(tmp_path / "requests.parts" / "2.arrows", requests(5, 2)).close()  # the run went on
+    compact(tmp_path, "requests")
+    assert pq.read_table(tmp_path / "requests.parquet").equals(requests(0, 7))
+
+
+def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "1.arrows", requests(0, 3)).close()
+    monkeypatch.setattr("metrics.segments.discard_segments", lambda *told: None)
+    compact(tmp_path, "requests")
+    run = RunDirectory(tmp_path)
+    assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
+    stream(tmp_path / "requests.parts" / "2.arrows", requests(3, 2)).close()  # a second life of the server
+    assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
+    monkeypatch.setattr("metrics.segments.discard_segments", discard_segments)
+    compact(tmp_path, "requests")
+    assert len(run.table("requests")) == 5 and not (tmp_path / "requests.parts").exists()
+
+
+def test_an_older_run_lacks_columns_whatever_its_segments_are(tmp_path):
+    old = requests(0, 2).drop_columns(["waits", "computed_tokens"])
+    (tmp_path / "requests.parts").mkdir()
+    pq.write_table(old, tmp_path / "requests.parts" / "0.parquet")
+    stream(tmp_path / "requests.parts" / "1.arrows", requests(2, 2)).close()
+    table = RunDirectory(tmp_path).table("requests")
+    assert len(table) == 4 and set(SCHEMAS["requests"].names) <= set(table.columns)
+    assert table.computed_tokens.isna().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_steps_are_taken_whole_up_to_the_capacity(tmp_path, beyond):
+    recorder = Recorder(tmp_path, ("requests",), capacity=10)
+    recorder._closing.set()  # the writer stops, so that nothing empties the ring
+    recorder._thread.join()
+    steps = [random_step(Random(1), index) for index in range(10 + beyond)]
+    recorder.append_steps(Steps.of(steps[:6]))
+    recorder.append_steps(Steps.of(steps[6:]))
+    assert recorder.dropped == (5 if beyond == 1 else 0)
+    recorder.close()
+    assert len(RunDirectory(tmp_path).table("steps")) == (6 if beyond == 1 else 10 + beyond)
+
+
+def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
+    recorder = Recorder(tmp_path, ("requests",))
+    recorder.append("requests", random_request(Random(1), 1))
+    recorder.flush()
+    segment = recorder._segments["requests"]
+    segment._file.close()  # as if the disk were gone
+    recorder.append("requests", random_request(Random(2), 2))
+    recorder.flush()
+    assert recorder.failed == 1 and "requests" in recorder.last_error
+    recorder.append("requests", random_request(Random(3), 3))
+    recorder.close()
+    assert len(list((tmp_path / "requests.parts").iterdir())) == 2
+    assert len(RunDirectory(tmp_path).table("requests")) == 2 and recorder.failed == 1
