@@ -23,6 +23,7 @@ from metrics.records import RequestRecord, SystemRecord
 from metrics.series import CONTENT_TYPE, Series
 from metrics.step_batch import Steps
 
+FOLDED_AT_ONCE = 32  # requests: about a millisecond
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]
 
 
@@ -50,6 +51,7 @@ class Exporter:
         self._clock_ns = clock_ns
         self._compat = compat
         self._vllm: VllmNames | None = None
+        self._ended: list[RequestRecord] = []  # and not folded in yet
         metrics = [_with_objectives(metric, self.objectives) for metric in CATALOG]
         self._series = Series(metrics, {"model_name": model_name})
         self._steps = StepFold(self._series)
@@ -85,10 +87,10 @@ class Exporter:
         self._gauges.observe_state(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
 
     def observe_request(self, request: RequestRecord) -> None:
-        """Folds one ended request in."""
-        self._requests.observe(request)
-        if self._vllm is not None:
-            self._vllm.observe_request(request)
+        """Takes one ended request. Some are folded in together: code that is warm takes a quarter of the time."""
+        self._ended.append(request)
+        if len(self._ended) >= FOLDED_AT_ONCE:
+            self._fold_requests()
 
     def observe_system(self, record: SystemRecord) -> None:
         """Folds one sample of the machine in."""
@@ -134,6 +136,7 @@ class Exporter:
     def render(self) -> bytes:
         """The page for GET /metrics, of `content_type`."""
         begin_ns = self._clock_ns()
+        self._fold_requests()
         for fold in (self._steps, self._requests, self._gauges):
             fold.settle()
         page = self._series.page()
@@ -141,6 +144,13 @@ class Exporter:
             page += self._vllm.page(self._gauges)
         self._series.numbers["sojourn_telemetry_render_seconds_total"][()] += self._clock_ns() - begin_ns
         return page.encode()
+
+    def _fold_requests(self) -> None:
+        for request in self._ended:
+            self._requests.observe(request)
+            if self._vllm is not None:
+                self._vllm.observe_request(request)
+        self._ended.clear()
 
 
 def _bounds_by_class(objectives: Objectives) -> dict[str, dict[str, float]]:

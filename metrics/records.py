@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
@@ -256,9 +257,9 @@ def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
         if name == "stages":
             arrays += map(pa.array, zip(*values, strict=True))
         elif name in ("ledger", "ttft"):
+            booked, unseen = np.array(values, np.int64).T, pa.nulls(len(values), pa.int64())
             for info in ACCOUNTS:
-                seen = [None if info in CLIENT_ACCOUNTS else booked[info.account] for booked in values]
-                arrays.append(pa.array(seen, pa.int64()))
+                arrays.append(unseen if info in CLIENT_ACCOUNTS else pa.array(booked[info.account]))
         else:
             kind = schema.field(name).type
             arrays.append(

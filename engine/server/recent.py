@@ -9,6 +9,7 @@ from metrics.step_batch import Steps
 
 KEPT_STEPS = 4_096
 KEPT_REQUESTS = 1_024
+PACKED_AT_ONCE = 32
 
 
 class Recent:
@@ -19,6 +20,7 @@ class Recent:
         self._batches: deque[Steps] = deque()
         self._num_steps = 0
         self._requests: OrderedDict[str, bytes] = OrderedDict()
+        self._fresh: list[RequestRecord] = []  # not packed yet
         self.last_step = -1  # number of the newest
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -30,10 +32,9 @@ class Recent:
         self.last_step = int(steps["step"][-1])
 
     def add_request(self, record: RequestRecord) -> None:
-        self._requests.pop(record.request_id, None)
-        self._requests[record.request_id] = self._encode(record)
-        if len(self._requests) > KEPT_REQUESTS:
-            self._requests.popitem(last=False)
+        self._fresh.append(record)
+        if len(self._fresh) >= PACKED_AT_ONCE:
+            self._pack()
 
     def steps(self, last: int = KEPT_STEPS) -> list[StepRecord]:
         """The newest is the last one."""
@@ -48,10 +49,20 @@ class Recent:
 
     def packed_requests(self, last: int = KEPT_REQUESTS) -> list[bytes]:
         """For `request`; those that ended, the newest is the last one."""
+        self._pack()
         return list(self._requests.values())[-last:]
 
     def packed_request(self, request_id: str) -> bytes | None:
+        self._pack()
         return self._requests.get(request_id)
+
+    def _pack(self) -> None:
+        for record in self._fresh:
+            self._requests.pop(record.request_id, None)
+            self._requests[record.request_id] = self._encode(record)
+            if len(self._requests) > KEPT_REQUESTS:
+                self._requests.popitem(last=False)
+        self._fresh.clear()
 
 
 request = msgspec.msgpack.Decoder(RequestRecord).decode
