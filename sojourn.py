@@ -5,15 +5,25 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
+from commands.frame import (
+    RUNS,
+    Failure,
+    RunArgument,
+    RunDirOption,
+    ScenarioArgument,
+    SeedOption,
+    need,
+    new_run,
+    open_run,
+    out,
+)  # fmt: skip
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
@@ -29,41 +39,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
-RUNS = Path("runs")
-
-
-class Failure(Exception):
-    """Something went wrong that a sentence explains. Exit code 1; 2 where the command was used wrongly."""
-
-    def __init__(self, message: str, code: int = 1):
-        super().__init__(message)
-        self.code = code
-
-
-def _need(extra: str, *modules: str) -> None:
-    """Fails with the way out if an extra of the package is not installed."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Failure(
-            f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
-        )
 
 
 @app.command()
 @engine_options
 def serve(**settings: Any) -> None:
     """Serve a model: OpenAI-compatible API, Prometheus metrics at /metrics."""
-    _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
+    need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     from engine.server.serve import serve as run_server
 
     run_server(_engine_config(settings))
-
-
-ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
-RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
-RunDirOption = Annotated[Path | None, typer.Option(help="where the run goes; by default a new folder below runs/")]
-SeedOption = Annotated[int | None, typer.Option(help="another draw of the scenario's arrivals, lengths and prompts")]
 
 
 @app.command()
@@ -76,8 +61,8 @@ def run(
     seed: SeedOption = None,
 ) -> None:
     """Start the engine as a scenario says, replay the scenario, stop the engine, diagnose."""
-    _need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
-    _need("loadgen", "locust", "gevent", "httptools")
+    need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
+    need("loadgen", "locust", "gevent", "httptools")
     from loadgen.experiment import run_scenario
     from loadgen.progress_bar import ProgressBar
     from loadgen.scenario import load_scenario
@@ -87,7 +72,7 @@ def run(
     _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
     with ProgressBar(out) as progress:
         done = run_scenario(
-            loaded, run_dir or _new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
+            loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
         )
     _tell(done)
 
@@ -108,7 +93,7 @@ def load(
     seed: SeedOption = None,
 ) -> None:
     """Replay a scenario against a server that is running already, diagnose. Causes need the server's records too."""
-    _need("loadgen", "locust", "gevent", "httptools")
+    need("loadgen", "locust", "gevent", "httptools")
     from loadgen.experiment import load_url
     from loadgen.progress_bar import ProgressBar
     from loadgen.scenario import load_scenario
@@ -116,7 +101,7 @@ def load(
     loaded = load_scenario(scenario)
     with ProgressBar(out) as progress:
         done = load_url(
-            loaded, base_url, run_dir or _new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
+            loaded, base_url, run_dir or new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, progress=progress,
         )  # fmt: skip
     _tell(done)
@@ -131,8 +116,8 @@ def diagnose(
     json: Annotated[bool, typer.Option("--json", help="print diagnosis.json instead of the report")] = False,
 ) -> None:
     """Say what a run suffers from, which lifecycle it comes from, and what would prove it."""
-    opened = _open(run)
-    diagnosis = _diagnose(opened, _open(against) if against else None)
+    opened = open_run(run)
+    diagnosis = _diagnose(opened, open_run(against) if against else None)
     if json:
         print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
     else:
@@ -150,7 +135,7 @@ def explain(
     """Say where the time of one request went, what it waited for, through whom, and why its slow tokens were slow."""
     from metrics.explain import explain as explanation
 
-    out.print(explanation(_open(run), request_id, token))
+    out.print(explanation(open_run(run), request_id, token))
 
 
 @app.command()
@@ -163,8 +148,8 @@ def join(
     """Join what client and server recorded on two hosts into the client's run, and tell how far their clocks agree."""
     from metrics.join import join_runs, uncertainty_sentence
 
-    client = _open(client_run)
-    joined = join_runs(client, _open(server_run))
+    client = open_run(client_run)
+    joined = join_runs(client, open_run(server_run))
     out.print(f"{joined.matched} of {joined.of} requests are joined in {client.path}", highlight=False)
     said = uncertainty_sentence(client.meta())
     out.print(said if said else "both ran on one host, whose clock they share", highlight=False)
@@ -178,11 +163,11 @@ def report(
     against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
-    _need("ui", "plotly")
+    need("ui", "plotly")
     from ui.report import write_report
 
-    opened = _open(run)
-    diagnosis = _diagnose(opened, _open(against) if against else None)
+    opened = open_run(run)
+    diagnosis = _diagnose(opened, open_run(against) if against else None)
     out.print(f"wrote {write_report(opened, diagnosis, output or opened.path / 'report.html')}", highlight=False)
 
 
@@ -204,7 +189,7 @@ def trace(
         raise Failure(
             f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step", code=2
         )
-    opened = _open(run)
+    opened = open_run(run)
     path = output or opened.path / "trace.json.gz"
     try:
         written = write_trace(path, run_rows(opened, from_, to))
@@ -221,11 +206,11 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
 ) -> None:
     """Open the app on the runs: overview, diagnosis, goodput, requests, steps, memory, compute."""
-    _need("ui", "streamlit", "plotly")
+    need("ui", "streamlit", "plotly")
     from ui.launch import open_app
 
     if run is not None:
-        run = _open(run).path
+        run = open_run(run).path
     out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     sys.exit(open_app(runs, run, port))
 
@@ -235,7 +220,7 @@ def dashboards(
     output: Annotated[Path, typer.Option(help="folder to write into")] = Path("dashboards/generated"),
 ) -> None:
     """Write the Grafana dashboards, the Prometheus rules and a compose file for both."""
-    _need("ui", "grafanalib")
+    need("ui", "grafanalib")
     from dashboards.build import build_dashboards
 
     try:
@@ -259,7 +244,7 @@ def calibrate_device(
     output: Annotated[Path | None, typer.Option("--out", help="file to write; by default where bench looks")] = None,
 ) -> None:
     """Measure what a device can do at most (bandwidth, matrix products by precision and rows), and keep it."""
-    _need("engine", "torch")
+    need("engine", "torch")
     let_threads_sleep(os.environ, sys.modules)  # before torch: beside a busy process, spinning is what one measures
     from engine.compute.calibration import calibrate
     from metrics.machine import company
@@ -276,7 +261,7 @@ def calibrate_device(
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
     """Measure the engine: throughput, latency and kernels, beside peers and the measured limits."""
-    _need("engine", "torch", "zmq", "tokenizers", "safetensors")
+    need("engine", "torch", "zmq", "tokenizers", "safetensors")
     if not (Path(__file__).parent / "tests" / "bench" / "command.py").is_file():
         raise Failure("sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e .")
     sys.path.insert(0, str(Path(__file__).parent))
@@ -291,21 +276,6 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
         return EngineConfig(**settings)
     except ValidationError as error:
         raise Failure(complaint(error), code=2) from None
-
-
-def _open(path: Path) -> RunDirectory:
-    """A run directory, or the name of one below runs/; what a killed load generator left unread is read first."""
-    if not path.exists() and (RUNS / path).is_dir():
-        path = RUNS / path
-    if path.is_dir() and importlib.util.find_spec("httptools"):
-        from loadgen.parse import recover
-
-        recover(path)
-    return RunDirectory.open(path)
-
-
-def _new_run(name: str) -> Path:
-    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _diagnose(opened: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:

@@ -1,0 +1,51 @@
+"""What every verb shares: the console, failures with an exit code, the options that mean the same everywhere."""
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from metrics.rundir import RunDirectory
+
+out = Console()
+RUNS = Path("runs")
+
+ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
+RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
+RunDirOption = Annotated[Path | None, typer.Option(help="where the run goes; by default a new folder below runs/")]
+SeedOption = Annotated[int | None, typer.Option(help="another draw of the scenario's arrivals, lengths and prompts")]
+
+
+class Failure(Exception):
+    """Something went wrong that a sentence explains. Exit code 1; 2 where the command was used wrongly."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+def need(extra: str, *modules: str) -> None:
+    """Fails with the way out if an extra of the package is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failure(
+            f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
+        )
+
+
+def open_run(path: Path) -> RunDirectory:
+    """A run directory, or the name of one below runs/; what a killed load generator left unread is read first."""
+    if not path.exists() and (RUNS / path).is_dir():
+        path = RUNS / path
+    if path.is_dir() and importlib.util.find_spec("httptools"):
+        from loadgen.parse import recover
+
+        recover(path)
+    return RunDirectory.open(path)
+
+
+def new_run(name: str) -> Path:
+    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
