@@ -8,29 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from loadgen.scenario_block import Block, Number, Whole
 from loadgen.scenario_faults import ScenarioError, UniqueKeys, describe_faults, describe_yaml_error, nearest
+from loadgen.scenario_workload import Workload
 
 SCENARIO_FOLDER = Path(__file__).parent.parent / "scenarios"
 MAX_REQUESTS = 10_000_000
 
 
-def _no_truth_value(value: Any) -> Any:
-    if isinstance(value, bool):  # to Python, true is the number 1
-        raise ValueError(f"is {str(value).lower()}; it must be a number, not true or false")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_no_truth_value)]
-Number = Annotated[float, BeforeValidator(_no_truth_value)]
-
-
-class _Block(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Target(_Block):
+class Target(Block):
     """How to speak to the server."""
 
     api: Literal["completions", "chat"] = "completions"
@@ -45,7 +33,7 @@ class Target(_Block):
     )
 
 
-class _Open(_Block):
+class _Open(Block):
     """Arrivals from a rate: `duration_s` bounds the time, `count` the number, whichever comes first."""
 
     rate_rps: Number = Field(gt=0, le=1_000_000)
@@ -78,7 +66,7 @@ class Gamma(_Open):
     cv: Number = Field(gt=0, le=100)
 
 
-class Trace(_Block):
+class Trace(Block):
     """A slice of recorded traffic: its times, and its lengths where a class asks for them."""
 
     process: Literal["trace"]
@@ -91,14 +79,14 @@ class Trace(_Block):
     count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
 
 
-class AtOnce(_Block):
+class AtOnce(Block):
     """All at the same moment."""
 
     process: Literal["at_once"]
     count: Whole = Field(ge=1, le=MAX_REQUESTS)
 
 
-class Times(_Block):
+class Times(Block):
     """Exactly these moments, in seconds from the start."""
 
     process: Literal["times"]
@@ -108,96 +96,7 @@ class Times(_Block):
 Arrivals = Annotated[Poisson | Constant | Gamma | Trace | AtOnce | Times, Field(discriminator="process")]
 
 
-class Fixed(_Block):
-    distribution: Literal["fixed"]
-    tokens: Whole = Field(ge=1, le=10_000_000)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return self.tokens, self.tokens
-
-
-class _Clipped(_Block):
-    min_tokens: Whole = Field(ge=1, le=10_000_000)
-    max_tokens: Whole = Field(ge=1, le=10_000_000)
-
-    @model_validator(mode="after")
-    def _ordered(self):
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; swap them")
-        return self
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        return self.min_tokens, self.max_tokens
-
-
-class Uniform(_Clipped):
-    """Every whole number between the bounds, both included, equally often."""
-
-    distribution: Literal["uniform"]
-
-
-class Lognormal(_Clipped):
-    """Half of the lengths below `median_tokens`; `sigma` is the standard deviation of their logarithm."""
-
-    distribution: Literal["lognormal"]
-    median_tokens: Number = Field(gt=0)
-    sigma: Number = Field(gt=0, le=5)
-
-
-class FromTrace(_Clipped):
-    """The trace's own length times `scale`, clipped to the bounds. Only with arrivals.process: trace."""
-
-    distribution: Literal["trace"]
-    scale: Number = Field(1.0, gt=0, le=1_000)
-
-
-def _number_means_fixed(value: Any) -> Any:
-    return {"distribution": "fixed", "tokens": value} if isinstance(value, bool | int | float) else value
-
-
-Length = Annotated[
-    Annotated[Fixed | Uniform | Lognormal | FromTrace, Field(discriminator="distribution")],
-    BeforeValidator(_number_means_fixed),
-]
-
-
-class RequestClass(_Block):
-    """One kind of request. `prompt_tokens` counts the shared prefix too, but not what a chat template adds."""
-
-    klass: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
-    tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")
-    priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="lower goes first, where the policy asks")
-    weight: Number = Field(1.0, gt=0, le=1_000_000)
-    prompt_tokens: Length
-    output_tokens: Length
-    shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000)
-    num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000)
-    temperature: Number = Field(0.0, ge=0, le=2)
-    top_k: Whole | None = Field(None, ge=1)
-    top_p: Number | None = Field(None, gt=0, le=1)
-    ignore_eos: bool = Field(False, description="generate all of output_tokens even if the model would stop")
-
-    @model_validator(mode="after")
-    def _prefix_fits(self):
-        shortest = self.prompt_tokens.bounds[0]
-        if self.shared_prefix_tokens >= shortest:
-            raise ValueError(
-                f"shared_prefix_tokens {self.shared_prefix_tokens} must be below the shortest prompt, {shortest} "
-                "tokens; shorten the prefix, or raise the lower bound of prompt_tokens"
-            )
-        return self
-
-
-class Workload(_Block):
-    """What the requests ask for. `one_class` draws a class by weight; `every_class` sends one of each together."""
-
-    each_arrival: Literal["one_class", "every_class"] = "one_class"
-    classes: list[RequestClass] = Field(min_length=1)
-
-
-class Objective(_Block):
+class Objective(Block):
     """What is good enough for a class, and who says so."""
 
     klass: str = "all"
@@ -213,7 +112,7 @@ class Objective(_Block):
         return self
 
 
-class Measure(_Block):
+class Measure(Block):
     """What counts. Warm-up requests are sent and recorded, but no analysis counts them."""
 
     seed: Whole = Field(0, ge=0, lt=2**63)
@@ -227,7 +126,7 @@ class Measure(_Block):
         return self
 
 
-class Scenario(_Block):
+class Scenario(Block):
     """One experiment. `name` is the file's, without its ending."""
 
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")

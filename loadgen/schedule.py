@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.prompts import stable_seed
-from loadgen.scenario import MAX_REQUESTS, RequestClass, Scenario
+from loadgen.scenario import MAX_REQUESTS, Scenario
 from loadgen.scenario_faults import ScenarioError
+from loadgen.scenario_workload import RequestClass
 from loadgen.traces import TraceRow, find_trace, read_azure_trace
 from metrics.segments import replace_table
 
