@@ -1,0 +1,128 @@
+"""Our client against a server that records what it truly did: the client's record must be the server's, one to one.
+
+Both read one clock, so that a stamp of the client before the write of the server would be a fault of one of the two.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.endpoint import get, parse_base_url
+from loadgen.truth import Truth, TruthLog
+from tests.loadgen.scenarios import replay, scenario
+
+
+@contextmanager
+def truth_server(**truth):
+    """A truth server as a process. Gives its address."""
+    command = [sys.executable, "-m", "loadgen.truth_server", json.dumps(truth)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def told(url: str) -> TruthLog:
+    return msgspec.json.decode(get(parse_base_url(url), "/truth")[1], type=TruthLog)
+
+
+QUICK = {"ttft_s": 0.03, "token_s": 0.005}
+
+
+def requests(num_tokens: int = 24, count: int = 12, **blocks):
+    klass = {"klass": "chat", "prompt_tokens": 13, "output_tokens": num_tokens}
+    return scenario({"process": "constant", "rate_rps": 100, "count": count}, [klass], **blocks)
+
+
+@pytest.mark.parametrize(
+    ("api", "tokens_per_chunk", "in_step"),
+    [("completions", 1, False), ("chat", 1, True), ("completions", 5, True), ("chat", 5, False)],
+)
+def test_every_chunk_is_stamped_after_its_write_in_order_and_counted(tmp_path, api, tokens_per_chunk, in_step):
+    with truth_server(**QUICK, tokens_per_chunk=tokens_per_chunk, in_step=in_step) as url:
+        parsed = replay(requests(target={"api": api}), url, tmp_path, model="truth")
+        answers = {answer.request_id: answer for answer in told(url).answers}
+    assert len(answers) == len(parsed.records) == 12
+    errors_ns = []
+    for record in parsed.records:
+        answer = answers[record.request_id]
+        assert (record.status, answer.end) == ("ok", "ok")
+        assert record.chunk_tokens == answer.tokens
+        assert (record.prompt_tokens, record.output_tokens) == (answer.prompt_tokens, 24) and sum(answer.tokens) == 24
+        assert record.sent_ns <= answer.read_ns
+        errors_ns += (np.array(record.chunk_ns) - np.array(answer.write_ns)).tolist()
+        assert np.all(np.diff(record.chunk_ns) >= 0)
+    assert min(errors_ns) >= 0
+    assert np.median(errors_ns) < 20e6  # beside whatever else this machine does; alone it is some 0.1 ms
+
+
+def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path):
+    with truth_server(**QUICK) as url:
+        replay(requests(), url, tmp_path, model="truth")
+        answers = told(url).answers
+    for answer in answers:
+        due_ns = np.array(answer.due_ns)
+        assert np.all(np.array(answer.write_ns) >= due_ns)
+        assert np.all(np.diff(due_ns) == 5_000_000)  # however late a write was, the next one is due when it was due
+        assert 0 <= due_ns[0] - answer.read_ns - 30_000_000 < 5_000_000
+
+
+def test_streams_in_step_share_the_moments_of_their_writes(tmp_path):
+    with truth_server(**QUICK, in_step=True) as url:
+        replay(requests(), url, tmp_path, model="truth")
+        log = told(url)
+    due_ns = np.array([ns for answer in log.answers for ns in answer.due_ns])
+    assert len(np.unique(due_ns % 5_000_000)) == 1
+    assert all(answer.due_ns[0] - answer.read_ns >= 30_000_000 - 1e6 for answer in log.answers)
+
+
+@pytest.mark.parametrize("usage", ["continuous", "final", "none"])
+def test_counts_are_the_servers_where_it_tells_them_and_absent_where_it_does_not(tmp_path, usage):
+    with truth_server(**QUICK) as url:
+        record, *_ = replay(requests(count=1, target={"usage": usage}), url, tmp_path, model="truth").records
+    assert record.output_tokens == (None if usage == "none" else 24)
+    assert record.chunk_tokens == ([1] * 24 if usage == "continuous" else [])
+    assert len(record.chunk_ns) == 24
+
+
+def test_errors_and_resets_that_were_asked_for_are_the_clients_too(tmp_path):
+    with truth_server(**QUICK, error_every=3, reset_every=4) as url:
+        parsed = replay(requests(), url, tmp_path, model="truth")
+        answers = {answer.request_id: answer for answer in told(url).answers}
+    ends = [answers[record.request_id].end for record in parsed.records]
+    assert sorted(ends) == ["error"] * 4 + ["ok"] * 6 + ["reset"] * 2
+    assert [record.status for record in parsed.records] == ["ok" if end == "ok" else "error" for end in ends]
+    resets = [record for record, end in zip(parsed.records, ends, strict=True) if end == "reset"]
+    assert all(len(answers[record.request_id].tokens) == 12 for record in resets)
+    assert all(len(record.chunk_ns) <= 12 and "reset" in record.error.lower() for record in resets)
+
+
+def test_reply_that_is_not_streamed_comes_when_its_last_token_would(tmp_path):
+    whole = requests(count=2, target={"stream": False}, objectives=[{"e2e_ms": 500, "source": "made up"}])
+    with truth_server(**QUICK) as url:
+        parsed = replay(whole, url, tmp_path, model="truth")
+        answers = told(url).answers
+    assert [record.output_tokens for record in parsed.records] == [24, 24]
+    for answer in answers:
+        assert 0 <= answer.due_ns[0] - answer.read_ns - (30_000_000 + 23 * 5_000_000) < 5_000_000
+
+
+def test_nobody_is_read_before_the_delay_of_a_slow_accept(tmp_path):
+    with truth_server(**QUICK, accept_delay_s=0.2) as url:
+        record, *_ = replay(requests(count=1), url, tmp_path, model="truth").records
+        answer = told(url).answers[0]
+    assert answer.read_ns - record.sent_ns > 0.15e9
+
+
+def test_truth_that_cannot_be_kept_is_refused_by_its_field():
+    assert Truth().fault() is None
+    assert "token_s is 0; it must be at least 1e-06" in Truth(token_s=0).fault()
+    assert "ttft_s is nan" in Truth(ttft_s=float("nan")).fault()
