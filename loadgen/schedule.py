@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.prompts import stable_seed
-from loadgen.scenario import MAX_REQUESTS, Scenario
+from loadgen.scenario import Scenario
+from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
 from loadgen.traces import TraceRow, find_trace, read_azure_trace

@@ -1,0 +1,72 @@
+"""The `arrivals` block: when requests come."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from loadgen.scenario_block import Block, Number, Whole
+
+MAX_REQUESTS = 10_000_000
+
+
+class _Open(Block):
+    """Arrivals from a rate: `duration_s` bounds the time, `count` the number, whichever comes first."""
+
+    rate_rps: Number = Field(gt=0, le=1_000_000)
+    duration_s: Number | None = Field(None, gt=0, le=604_800)
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+
+    @model_validator(mode="after")
+    def _bounded(self):
+        if self.duration_s is None and self.count is None:
+            raise ValueError("needs duration_s or count, or it would never end; add one of the two")
+        return self
+
+
+class Poisson(_Open):
+    """Independent arrivals: exponential gaps."""
+
+    process: Literal["poisson"]
+
+
+class Constant(_Open):
+    """Equal gaps."""
+
+    process: Literal["constant"]
+
+
+class Gamma(_Open):
+    """Gaps of a chosen coefficient of variation: 1 is Poisson, above is bursty, below is regular."""
+
+    process: Literal["gamma"]
+    cv: Number = Field(gt=0, le=100)
+
+
+class Trace(Block):
+    """A slice of recorded traffic: its times, and its lengths where a class asks for them."""
+
+    process: Literal["trace"]
+    file: str = Field(min_length=1, description="path, or the name of a file in scenarios/traces")
+    format: Literal["azure"] = "azure"
+    start_s: Number = Field(0.0, ge=0, description="seconds of the trace to skip")
+    duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
+    speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")
+    keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+
+
+class AtOnce(Block):
+    """All at the same moment."""
+
+    process: Literal["at_once"]
+    count: Whole = Field(ge=1, le=MAX_REQUESTS)
+
+
+class Times(Block):
+    """Exactly these moments, in seconds from the start."""
+
+    process: Literal["times"]
+    times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+
+
+Arrivals = Annotated[Poisson | Constant | Gamma | Trace | AtOnce | Times, Field(discriminator="process")]
