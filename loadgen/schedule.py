@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loadgen.arrivals import draw_arrivals
 from loadgen.prompts import stable_seed
 from loadgen.scenario import Scenario
-from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
-from loadgen.traces import TraceRow, find_trace, read_azure_trace
 from metrics.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"
@@ -63,7 +62,7 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
     arrivals_rng, class_rng, length_rng = (
         np.random.default_rng(stable_seed(seed, part)) for part in ("arrivals", "classes", "lengths")
     )
-    offsets_s, rows = _arrivals(scenario.arrivals, arrivals_rng)
+    offsets_s, rows = draw_arrivals(scenario.arrivals, arrivals_rng)
     measured_from_s = offsets_s[0] + scenario.measure.warmup_s
     if offsets_s[-1] < measured_from_s:
         raise ScenarioError(
@@ -90,59 +89,6 @@ def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
     """The saved schedule and the scenario's name."""
     table = pq.read_table(run_dir / SCHEDULE_FILE)
     return [ScheduledRequest(**row) for row in table.to_pylist()], table.schema.metadata[b"scenario"].decode()
-
-
-def _arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
-    """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
-    if arrivals.process == "trace":
-        rows = _trace_slice(arrivals)
-        return np.array([(row.offset_s - arrivals.start_s) / arrivals.speedup for row in rows]), rows
-    if arrivals.process == "times":
-        offsets = np.sort(np.array(arrivals.times_s))
-    elif arrivals.process == "at_once":
-        offsets = np.zeros(arrivals.count)
-    else:
-        offsets = _renewal(arrivals, rng)
-    return offsets, [None] * len(offsets)
-
-
-def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
-    """Arrivals with independent gaps of mean 1/rate. The first one comes after a gap, so that the rate is unbiased."""
-    mean = 1 / arrivals.rate_rps
-    expected = arrivals.count or arrivals.duration_s * arrivals.rate_rps
-    if expected > MAX_REQUESTS:
-        raise ScenarioError([f"arrivals ask for about {expected:.0f} requests; at most {MAX_REQUESTS} fit one run"])
-    cv = {"poisson": 1.0, "constant": 0.0}.get(arrivals.process, getattr(arrivals, "cv", 1.0))
-    offsets = np.empty(0)
-    while (arrivals.count is None or len(offsets) < arrivals.count) and (
-        arrivals.duration_s is None or not len(offsets) or offsets[-1] < arrivals.duration_s
-    ):
-        size = max(16, int(expected * 1.2))
-        gaps = np.full(size, mean) if cv == 0 else rng.gamma(1 / cv**2, mean * cv**2, size)
-        offsets = np.concatenate([offsets, np.cumsum(gaps) + (offsets[-1] if len(offsets) else 0.0)])
-    offsets = offsets[: arrivals.count]
-    if arrivals.duration_s is not None:
-        offsets = offsets[offsets < arrivals.duration_s]
-    if not len(offsets):
-        raise ScenarioError(
-            [f"arrivals.rate_rps {arrivals.rate_rps:g} gives no request within {arrivals.duration_s:g} s with this "
-             "seed; raise the rate or arrivals.duration_s"]
-        )  # fmt: skip
-    return offsets
-
-
-def _trace_slice(arrivals) -> list[TraceRow]:
-    path = find_trace(arrivals.file)
-    rows = read_azure_trace(path)
-    end_s = arrivals.start_s + arrivals.duration_s
-    inside = [row for row in rows if arrivals.start_s <= row.offset_s < end_s]
-    kept = inside[:: arrivals.keep_one_in][: arrivals.count]
-    if not kept:
-        raise ScenarioError(
-            [f"arrivals take seconds {arrivals.start_s:g} to {end_s:g} of {path.name}, where it has no request; "
-             f"it ends at {rows[-1].offset_s:.0f} s"]
-        )  # fmt: skip
-    return kept
 
 
 def _classes(scenario: Scenario, rng: np.random.Generator) -> list[RequestClass]:
