@@ -1,0 +1,175 @@
+"""How far a figure from a sample can be trusted: intervals for shares, means and quantiles. Pure functions, numpy only.
+
+An interval says where the true value lies if the run was repeated under the same conditions and its samples are a fair
+draw. What it cannot tell: that another hour, machine or build would give the same.
+"""
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 1_000
+LARGEST_DRAW = 4_000_000  # values of a bootstrap in memory at a time
+CORRELATED = 1.5  # an automatic block length above it: neighbours are not independent
+LONGER_BLOCKS = 1.5  # than Politis and White's, whose length is best for the variance and covers too little
+
+Statistic = Callable[..., np.ndarray]  # statistic(values, axis=…), such as numpy.mean
+Method = Literal["wilson", "order statistics", "bca bootstrap", "block bootstrap"]
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the true value lies with probability `level`. None where a bound lies beyond what was measured."""
+
+    low: float | None
+    high: float | None
+    method: Method
+    level: float = LEVEL
+
+
+def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
+    """Of a share, from independent trials (Wilson, 1927). Never outside 0 to 1, and never empty at 0 or all successes.
+
+    Raises ValueError unless 0 ≤ successes ≤ trials.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes of {trials} trials: successes must lie between 0 and the trials")
+    if not trials:
+        return Interval(low=0.0, high=1.0, method="wilson", level=level)
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    share, weight = successes / trials, 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / weight
+    half = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else centre - half
+    return Interval(low=low, high=1.0 if successes == trials else centre + half, method="wilson", level=level)
+
+
+def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
+    """Of a quantile, from order statistics of independent samples: exact for any distribution, and cheap.
+
+    `values` may hold infinity for what never ended: a bound that falls there is None. None where the sample is too
+    small for any two of its values to enclose the quantile at this level.
+    """
+    ordered = np.sort(np.asarray(values, dtype="float64"))
+    count = len(ordered)
+    if not count or not 0 < quantile < 1:
+        return None
+    below = _binomial_cumulative(count, quantile)  # below[k]: chance that at most k samples lie below the quantile
+    # The bounds are the order statistics (counted from 1) low_rank and high_rank: coverage is P(low ≤ K < high)
+    low_rank = int(np.searchsorted(below, (1 - level) / 2, side="right"))
+    high_rank = int(np.searchsorted(below, (1 + level) / 2, side="left")) + 1
+    if low_rank < 1 or high_rank > count:
+        return None
+    return Interval(
+        low=_finite(ordered[low_rank - 1]), high=_finite(ordered[high_rank - 1]), method="order statistics", level=level
+    )
+
+
+def mean_interval(values: np.ndarray, *, seed: int = 0, level: float = LEVEL) -> Interval | None:
+    """Of a mean, in the order of measurement: by blocks where samples in a row are correlated. None below 10 samples."""
+    return bootstrap(values, np.mean, seed=seed, level=level, block=block_length(values))
+
+
+def bootstrap(
+    values: np.ndarray, statistic: Statistic, *, seed: int = 0, level: float = LEVEL, resamples: int = RESAMPLES,
+    block: int = 1,
+) -> Interval | None:  # fmt: skip
+    """Of any statistic, by resampling with a seed; None below 10 samples.
+
+    With `block` 1 samples are independent: bias-corrected and accelerated (Efron, 1987). With a longer one they are in
+    the order of measurement, and circular blocks are drawn whole (Politis and Romano, 1992).
+    """
+    sample = np.asarray(values, dtype="float64")
+    sample = sample[~np.isnan(sample)]
+    count = len(sample)
+    if count < 10:
+        return None
+    random = np.random.default_rng(seed)
+    drawn = _resample(sample, statistic, random, resamples, min(block, count))
+    if block > 1:
+        # Few blocks tell little of their own spread: widened as Student's t is against the normal, to first order
+        blocks = count / block
+        tails, centre = ((1 - level) / 2, (1 + level) / 2), float(statistic(sample, axis=0))
+        wider = 1 + (1 + NormalDist().inv_cdf(tails[1]) ** 2) / (4 * max(blocks - 1, 1))
+        low, high = (centre + wider * (bound - centre) for bound in np.quantile(drawn, tails))
+        return Interval(low=float(low), high=float(high), method="block bootstrap", level=level)
+    low, high = np.quantile(drawn, _bca_tails(sample, statistic, drawn, level))
+    return Interval(low=float(low), high=float(high), method="bca bootstrap", level=level)
+
+
+def block_length(values: np.ndarray) -> int:
+    """How many samples in a row hang together: 1 where they are independent (Politis and White, 2004, circular)."""
+    sample = np.asarray(values, dtype="float64")
+    sample = sample[~np.isnan(sample)]
+    count = len(sample)
+    if count < 20 or float(np.std(sample)) <= 1e-12 * abs(float(np.mean(sample))):
+        return 1
+    centred = sample - sample.mean()
+    quiet, longest = max(5, math.ceil(math.sqrt(math.log10(count)))), math.ceil(math.sqrt(count))
+    lags = np.arange(min(count - 1, longest + quiet) + 1)
+    covariance = np.array([float(centred[: count - lag] @ centred[lag:]) / count for lag in lags])
+    near = np.abs(covariance[1:] / covariance[0]) < 2 * math.sqrt(math.log10(count) / count)
+    runs = [lag for lag in range(len(near) - quiet + 1) if near[lag : lag + quiet].all()]
+    last = min(2 * (runs[0] if runs else longest), len(lags) - 1)
+    if not last:
+        return 1
+    used = lags[1 : last + 1]
+    window = np.clip(2 * (1 - used / last), 0, 1)  # flat up to half, then down to 0
+    slope = 2 * float(np.sum(window * used * covariance[1 : last + 1]))
+    spectrum = covariance[0] + 2 * float(np.sum(window * covariance[1 : last + 1]))
+    if spectrum <= 0:
+        return 1
+    length = (2 * slope**2 / (4 / 3 * spectrum**2)) ** (1 / 3) * count ** (1 / 3)
+    bounded = min(length, 3 * math.sqrt(count))
+    return round(min(LONGER_BLOCKS * bounded, count / 4)) if bounded >= CORRELATED else 1
+
+
+def _resample(
+    sample: np.ndarray, statistic: Statistic, random: np.random.Generator, resamples: int, block: int
+) -> np.ndarray:
+    count, results = len(sample), []
+    blocks = math.ceil(count / block)
+    at_once = max(1, LARGEST_DRAW // count)
+    while resamples > 0:
+        rows = min(resamples, at_once)
+        starts = random.integers(0, count, (rows, blocks))
+        places = (starts[:, :, None] + np.arange(block)).reshape(rows, -1)[:, :count] % count
+        results.append(statistic(sample[places], axis=1))
+        resamples -= rows
+    return np.concatenate(results)
+
+
+def _bca_tails(sample: np.ndarray, statistic: Statistic, drawn: np.ndarray, level: float) -> tuple[float, float]:
+    """Which quantiles of the resampled statistics bound the true one: shifted for their bias and skew."""
+    normal, centre = NormalDist(), float(statistic(sample, axis=0))
+    below = (np.sum(drawn < centre) + 0.5 * np.sum(drawn == centre)) / len(drawn)
+    tails = ((1 - level) / 2, (1 + level) / 2)
+    if not 0 < below < 1:
+        return tails
+    bias = normal.inv_cdf(float(below))
+    groups = np.array_split(np.arange(len(sample)), min(len(sample), 100))  # a grouped jackknife: linear in time
+    left_out = np.array([float(statistic(np.delete(sample, group), axis=0)) for group in groups])
+    pull = left_out.mean() - left_out
+    spread = float(np.sum(pull**2)) ** 1.5
+    acceleration = float(np.sum(pull**3)) / (6 * spread) if spread > 0 else 0.0
+    shifted = []
+    for tail in tails:
+        z = bias + normal.inv_cdf(tail)
+        shifted.append(normal.cdf(bias + z / (1 - acceleration * z)))
+    return shifted[0], shifted[1]
+
+
+def _binomial_cumulative(trials: int, chance: float) -> np.ndarray:
+    """P(at most k of `trials`) for k from 0 to `trials`, in logarithms, so that a million trials do not underflow."""
+    ks = np.arange(trials + 1)
+    factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, trials + 1)))))
+    choose = factorials[-1] - factorials - factorials[::-1]
+    return np.cumsum(np.exp(choose + ks * math.log(chance) + (trials - ks) * math.log1p(-chance)))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
