@@ -70,7 +70,7 @@ def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL)
 
 
 def mean_interval(values: np.ndarray, *, seed: int = 0, level: float = LEVEL) -> Interval | None:
-    """Of a mean, in the order of measurement: by blocks where samples in a row are correlated. None below 10 samples."""
+    """Of a mean, in the order of measurement: by blocks where neighbours are correlated; None below 10 samples."""
     return bootstrap(values, np.mean, seed=seed, level=level, block=block_length(values))
 
 
