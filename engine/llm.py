@@ -283,7 +283,7 @@ class LLM:
 
     def _publish(self, outputs: messages.Outputs) -> None:
         if self._on_steps is not None and outputs.steps is not None:
-            self._on_steps(self._appraiser.complete(Steps(outputs.steps)).records())
+            self._on_steps(self._appraiser.complete(Steps.told(outputs.steps)).records())
         ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)

@@ -4,16 +4,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from metrics.records import SCHEMAS, columns
-from metrics.segments import STREAM, StreamSegment
+from metrics.packed import PACKED, PackedSegment, PackedSteps, encode, packed_steps
 from metrics.step_batch import Steps
 
 FLUSH_SECONDS = 1.0
@@ -36,7 +31,7 @@ class Recorder:
         self._pending: dict[str, deque] = {table: deque() for table in tables}
         self._steps: deque[Steps] = deque()
         self._steps_taken = self._steps_written = 0  # each counted by one thread: those that wait are between them
-        self._segments: dict[str, StreamSegment] = {}
+        self._segments: dict[str, PackedSegment] = {}
         self._closing = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -64,10 +59,10 @@ class Recorder:
             for _ in range(len(self._steps)):
                 steps = self._steps.popleft()
                 self._steps_written += len(steps)
-                self._write("steps", len(steps), steps.table)
+                self._write("steps", len(steps), packed_steps(steps))
             for table, pending in self._pending.items():
                 if records := [pending.popleft() for _ in range(len(pending))]:
-                    self._write(table, len(records), partial(columns, table, records))
+                    self._write(table, len(records), records)
 
     def close(self) -> None:
         """Writes the rest and stops the writer. May be called twice."""
@@ -78,20 +73,20 @@ class Recorder:
             for table in list(self._segments):
                 self._end_segment(table)
 
-    def _write(self, table: str, rows: int, content: Callable[[], pa.Table]) -> None:
+    def _write(self, table: str, rows: int, content: PackedSteps | list[Any]) -> None:
         """All rows are written, or counted as failed."""
         try:
-            made = content()
-        except Exception as error:  # a value that no column holds: the writer must outlive it
+            packed = encode(content)
+        except Exception as error:  # a value that nothing holds: the writer must outlive it
             self.failed += rows
             self.last_error = f"{table}: {error}"
             return
         try:
             if table not in self._segments:
-                name = f"{time.time_ns():020d}-{os.getpid()}{STREAM}"  # sorts by time, and no two writers share one
+                name = f"{time.time_ns():020d}-{os.getpid()}{PACKED}"  # sorts by time, and no two writers share one
                 path = self.directory / f"{table}.parts" / name
-                self._segments[table] = StreamSegment(path, SCHEMAS[table])
-            self._segments[table].write(made)
+                self._segments[table] = PackedSegment(path)
+            self._segments[table].write(packed)
         except Exception as error:  # the disk
             self.failed += rows
             self.last_error = f"{table}: {error}"
@@ -100,7 +95,7 @@ class Recorder:
     def _end_segment(self, table: str) -> None:
         segment = self._segments.pop(table, None)
         if segment is not None:
-            with suppress(OSError, pa.ArrowException):  # the disk that has failed already, and is counted
+            with suppress(OSError):  # the disk that has failed already, and is counted
                 segment.close()
 
     def _run(self) -> None:

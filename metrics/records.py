@@ -221,12 +221,12 @@ def _fields(record: type[msgspec.Struct]) -> list[pa.Field]:
     return columns
 
 
+RECORDS: dict[str, type[msgspec.Struct]] = {  # of the tables whose rows are records
+    "steps": StepRecord, "requests": RequestRecord, "client": ClientRecord, "system": SystemRecord,
+    "kernels": KernelRecord,
+}  # fmt: skip
 SCHEMAS: dict[str, pa.Schema] = {
-    "steps": pa.schema(_fields(StepRecord)),
-    "requests": pa.schema(_fields(RequestRecord)),
-    "client": pa.schema(_fields(ClientRecord)),
-    "system": pa.schema(_fields(SystemRecord)),
-    "kernels": pa.schema(_fields(KernelRecord)),
+    **{table: pa.schema(_fields(record)) for table, record in RECORDS.items()},
     "scrapes": pa.schema([("ns", pa.int64()), ("name", pa.string()), ("labels", pa.map_(pa.string(), pa.string())),
                           ("value", pa.float64())]),
 }  # fmt: skip

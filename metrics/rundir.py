@@ -13,8 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
+from metrics.packed import PACKED
 from metrics.records import SCHEMAS
-from metrics.segments import STREAM, compact, read_segment, sources
+from metrics.segments import compact, read_segment, sources
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
@@ -118,8 +119,8 @@ class RunDirectory:
 
     def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
         files = self.sources(table)
-        finished = [str(file) for file in files if file.suffix != STREAM]
-        growing = [read_segment(file, table) for file in files if file.suffix == STREAM]
+        finished = [str(file) for file in files if file.suffix != PACKED]
+        growing = [read_segment(file, table) for file in files if file.suffix == PACKED]
         if not files:
             return None
         try:

@@ -1,8 +1,8 @@
 """The files of a run's tables. A table under way is a folder `<table>.parts` of segments, a finished one a single
 `<table>.parquet`, of which `compact` makes one.
 
-A segment is a Parquet file, which appears under its name only when it is whole, or an Arrow stream, which grows:
-whoever reads it takes the batches that are whole. So a killed process loses what it had not handed over, no more.
+A segment is a Parquet file, which appears under its name only when it is whole, or a packed one (metrics/packed.py),
+which grows: whoever reads it takes the frames that are whole. So a killed process loses what it had not handed over.
 """
 
 import json
@@ -14,13 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from metrics.packed import PACKED, tables_of
 from metrics.records import SCHEMAS
 
-STREAM = ".arrows"
 HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it
 ROWS_AT_ONCE = 65_536  # of a compacted table
-# Ids repeat from row to row: without compression a stream would be several times the size of its Parquet file.
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
 def sources(directory: Path, table: str) -> list[Path]:
@@ -50,39 +48,12 @@ def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name:
     return replace_table(directory / f"{table}.parts" / f"{name}.parquet", content)
 
 
-class StreamSegment:
-    """A segment that grows. After a write that failed nothing behind it could be read: begin another one."""
-
-    def __init__(self, path: Path, schema: pa.Schema):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = pa.OSFile(str(path), "wb")
-        self._stream = pa.ipc.new_stream(self._file, schema, options=_OPTIONS)
-
-    def write(self, content: pa.Table) -> None:
-        self._stream.write_table(content)
-
-    def close(self) -> None:
-        try:
-            self._stream.close()
-        finally:
-            self._file.close()
-
-
 def read_segment(path: Path, table: str) -> pa.Table:
     """The rows of a file of `sources`, with the columns of today's schema."""
-    if path.suffix != STREAM:
+    if path.suffix != PACKED:
         return pq.read_table(path, schema=SCHEMAS[table])
-    batches = list(whole_batches(path))
-    return pa.Table.from_batches(batches, None if batches else SCHEMAS[table])
-
-
-def whole_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Those of a stream that are whole: the last one may be under way, or cut off for ever."""
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-            yield from stream
-    except (pa.ArrowInvalid, OSError):
-        return
+    tables = list(tables_of(path, table))
+    return pa.concat_tables(tables) if tables else SCHEMAS[table].empty_table()
 
 
 def compact(directory: Path, table: str) -> None:
@@ -118,7 +89,7 @@ def discard_segments(directory: Path, table: str) -> None:
 
 def _segments(directory: Path, table: str) -> list[Path]:
     parts = directory / f"{table}.parts"
-    return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", STREAM))
+    return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", PACKED))
 
 
 def _held(whole: Path) -> set[str]:
@@ -128,7 +99,8 @@ def _held(whole: Path) -> set[str]:
 
 def _batches(files: list[Path], table: str) -> Iterator[pa.RecordBatch]:
     for file in files:
-        if file.suffix == STREAM:
-            yield from whole_batches(file)
+        if file.suffix == PACKED:
+            for content in tables_of(file, table):
+                yield from content.to_batches()
         else:
             yield from pq.read_table(file, schema=SCHEMAS[table]).to_batches()

@@ -41,6 +41,9 @@ _KIND_NAMES = pa.array(KINDS)
 _PROMPT_CODES = [_KIND_CODES[kind] for kind in PROMPT_KINDS]
 
 
+Others = list[tuple[int, str, Any]]  # (row, field of OTHERS, value)
+
+
 class Makeup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who took part in a step, and in the steps after it up to the next makeup: each of those computed one token of
     each, after one more past token than the step before."""
@@ -57,24 +60,36 @@ class StepBatch(msgspec.Struct, frozen=True, array_like=True):
 
     numbers: bytes  # int64 [steps, NUMBERS]
     makeups: list[Makeup]
-    others: list[tuple[int, str, Any]]  # (row, field of OTHERS, value)
+    others: Others
 
 
 class Steps:
     """A batch of steps by columns. `numbers` is int64 [NUMBERS + COSTS, steps]."""
 
-    def __init__(self, batch: StepBatch):
+    def __init__(self, numbers: np.ndarray, makeups: list[Makeup], others: Others):
+        self.numbers = numbers
+        self.makeups = makeups
+        self.others = others
+
+    @classmethod
+    def told(cls, batch: StepBatch) -> "Steps":
+        """As they arrive: without costs."""
         rows = np.frombuffer(batch.numbers, np.int64).reshape(-1, len(NUMBERS))
-        self.numbers = np.zeros((len(NUMBERS) + len(COSTS), len(rows)), np.int64)
-        self.numbers[: len(NUMBERS)] = rows.T
-        self.numbers[_PLACE["predicted_ns"]] = NOTHING
-        self.makeups = batch.makeups
-        self.others = batch.others
+        steps = cls.empty(len(rows), batch.makeups, batch.others)
+        steps.numbers[: len(NUMBERS)] = rows.T
+        steps.numbers[len(NUMBERS) :] = 0
+        steps["predicted_ns"][:] = NOTHING
+        return steps
+
+    @classmethod
+    def empty(cls, count: int, makeups: list[Makeup], others: Others) -> "Steps":
+        """So many steps, of which no number is known."""
+        return cls(np.full((len(NUMBERS) + len(COSTS), count), NOTHING, np.int64), makeups, others)
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> "Steps":
         """The same steps, whatever their records tell of costs."""
-        steps = cls(pack(records))
+        steps = cls.told(pack(records))
         for name in COSTS:
             steps[name][:] = [_number(getattr(record, name)) for record in records]
         return steps

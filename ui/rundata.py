@@ -11,10 +11,10 @@ from metrics.blame_book import Book, TooLarge, book_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.goodput import measured, measured_steps
+from metrics.packed import PACKED
 from metrics.records import SCHEMAS
 from metrics.roofline import CeilingError, Ceilings, load_ceilings
 from metrics.rundir import RunDirectory, RunError, engine_settings
-from metrics.segments import STREAM
 from metrics.sources.view import timeline
 from metrics.utilisation import arithmetic, ceilings_from
 
@@ -62,7 +62,7 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
             status = file.stat()
         except FileNotFoundError:  # a segment that was compacted in between
             continue
-        if file.suffix in (".parquet", STREAM, ".json"):
+        if file.suffix in (".parquet", PACKED, ".json"):
             stamps.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
     return tuple(stamps)
 

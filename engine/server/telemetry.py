@@ -52,7 +52,7 @@ class Telemetry:
         self._last: messages.Outputs | None = None  # ... and what it said last
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
-            self.recorder = Recorder(config.run_dir, ("requests", "steps", "system", "kernels"))
+            self.recorder = Recorder(config.run_dir, ("requests", "system", "kernels"))
 
     def restarted(self) -> None:
         """The core died, and another one is started."""
@@ -84,7 +84,7 @@ class Telemetry:
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
         if message.steps is not None:
-            steps = self.appraiser.complete(Steps(message.steps))
+            steps = self.appraiser.complete(Steps.told(message.steps))
             self.exporter.observe_steps(steps)
             self.recent.add_steps(steps)
             if self.recorder is not None:

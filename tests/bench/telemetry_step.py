@@ -85,7 +85,7 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float]:
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
     exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
-    batches = [appraiser.complete(Steps(message.steps)) for message in decoded if message.steps is not None]
+    batches = [appraiser.complete(Steps.told(message.steps)) for message in decoded if message.steps is not None]
     appraised_ns = time.thread_time_ns()
     for batch in batches:
         exporter.observe_steps(batch)

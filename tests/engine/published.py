@@ -13,7 +13,7 @@ WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPT
 
 def steps_of(outputs: messages.Outputs) -> list[StepRecord]:
     """The steps that a message tells of, without their costs."""
-    return [] if outputs.steps is None else Steps(outputs.steps).records()
+    return [] if outputs.steps is None else Steps.told(outputs.steps).records()
 
 
 @dataclass

@@ -186,7 +186,7 @@ class Simulation:
     def last_step(self) -> StepRecord:
         """The record of the step that ended last, published or not."""
         held = copy(self.engine.books.log).take()
-        return (Steps(held).records() if held is not None else self.published.records)[-1]
+        return (Steps.told(held).records() if held is not None else self.published.records)[-1]
 
     def drain(self) -> None:
         while self.engine.has_work or self.engine.is_preparing:

@@ -14,6 +14,7 @@ import numpy as np
 from metrics.recorder import Recorder
 from metrics.records import ClientRecord, SystemRecord
 from metrics.rundir import RunDirectory
+from metrics.step_batch import Steps
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
 
 CLOCK_START_NS = 1_000 * S  # monotonic clocks do not begin at zero
@@ -148,9 +149,11 @@ def synthetic_run(
     run = RunDirectory.create(
         path, run_document(chosen, name, seed, requests, objectives or list(chosen.objectives) or OBJECTIVES)
     )
-    recorder = Recorder(run.path, ("client", "requests", "steps", "system"))
+    recorder = Recorder(run.path, ("client", "requests", "system"))
     system = [_system(second, records) for second in range(_seconds(records) + 1)]
-    tables = {"client": records.client, "requests": records.requests, "steps": records.steps, "system": system}
+    tables = {"client": records.client, "requests": records.requests, "system": system}
+    if records.steps:
+        recorder.append_steps(Steps.of(records.steps))
     for table, rows in tables.items():
         for row in rows:
             recorder.append(table, row)

@@ -2,81 +2,81 @@
 
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from metrics.packed import PackedSegment, PackedSteps, encode, packed_steps, tables_of
 from metrics.recorder import Recorder
-from metrics.records import SCHEMAS, columns
+from metrics.records import SCHEMAS, RequestRecord, columns
 from metrics.rundir import RunDirectory
-from metrics.segments import StreamSegment, compact, discard_segments, read_segment, sources, write_segment
+from metrics.segments import compact, discard_segments, read_segment, sources, write_segment
 from metrics.step_batch import Steps
 from tests.metrics.random_records import random_request, random_step
 
 
+def records(first: int, count: int) -> list[RequestRecord]:
+    return [random_request(Random(index), index) for index in range(first, first + count)]
+
+
 def requests(first: int, count: int) -> pa.Table:
-    return columns("requests", [random_request(Random(index), index) for index in range(first, first + count)])
+    return columns("requests", records(first, count))
 
 
-def stream(path, *tables: pa.Table) -> StreamSegment:
-    segment = StreamSegment(path, SCHEMAS["requests"])
-    for table in tables:
-        segment.write(table)
+def stream(path, *frames: list[RequestRecord]) -> PackedSegment:
+    segment = PackedSegment(path)
+    for frame in frames:
+        segment.write(encode(frame))
     return segment
 
 
 def test_a_stream_is_read_while_it_grows(tmp_path):
-    path = tmp_path / "requests.parts" / "0.arrows"
+    path = tmp_path / "requests.parts" / "0.packed"
     segment = stream(path)
     assert len(read_segment(path, "requests")) == 0
     for batches in range(1, 4):
-        segment.write(requests(10 * batches, 5))
+        segment.write(encode(records(10 * batches, 5)))
         assert len(read_segment(path, "requests")) == len(RunDirectory(tmp_path).table("requests")) == 5 * batches
     segment.close()
     assert read_segment(path, "requests").slice(5, 5).equals(requests(20, 5))
 
 
 def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_path):
-    path, parts = tmp_path / "0.arrows", [requests(0, 3), requests(3, 3), requests(6, 3)]
+    path, parts = tmp_path / "0.packed", [records(0, 3), records(3, 3), records(6, 3)]
     ends = []
     segment = stream(path)
     for part in parts:
-        segment.write(part)
+        segment.write(encode(part))
         ends.append(path.stat().st_size)
     segment.close()
     whole = path.read_bytes()
-    for length in {
-        *range(0, len(whole), 97),
-        *ends,
-        *(end - 1 for end in ends),
-        *(end + 1 for end in ends),
-        len(whole),
-    }:
+    near = {end + step for end in ends for step in (-1, 0, 1)}
+    for length in sorted(near & set(range(len(whole) + 1)) | {*range(0, len(whole), 97), len(whole)}):
         path.write_bytes(whole[:length])
         kept = sum(end <= length for end in ends)
-        assert read_segment(path, "requests").equals(
-            pa.concat_tables(parts[:kept]) if kept else SCHEMAS["requests"].empty_table()
-        ), length
+        expected = requests(0, 3 * kept) if kept else SCHEMAS["requests"].empty_table()
+        assert read_segment(path, "requests").equals(expected), length
 
 
 def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
     write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0", SCHEMAS["requests"])
-    stream(tmp_path / "requests.parts" / "1.arrows", requests(2, 2), requests(4, 1)).close()
+    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2), records(4, 1)).close()
     compact(tmp_path, "requests")
     assert [path.name for path in sources(tmp_path, "requests")] == ["requests.parquet"]
     assert not (tmp_path / "requests.parts").exists()
-    stream(tmp_path / "requests.parts" / "2.arrows", requests(5, 2)).close()  # the run went on
+    stream(tmp_path / "requests.parts" / "2.packed", records(5, 2)).close()  # the run went on
     compact(tmp_path, "requests")
     assert pq.read_table(tmp_path / "requests.parquet").equals(requests(0, 7))
 
 
 def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
-    stream(tmp_path / "requests.parts" / "1.arrows", requests(0, 3)).close()
+    stream(tmp_path / "requests.parts" / "1.packed", records(0, 3)).close()
     monkeypatch.setattr("metrics.segments.discard_segments", lambda *told: None)
     compact(tmp_path, "requests")
     run = RunDirectory(tmp_path)
     assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
-    stream(tmp_path / "requests.parts" / "2.arrows", requests(3, 2)).close()  # a second life of the server
+    stream(tmp_path / "requests.parts" / "2.packed", records(3, 2)).close()  # a second life of the server
     assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
     monkeypatch.setattr("metrics.segments.discard_segments", discard_segments)
     compact(tmp_path, "requests")
@@ -87,7 +87,7 @@ def test_an_older_run_lacks_columns_whatever_its_segments_are(tmp_path):
     old = requests(0, 2).drop_columns(["waits", "computed_tokens"])
     (tmp_path / "requests.parts").mkdir()
     pq.write_table(old, tmp_path / "requests.parts" / "0.parquet")
-    stream(tmp_path / "requests.parts" / "1.arrows", requests(2, 2)).close()
+    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2)).close()
     table = RunDirectory(tmp_path).table("requests")
     assert len(table) == 4 and set(SCHEMAS["requests"].names) <= set(table.columns)
     assert table.computed_tokens.isna().tolist() == [True, True, False, False]
@@ -119,3 +119,18 @@ def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
     recorder.close()
     assert len(list((tmp_path / "requests.parts").iterdir())) == 2
     assert len(RunDirectory(tmp_path).table("requests")) == 2 and recorder.failed == 1
+
+
+def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
+    steps = Steps.of([random_step(Random(index), index) for index in range(4)])
+    packed = packed_steps(steps)
+    kept = [place for place, name in enumerate(packed.names) if name != "logit_rows"]
+    numbers = np.vstack([steps.numbers[kept], np.full((1, 4), 7)])
+    other = PackedSteps(
+        (*(packed.names[place] for place in kept), "not_known_yet"), numbers.tobytes(), packed.makeups, packed.others
+    )
+    segment = PackedSegment(tmp_path / "steps.parts" / "0.packed")
+    segment.write(encode(other))
+    (table,) = tables_of(tmp_path / "steps.parts" / "0.packed", "steps")
+    assert table["logit_rows"].null_count == 4
+    assert table.drop_columns("logit_rows").equals(steps.table().drop_columns("logit_rows"))

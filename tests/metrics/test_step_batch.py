@@ -49,7 +49,7 @@ def decodes(rows: int) -> tuple[StepBatch, list[StepRecord]]:
 def test_records_and_table_survive_the_way(seed, count):
     records = some_steps(seed, count)
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(pack(records)), type=StepBatch)
-    assert len(Steps(travelled)) == count
+    assert len(Steps.told(travelled)) == count
     steps = Steps.of(records)
     assert steps.records() == records
     assert steps.table().equals(columns("steps", records))
@@ -58,7 +58,7 @@ def test_records_and_table_survive_the_way(seed, count):
 @pytest.mark.parametrize("rows", [1, 2, 90])
 def test_a_makeup_stands_for_steps_that_decode_one_token_more_each(rows):
     batch, records = decodes(rows)
-    shared, single = Steps(batch), Steps(pack(records))
+    shared, single = Steps.told(batch), Steps.told(pack(records))
     assert shared.records() == single.records() and shared.table().equals(single.table())
 
 
@@ -67,7 +67,7 @@ def test_a_makeup_stands_for_steps_that_decode_one_token_more_each(rows):
 def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
     records = some_steps(seed, count)
     records += decodes(20)[1]
-    steps = Appraiser(shape).complete(Steps(pack(records)))
+    steps = Appraiser(shape).complete(Steps.told(pack(records)))
     work = batch_work(shape, steps)
     for row, record in enumerate(records):
         own = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
@@ -88,7 +88,7 @@ def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
     for bounds in ([0, 400], [0, *sorted(cuts), 400]):
         appraiser, exporter = Appraiser(SHAPES[1]), Exporter("m", clock_ns=lambda: 0)
         exporter.observe_ceilings({"float32": 1e11}, 1e10, "float32")
-        batches = [Steps(pack(records[begin:end])) for begin, end in itertools.pairwise(bounds)]
+        batches = [Steps.told(pack(records[begin:end])) for begin, end in itertools.pairwise(bounds)]
         for batch in batches:
             exporter.observe_steps(appraiser.complete(batch))
         pages.append(exporter.render())
@@ -101,13 +101,13 @@ def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
 
 def test_compositions_are_told_as_records_tell_them():
     records = some_steps(7, 60)
-    told = [COMPOSITIONS[code] for code in Steps(pack(records)).compositions]
+    told = [COMPOSITIONS[code] for code in Steps.told(pack(records)).compositions]
     assert told == [composition(record.kinds) for record in records]
 
 
 def test_features_of_a_batch_are_those_of_each_step():
     records = some_steps(5, 30)
-    steps = Steps(pack(records))
+    steps = Steps.told(pack(records))
     eager = np.array([record.graph == "eager" for record in records])
     found = features(batch_work(SHAPES[0], steps), steps["padding_tokens"], eager=eager)
     for row, record in enumerate(records):

@@ -1,0 +1,90 @@
+"""Segments of packed records: cheap to write while a server serves; columns are made of them when somebody reads.
+
+A file is a run of frames: the length of its compressed content and that of the content (4 bytes each, little-endian),
+then the content in LZ4: msgpack of a list of the table's records, or of a batch of steps with the names of its numbers.
+The last frame may be under way, or cut off for ever.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from metrics.records import RECORDS, columns
+from metrics.step_batch import COSTS, NUMBERS, Makeup, Others, Steps
+
+PACKED = ".packed"
+_HEAD = struct.Struct("<II")
+
+
+class PackedSteps(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of steps as it is kept, with its costs."""
+
+    names: tuple[str, ...]  # of the numbers: another version may have others
+    numbers: bytes  # int64 [names, steps]
+    makeups: list[Makeup]
+    others: Others
+
+
+def packed_steps(steps: Steps) -> PackedSteps:
+    return PackedSteps(NUMBERS + COSTS, steps.numbers.tobytes(), steps.makeups, steps.others)
+
+
+class PackedSegment:
+    """A segment that grows. After a write that failed nothing behind it could be read: begin another one."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("xb", buffering=0)
+
+    def write(self, content: bytes) -> None:
+        """One frame: `encode` of records, or of PackedSteps. Raises OSError."""
+        compressed = pa.compress(content, codec="lz4_raw", asbytes=True)
+        frame = _HEAD.pack(len(compressed), len(content)) + compressed
+        if self._file.write(frame) != len(frame):
+            raise OSError("the disk took only a part of it")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def tables_of(path: Path, table: str) -> Iterator[pa.Table]:
+    """The frames of a segment that are whole, each as rows of SCHEMAS[table]."""
+    for content in _frames(path):
+        if table == "steps":
+            yield _steps_table(_decoder(PackedSteps)(content))
+        else:
+            records = _decoder(list[RECORDS[table]])(content)
+            yield columns(table, records)
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            size, whole_size = _HEAD.unpack(head)
+            compressed = file.read(size)
+            if len(compressed) < size:
+                return
+            yield pa.decompress(compressed, whole_size, codec="lz4_raw", asbytes=True)
+
+
+def _steps_table(packed: PackedSteps) -> pa.Table:
+    """Numbers that this version does not know are left out; it is null in those that the writer did not know."""
+    numbers = np.frombuffer(packed.numbers, np.int64).reshape(len(packed.names), -1)
+    steps = Steps.empty(numbers.shape[1], packed.makeups, packed.others)
+    for name, column in zip(packed.names, numbers, strict=True):
+        if name in NUMBERS + COSTS:
+            steps[name][:] = column
+    return steps.table()
+
+
+@cache
+def _decoder(kind: type) -> msgspec.msgpack.Decoder:
+    return msgspec.msgpack.Decoder(kind).decode
