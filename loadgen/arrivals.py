@@ -4,13 +4,14 @@ import numpy as np
 
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
-from loadgen.traces import TraceRow, find_trace, read_azure_trace
+from loadgen.traces.reader import find_trace, read_trace
+from loadgen.traces.row import TraceRow, Window
 
 
 def draw_arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
     """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
     if arrivals.process == "trace":
-        rows = _trace_slice(arrivals)
+        rows = _trace_slice(arrivals, rng)
         return np.array([(row.offset_s - arrivals.start_s) / arrivals.speedup for row in rows]), rows
     if arrivals.process == "times":
         offsets = np.sort(np.array(arrivals.times_s))
@@ -46,15 +47,19 @@ def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
     return offsets
 
 
-def _trace_slice(arrivals) -> list[TraceRow]:
-    path = find_trace(arrivals.file)
-    rows = read_azure_trace(path)
-    end_s = arrivals.start_s + arrivals.duration_s
-    inside = [row for row in rows if arrivals.start_s <= row.offset_s < end_s]
-    kept = inside[:: arrivals.keep_one_in][: arrivals.count]
+def _trace_slice(arrivals, rng: np.random.Generator) -> list[TraceRow]:
+    path, end_s = find_trace(arrivals.file), arrivals.start_s + arrivals.duration_s
+    window = Window(arrivals.start_s, end_s, seed=int(rng.integers(2**63)))
+    found = read_trace(path, arrivals.format, window)
+    if not found.timed:
+        raise ScenarioError(
+            [f"{path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; name it "
+             "in `from_file` of a class, beside arrivals of another process"]
+        )  # fmt: skip
+    kept = found.rows[:: arrivals.keep_one_in][: arrivals.count]
     if not kept:
         raise ScenarioError(
             [f"arrivals take seconds {arrivals.start_s:g} to {end_s:g} of {path.name}, where it has no request; "
-             f"it ends at {rows[-1].offset_s:.0f} s"]
+             f"it ends at {found.end_s:.0f} s"]
         )  # fmt: skip
     return kept

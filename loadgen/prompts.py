@@ -5,7 +5,6 @@ hits exactly. Without one it is measured in words at TOKENS_PER_WORD, right with
 vocabulary of 30,000 or more; the server's own count is what the records keep.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 
 from loadgen.scenario import SCENARIO_FOLDER
 from loadgen.scenario_faults import ScenarioError
+from loadgen.stable import stable_seed
 
 CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
 TOKENS_PER_WORD = 1.3
@@ -30,11 +30,6 @@ class Prompt:
     @property
     def text(self) -> str:
         return f"{self.prefix} {self.body}" if self.prefix else self.body
-
-
-def stable_seed(*parts: object) -> int:
-    """The same 64 bits for the same parts in every process. Python's own hash is salted."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
 
 
 def load_tokenizer(path_or_name: str) -> Tokenizer:

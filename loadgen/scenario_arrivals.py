@@ -47,7 +47,9 @@ class Trace(Block):
 
     process: Literal["trace"]
     file: str = Field(min_length=1, description="path, or the name of a file in scenarios/traces")
-    format: Literal["azure"] = "azure"
+    format: Literal["auto", "azure", "burstgpt", "mooncake", "bailian", "servegen", "plain"] = Field(
+        "auto", description="of the file; by default told by its first line"
+    )
     start_s: Number = Field(0.0, ge=0, description="seconds of the trace to skip")
     duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
     speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")

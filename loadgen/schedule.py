@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.arrivals import draw_arrivals
-from loadgen.prompts import stable_seed
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
+from loadgen.stable import stable_seed
 from metrics.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"

@@ -6,10 +6,9 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from loadgen.prompts import stable_seed
-from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, read_schedule, save_schedule
-from loadgen.traces import TRACE_FOLDER, read_azure_trace
+from loadgen.stable import stable_seed
+from loadgen.traces.reader import TRACE_FOLDER
 from tests.loadgen.scenarios import CHAT, scenario
 
 UNIFORM = {"distribution": "uniform", "min_tokens": 10, "max_tokens": 20}
@@ -100,21 +99,6 @@ def test_trace_is_replayed_as_it_was_but_for_speed_and_scale():
     assert [r.max_tokens for r in schedule] == [min(max(round(row[2] * 0.5), 10), 600) for row in slice_]
     thinned = build_schedule(scenario(arrivals | {"keep_one_in": 2}), 0, "x")
     assert len(thinned) == -(-len(schedule) // 2)
-
-
-def test_both_bundled_azure_traces_have_the_rows_that_their_authors_count():
-    assert len(read_azure_trace(TRACE_FOLDER / "AzureLLMInferenceTrace_conv.csv")) == 19_366
-    assert len(read_azure_trace(TRACE_FOLDER / "AzureLLMInferenceTrace_code.csv")) == 8_819
-
-
-def test_file_that_is_no_azure_trace_is_refused(tmp_path):
-    file = tmp_path / "trace.csv"
-    file.write_text("when,in,out\r\n1,2,3\r\n")
-    with pytest.raises(ScenarioError, match="begins with 'when,in,out'"):
-        read_azure_trace(file)
-    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,a,44\r\n")
-    with pytest.raises(ScenarioError, match="line 2"):
-        read_azure_trace(file)
 
 
 def test_warmup_is_sent_but_not_measured():

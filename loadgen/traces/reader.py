@@ -1,0 +1,123 @@
+"""One door to every form of trace: `read_trace(path)` tells the form by the beginning of the file.
+
+A new form is a `TraceForm` in a file of its own and a line in FORMS.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadgen.scenario_faults import ScenarioError
+from loadgen.traces.azure import AZURE
+from loadgen.traces.blocks import BAILIAN, MOONCAKE
+from loadgen.traces.burstgpt import BURSTGPT
+from loadgen.traces.plain import PLAIN, SHAREGPT
+from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
+from loadgen.traces.servegen import SERVEGEN
+
+FORMS: tuple[TraceForm, ...] = (AZURE, BURSTGPT, MOONCAKE, BAILIAN, SERVEGEN, SHAREGPT, PLAIN)
+TRACE_FOLDER = Path(__file__).parents[2] / "scenarios" / "traces"
+LONGEST_FIRST_LINE = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSlice:
+    """The rows of a window of a trace, in order of time, and what stands in the file beside them."""
+
+    path: Path
+    form: TraceForm
+    rows: list[TraceRow]  # times from the trace's first request; in the file's order where the form has no times
+    num_rows: int  # in the whole file
+    end_s: float  # of the last one; 0 without times
+    timed: bool
+    left_out: dict[str, int]
+
+
+def find_trace(file: str) -> Path:
+    """A trace by its path, or by its name in scenarios/traces."""
+    for path in (Path(file), TRACE_FOLDER / file):
+        if path.exists() and file:
+            return path
+    bundled = ", ".join(sorted(path.name for path in TRACE_FOLDER.iterdir() if path.suffix in (".csv", ".jsonl")))
+    raise ScenarioError([f"file {file!r} is neither a file nor a bundled trace; bundled are: {bundled}"])
+
+
+def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> TraceSlice:
+    """The rows of a window. The file is walked line by line: only the rows of the window are kept.
+
+    Raises ScenarioError for a form that is unknown or not the one named, a wrong line (with file and number), and a
+    file without rows.
+    """
+    window = window or Window()
+    try:
+        chosen = form_of(path) if form == "auto" else _named(path, form)
+        return _walk(path, chosen, window)
+    except OSError as error:
+        raise ScenarioError([f"{path} cannot be read: {error.strerror or error}"]) from None
+    except UnicodeDecodeError:
+        raise ScenarioError([f"{path.name} is not UTF-8 text"]) from None
+
+
+def form_of(path: Path) -> TraceForm:
+    """The form of a file by its first line. Raises ScenarioError that lists the known ones."""
+    if path.is_dir():
+        if any(path.glob("chunk-*-trace.csv")):
+            return SERVEGEN
+        raise _unknown(f"{path.name} is a folder without chunk-<i>-trace.csv")
+    head = _head(path)
+    for form in FORMS:
+        if form.recognises(head):
+            return form
+    raise _unknown(f"{path.name} begins with {head.first_line[:80]!r}")
+
+
+def _named(path: Path, name: str) -> TraceForm:
+    found = form_of(path)
+    if found.name != name:
+        raise ScenarioError([f"{path.name} is a file of the form {found.name}, not {name}; leave format out"])
+    return found
+
+
+def _unknown(beginning: str) -> ScenarioError:
+    known = "\n".join(f"  {form.name}: {form.looks_like}" for form in FORMS)
+    return ScenarioError([f"{beginning}, which no known form of trace does; known are:\n{known}"])
+
+
+def _head(path: Path) -> Head:
+    with path.open("rb") as file:
+        line = file.readline(LONGEST_FIRST_LINE)
+    text = line.decode("utf-8-sig").strip()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return Head(path, text, value if isinstance(value, dict) else None)
+
+
+def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
+    """Most files are in order, so that the first time is the least; one that is not is walked a second time."""
+    origin_s: float | None = 0.0 if form is SERVEGEN else None  # its seconds are the trace's own, drawn or not
+    while True:
+        tally, kept, count = Tally(), [], 0
+        earliest, latest = origin_s, 0.0
+        for row in form.rows(path, window, tally):
+            count += 1
+            if row.offset_s is None:
+                kept.append(row)
+                continue
+            origin_s = row.offset_s if origin_s is None else origin_s
+            earliest = row.offset_s if earliest is None else min(earliest, row.offset_s)
+            latest = max(latest, row.offset_s)
+            offset_s = row.offset_s - origin_s
+            if window.start_s <= offset_s < window.end_s:
+                kept.append(replace(row, offset_s=offset_s))
+        if earliest is None or earliest >= origin_s:
+            break
+        origin_s = earliest
+    if not count and form is not SERVEGEN:  # of that one, nothing was drawn outside of the window
+        dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.left_out.items())})"
+        raise ScenarioError([f"{path.name} holds no requests{dropped if tally.left_out else ''}"])
+    timed = origin_s is not None
+    if timed:
+        kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
+    return TraceSlice(path, form, kept, count, latest - (origin_s or 0.0), timed, tally.left_out)

@@ -1,0 +1,64 @@
+"""One recorded request, whatever file it comes from, and how a reader of one form of file looks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.scenario_faults import ScenarioError
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One recorded request. A form that does not tell a field leaves its default."""
+
+    offset_s: float | None = None  # from the first request of the trace; None where the form has no times
+    prompt_tokens: int = 0
+    output_tokens: int | None = None  # None: not recorded
+    hash_ids: tuple[int, ...] = ()  # equal ids at equal positions, after equal ones, stand for equal tokens
+    klass: str = ""
+    session_id: str = ""
+    turn: int = 0
+    content: str = ""  # JSON of the recorded text (a string) or messages (a list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a reader leaves out, by reason: rows that are whole, but stand for no request that could be sent."""
+
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which seconds of a trace are wanted, counted from its first request, and the seed of what is drawn."""
+
+    start_s: float = 0.0
+    end_s: float = float("inf")
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a file, enough to tell its form."""
+
+    path: Path
+    first_line: str
+    first_object: dict | None  # the first line as a JSON object, where it is one
+
+
+@dataclass(frozen=True, slots=True)
+class TraceForm:
+    """One form of file. `rows` yields rows with times on the trace's own clock, in any order; raises ScenarioError."""
+
+    name: str
+    looks_like: str
+    recognises: Callable[[Head], bool]
+    rows: Callable[[Path, Window, Tally], Iterator[TraceRow]]
+    block_tokens: int = 0  # that one of its hash ids stands for; 0 where it has none
+
+
+def bad_line(path: Path, number: int, reason: str) -> ScenarioError:
+    return ScenarioError([f"{path.name} line {number}: {reason}"])
