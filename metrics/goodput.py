@@ -12,12 +12,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.intervals import Interval, share_interval
+from metrics.latencies import quantiles
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, short
 
-# Fewest samples for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90,
-# p95 and p99; p50 by the same bound (q ** n ≤ 0.0013, the chance that n samples all lie below the quantile).
-QUANTILE_MIN_SAMPLES = {"p50": 10, "p90": 64, "p95": 130, "p99": 662}
-_QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 MOST_WINDOWS = 60  # points that a figure over time can show without becoming noise
 SHORTEST_WINDOW_S = 1.0
 
@@ -35,6 +33,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     goodput_rps: float
     goodput_tokens_per_s: float
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
+    attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
 
 
 def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
@@ -96,26 +95,9 @@ def window_ns(frame: pd.DataFrame) -> tuple[int, int] | None:
     return begin, end
 
 
-def quantiles(values: pd.Series, failed: int = 0) -> dict[str, float | None]:
-    """p50, p90, p95, p99 and max in the unit of `values`; None where there are too few samples for the claim.
-
-    A failed request counts as slower than every served one, so that failures cannot improve a quantile; a quantile
-    that falls among them is None. `max` is that of the served requests, and always given.
-    """
-    served = np.sort(values.dropna().to_numpy(dtype="float64"))
-    count = len(served) + failed
-    result: dict[str, float | None] = {}
-    for name, quantile in _QUANTILES.items():
-        rank = math.ceil(quantile * count) - 1  # nearest rank: a latency that some request really had
-        enough = count >= QUANTILE_MIN_SAMPLES[name]
-        result[name] = float(served[rank]) if enough and rank < len(served) else None
-    result["max"] = float(served[-1]) if len(served) else None
-    return result
-
-
 def class_goodput(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[ClassGoodput]:
     """Goodput of all requests ("all"), then of each class, over one window: first due → last byte of the run."""
-    whole = judged(frame, objectives)
+    whole = judged(frame.sort_values("due_ns", ignore_index=True), objectives)
     span = window_ns(whole)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
     rows = [_class_row(EVERY_CLASS, whole, objectives_of(EVERY_CLASS, objectives), seconds)]
@@ -190,6 +172,7 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds
         goodput_rps=len(good) / seconds if seconds else 0.0,
         goodput_tokens_per_s=float(good.output_tokens.sum()) / seconds if seconds else 0.0,
         quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
+        attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
     )
 
 

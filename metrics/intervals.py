@@ -19,7 +19,9 @@ CORRELATED = 1.5  # an automatic block length above it: neighbours are not indep
 LONGER_BLOCKS = 1.5  # than Politis and White's, whose length is best for the variance and covers too little
 
 Statistic = Callable[..., np.ndarray]  # statistic(values, axis=…), such as numpy.mean
-Method = Literal["wilson", "order statistics", "bca bootstrap", "block bootstrap"]
+Method = Literal["wilson", "order statistics", "bca bootstrap", "block bootstrap", "clusters"]
+FEWEST_SAMPLES = 10  # and clusters: below it an interval would be a guess about a guess
+LARGEST_BOOTSTRAP = 5_000  # samples: of more, a mean is normal to within what 1,000 resamples could show
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +42,7 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
         raise ValueError(f"{successes} successes of {trials} trials: successes must lie between 0 and the trials")
     if not trials:
         return Interval(low=0.0, high=1.0, method="wilson", level=level)
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    share, weight = successes / trials, 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / weight
-    half = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    low = 0.0 if successes == 0 else centre - half
-    return Interval(low=low, high=1.0 if successes == trials else centre + half, method="wilson", level=level)
+    return _wilson(successes / trials, trials, level)
 
 
 def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
@@ -71,7 +68,72 @@ def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL)
 
 def mean_interval(values: np.ndarray, *, seed: int = 0, level: float = LEVEL) -> Interval | None:
     """Of a mean, in the order of measurement: by blocks where neighbours are correlated; None below 10 samples."""
-    return bootstrap(values, np.mean, seed=seed, level=level, block=block_length(values))
+    block = block_length(values)
+    if len(values) > LARGEST_BOOTSTRAP:
+        return clustered_mean_interval(values, np.arange(len(values)) // block, level)
+    return bootstrap(values, np.mean, seed=seed, level=level, block=block)
+
+
+def share_interval(flags: np.ndarray, level: float = LEVEL) -> Interval:
+    """Of a share of yes and no in the order of measurement: Wilson's, for as many trials as they are worth.
+
+    Neighbours that share their fate (a queue that stands) tell less than as many independent ones: their number is
+    divided by the variance of blocks over that of independent samples, the design effect of Kish (1965).
+    """
+    sample = np.asarray(flags, dtype="float64")
+    count, good = len(sample), int(np.sum(sample))
+    block = block_length(sample)
+    if block == 1 or not 0 < good < count:
+        return wilson(good, count, level)
+    share = good / count
+    # Of flags the correlation shows weakly: blocks of twice the length cover as often as they should
+    variance = _ratio_error(sample, np.arange(count) // (2 * block), share) ** 2
+    worth = max(1.0, min(float(count), share * (1 - share) / variance)) if variance > 0 else float(count)
+    return _wilson(share, worth, level)
+
+
+def series_quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
+    """Of a quantile, in the order of measurement: order statistics, or by blocks where neighbours are correlated."""
+    sample = np.asarray(values, dtype="float64")
+    ranks = np.searchsorted(np.sort(sample), sample).astype("float64")  # infinity has a rank, but no variance
+    block = block_length(ranks)
+    if block == 1:
+        return quantile_interval(sample, quantile, level)
+    return clustered_quantile_interval(sample, np.arange(len(sample)) // block, quantile, level)
+
+
+def clustered_quantile_interval(
+    values: np.ndarray, clusters: np.ndarray, quantile: float, level: float = LEVEL
+) -> Interval | None:
+    """Of a quantile of samples that come in clusters, such as the gaps between the tokens of a request.
+
+    Woodruff (1952): the error of the share below the quantile, from whole clusters, read back at the quantiles around.
+    `clusters` has a number for each value. None with fewer than 10 clusters; a bound beyond what was measured is None.
+    """
+    sample = np.asarray(values, dtype="float64")
+    if not len(sample) or len(np.unique(clusters)) < FEWEST_SAMPLES:
+        return None
+    ordered = np.sort(sample)
+    estimate = ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+    error = _ratio_error((sample <= estimate).astype("float64"), clusters, quantile)
+    half = NormalDist().inv_cdf((1 + level) / 2) * error
+    low, high = math.floor((quantile - half) * len(ordered)) - 1, math.ceil((quantile + half) * len(ordered)) - 1
+    return Interval(
+        low=_finite(ordered[low]) if low >= 0 else None,
+        high=_finite(ordered[high]) if high < len(ordered) else None,
+        method="clusters",
+        level=level,
+    )
+
+
+def clustered_mean_interval(values: np.ndarray, clusters: np.ndarray, level: float = LEVEL) -> Interval | None:
+    """Of the mean of samples that come in clusters, from whole clusters; None with fewer than 10 clusters."""
+    sample = np.asarray(values, dtype="float64")
+    if len(np.unique(clusters)) < FEWEST_SAMPLES:
+        return None
+    centre = float(sample.mean())
+    half = NormalDist().inv_cdf((1 + level) / 2) * _ratio_error(sample, clusters, centre)
+    return Interval(low=centre - half, high=centre + half, method="clusters", level=level)
 
 
 def bootstrap(
@@ -86,15 +148,13 @@ def bootstrap(
     sample = np.asarray(values, dtype="float64")
     sample = sample[~np.isnan(sample)]
     count = len(sample)
-    if count < 10:
+    if count < FEWEST_SAMPLES:
         return None
     random = np.random.default_rng(seed)
     drawn = _resample(sample, statistic, random, resamples, min(block, count))
     if block > 1:
-        # Few blocks tell little of their own spread: widened as Student's t is against the normal, to first order
-        blocks = count / block
         tails, centre = ((1 - level) / 2, (1 + level) / 2), float(statistic(sample, axis=0))
-        wider = 1 + (1 + NormalDist().inv_cdf(tails[1]) ** 2) / (4 * max(blocks - 1, 1))
+        wider = _student(count / block)
         low, high = (centre + wider * (bound - centre) for bound in np.quantile(drawn, tails))
         return Interval(low=float(low), high=float(high), method="block bootstrap", level=level)
     low, high = np.quantile(drawn, _bca_tails(sample, statistic, drawn, level))
@@ -126,6 +186,28 @@ def block_length(values: np.ndarray) -> int:
     length = (2 * slope**2 / (4 / 3 * spectrum**2)) ** (1 / 3) * count ** (1 / 3)
     bounded = min(length, 3 * math.sqrt(count))
     return round(min(LONGER_BLOCKS * bounded, count / 4)) if bounded >= CORRELATED else 1
+
+
+def _wilson(share: float, trials: float, level: float) -> Interval:
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    weight = 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / weight
+    half = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    low, high = 0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half
+    return Interval(low=low, high=high, method="wilson", level=level)
+
+
+def _ratio_error(values: np.ndarray, clusters: np.ndarray, centre: float) -> float:
+    """Standard error of the mean of all `values`, each cluster drawn as a whole (Cochran's ratio estimator)."""
+    _, place = np.unique(clusters, return_inverse=True)
+    sums = np.bincount(place, weights=values - centre)
+    number = len(sums)
+    return _student(number) * math.sqrt(float(np.sum(sums**2)) * number / max(number - 1, 1)) / len(values)
+
+
+def _student(groups: float) -> float:
+    """How much wider Student's t at 95 % is than the normal, to first order: few groups tell little of their spread."""
+    return 1 + (1 + NormalDist().inv_cdf(0.975) ** 2) / (4 * max(groups - 1, 1))
 
 
 def _resample(

@@ -19,6 +19,7 @@ from metrics.goodput import class_goodput
 from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
 from metrics.objectives import short
+from metrics.results import results
 from metrics.rundir import RunDirectory
 from metrics.sources.registry import SOURCES
 
@@ -43,6 +44,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
     warnings = _warnings(facts, closed.joined, closed.closed)
     state, headline = _state(facts, checks, findings)
     account_shares = shares_seen(facts)
+    energy = run_energy(run, facts.rows)
     return Diagnosis(
         run=facts.name,
         against=other.name if other else None,
@@ -57,7 +59,8 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
         warnings=warnings,
-        energy=run_energy(run, facts.rows),
+        results=results(facts.rows, facts.meta, energy),
+        energy=energy,
         server=facts.server,
         clock_uncertainty_ms=_clock_uncertainty_ms(facts),
     )

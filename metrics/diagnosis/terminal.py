@@ -12,7 +12,8 @@ from metrics.diagnosis.bars import BAR_CELLS, bar, ruled_table
 from metrics.diagnosis.terminal_server import render_server
 from metrics.diagnosis.verdict import Diagnosis, Evidence, Finding, without_finding
 from metrics.energy import energy_line
-from metrics.goodput import QUANTILE_MIN_SAMPLES, ClassGoodput
+from metrics.goodput import ClassGoodput
+from metrics.latencies import QUANTILE_MIN_SAMPLES
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from metrics.objectives import short
 

@@ -6,6 +6,7 @@ import msgspec
 
 from metrics.energy import EnergyUse
 from metrics.goodput import ClassGoodput
+from metrics.results import Results
 from metrics.sources.view import ServerView
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]
@@ -98,6 +99,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[SymptomCheck]  # all six, in the order of symptoms.SYMPTOMS
     closure: Closure
     warnings: list[str]  # what limits this diagnosis: few requests, client lag, missing tables
+    results: Results | None = None  # what the client measured: None in a diagnosis of an older version
     energy: EnergyUse | None = None  # of the measured window; None where the machine has no power sensor
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     clock_uncertainty_ms: float | None = None  # of client.network, where the clocks of two hosts were joined

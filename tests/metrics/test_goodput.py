@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics.exporter import Exporter
-from metrics.goodput import (
-    QUANTILE_MIN_SAMPLES,
-    class_goodput,
-    goodput_by_tpot,
-    judged,
-    measured,
-    quantiles,
-)
+from metrics.goodput import class_goodput, goodput_by_tpot, judged, measured
+from metrics.latencies import QUANTILE_MIN_SAMPLES, quantiles
 from metrics.objectives import objectives_of
 from tests.metrics.random_records import random_request
 from tests.metrics.synthetic import synthetic_run

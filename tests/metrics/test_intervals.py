@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.intervals import block_length, bootstrap, mean_interval, quantile_interval, wilson
+from metrics.intervals import (
+    block_length,
+    bootstrap,
+    clustered_mean_interval,
+    clustered_quantile_interval,
+    mean_interval,
+    quantile_interval,
+    series_quantile_interval,
+    share_interval,
+    wilson,
+)
 
 few = settings(max_examples=50, deadline=None)
 
@@ -107,3 +117,27 @@ def test_nominal_95_percent_covers_93_to_97_percent_of_known_distributions():
     assert {name: share for name, share in within.items() if not 0.93 <= share <= 0.97} == {}
     as_if_independent = _coverage(0, [bootstrap(v, np.mean, seed=i) for i, v in enumerate(correlated[:300])])
     assert as_if_independent < 0.85  # what the blocks are for
+
+
+@pytest.mark.slow
+def test_intervals_of_clusters_and_of_queues_cover_93_to_97_percent():
+    random, times = np.random.default_rng(21), 1000
+    gaps = [random.gamma(4, 5 * random.lognormal(0, 0.3, (100, 1)), (100, 30)) for _ in range(times)]
+    requests = np.repeat(np.arange(100), 30)
+    drawn = random.gamma(4, 5 * random.lognormal(0, 0.3, (200_000, 1)), (200_000, 10))
+    waits = [autoregressive(random, 1000, 0.5) for _ in range(times)]
+    scale = 1 / math.sqrt(1 - 0.5**2)
+    within = {
+        "itl p50": _coverage(
+            np.quantile(drawn, 0.5), [clustered_quantile_interval(v.ravel(), requests, 0.5) for v in gaps]
+        ),
+        "itl p90": _coverage(
+            np.quantile(drawn, 0.9), [clustered_quantile_interval(v.ravel(), requests, 0.9) for v in gaps]
+        ),
+        "itl mean": _coverage(drawn.mean(), [clustered_mean_interval(v.ravel(), requests) for v in gaps]),
+        "ttft p50": _coverage(0, [series_quantile_interval(v, 0.5) for v in waits]),
+        "ttft p90": _coverage(1.2816 * scale, [series_quantile_interval(v, 0.9) for v in waits]),
+        "attainment": _coverage(0.9, [share_interval(v < 1.2816 * scale) for v in waits]),
+    }
+    assert {name: share for name, share in within.items() if not 0.93 <= share <= 0.97} == {}
+    assert _coverage(0.5, [wilson(int((v < 0).sum()), 1000) for v in waits]) < 0.9  # what the blocks are for

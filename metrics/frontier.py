@@ -1,0 +1,84 @@
+"""The largest rate that keeps the objectives: DistServe's goodput (OSDI 2024), from runs at several rates. Pure.
+
+vLLM's `request_goodput` is something else: the good requests per second of one run, whatever its rate.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from metrics.intervals import wilson
+
+KEPT_SHARE = 0.90  # of the sent requests: DistServe's bound
+
+
+class RatePoint(msgspec.Struct, frozen=True):
+    """What came of offering a rate: `good` of the `sent` requests kept every objective."""
+
+    rate_rps: float
+    good: int
+    sent: int
+
+
+class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Where attainment falls below `share`. `low_rps` and `high_rps` bracket it with 95 % confidence each, as far as
+    the offered rates tell; `resolved` when both are known, `reason` says what is missing when not."""
+
+    share: float
+    rate_rps: float | None  # the estimate; None where no rate kept the share
+    low_rps: float | None  # the largest rate that surely kept it
+    high_rps: float | None  # the smallest rate above that surely did not
+    resolved: bool
+    reason: str
+
+
+def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
+    """The largest rate at which at least `share` of the sent requests were good.
+
+    Attainment cannot rise with the rate: points that say so differ by chance, and are pooled with their neighbours
+    (isotonic regression). Between the last rate that keeps the share and the first that does not, it is interpolated.
+    """
+    known = sorted((point for point in points if point.sent), key=lambda point: point.rate_rps)
+    if not known:
+        return MaxRate(share=share, rate_rps=None, low_rps=None, high_rps=None, resolved=False,
+                       reason="no request was sent at any rate")  # fmt: skip
+    kept = _falling(known)
+    rate = _crossing([point.rate_rps for point in known], kept, share)
+    sure = [wilson(point.good, point.sent) for point in known]
+    misses = [p.rate_rps for p, bounds in zip(known, sure, strict=True) if (bounds.high or 0.0) < share]
+    high = misses[0] if misses else None
+    meets = [p.rate_rps for p, bounds in zip(known, sure, strict=True) if (bounds.low or 0.0) >= share]
+    meets = [each for each in meets if high is None or each < high]
+    low = meets[-1] if meets else None
+    reason = ""
+    if low is None:
+        reason = f"no rate surely keeps {share:.0%}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
+    elif high is None:
+        reason = (
+            f"no rate surely misses {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
+        )
+    return MaxRate(
+        share=share, rate_rps=rate, low_rps=low, high_rps=high, resolved=low is not None and high is not None,
+        reason=reason,
+    )  # fmt: skip
+
+
+def _falling(points: Sequence[RatePoint]) -> list[float]:
+    """Attainment at each rate, neighbours pooled until it nowhere rises (pool adjacent violators)."""
+    pools: list[list[float]] = []  # good, sent, points
+    for point in points:
+        pools.append([point.good, point.sent, 1])
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] < pools[-1][0] / pools[-1][1]:
+            good, sent, number = pools.pop()
+            pools[-1] = [pools[-1][0] + good, pools[-1][1] + sent, pools[-1][2] + number]
+    return [good / sent for good, sent, number in pools for _ in range(int(number))]
+
+
+def _crossing(rates: Sequence[float], kept: Sequence[float], share: float) -> float | None:
+    if kept[0] < share:
+        return None
+    last = max(place for place, each in enumerate(kept) if each >= share)
+    if last == len(kept) - 1:
+        return rates[last]
+    part = (kept[last] - share) / (kept[last] - kept[last + 1])
+    return rates[last] + part * (rates[last + 1] - rates[last])

@@ -1,0 +1,72 @@
+"""What tokens cost: joules and dollars per million. Pure functions.
+
+The dollars are those of the machine for as long as the window lasted, idle or not, spread over the tokens that came in
+it: a machine that waits for requests makes them dear. `good` tokens are those of requests that kept every objective.
+"""
+
+import msgspec
+import pandas as pd
+
+from metrics.energy import EnergyUse
+from metrics.goodput import window_ns
+
+MILLION = 1_000_000
+
+
+class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs of a window. None where the price, the power sensor or the tokens are missing."""
+
+    seconds: float
+    usd_per_hour: float | None  # of the machine
+    prompt_tokens: int
+    output_tokens: int
+    good_output_tokens: int
+    usd_per_million_output_tokens: float | None
+    usd_per_million_good_output_tokens: float | None
+    usd_per_million_tokens: float | None  # prompt and output together
+    joules_per_million_output_tokens: float | None
+
+
+def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse | None) -> TokenCost | None:
+    """Of `judged` requests; None where neither a price nor power is known, or nothing was sent."""
+    span = window_ns(rows)
+    joules = energy.joules_per_token if energy is not None else None
+    if span is None or (usd_per_hour is None and joules is None):
+        return None
+    served = rows[rows.status == "ok"]
+    seconds = (span[1] - span[0]) / 1e9
+    prompt, output = int(served.prompt_tokens.sum()), int(served.output_tokens.sum())
+    good = int(rows[rows.good].output_tokens.sum())
+    usd = None if usd_per_hour is None else usd_per_hour * seconds / 3600
+    return TokenCost(
+        seconds=seconds,
+        usd_per_hour=usd_per_hour,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        good_output_tokens=good,
+        usd_per_million_output_tokens=_per_million(usd, output),
+        usd_per_million_good_output_tokens=_per_million(usd, good),
+        usd_per_million_tokens=_per_million(usd, prompt + output),
+        joules_per_million_output_tokens=None if joules is None else joules * MILLION,
+    )
+
+
+def _per_million(amount: float | None, tokens: int) -> float | None:
+    return amount / tokens * MILLION if amount is not None and tokens else None
+
+
+def cost_line(cost: TokenCost) -> str:
+    """As a report shows it: "$ 4.20 per million output tokens ($ 5.10 per million good ones) at $ 2.50 an hour"."""
+    parts = []
+    if cost.usd_per_million_output_tokens is not None:
+        good = cost.usd_per_million_good_output_tokens
+        dearer = f"$ {good:,.4g} per million good ones, " if good is not None else "not one of them good, "
+        parts.append(
+            f"$ {cost.usd_per_million_output_tokens:,.4g} per million output tokens ({dearer}"
+            f"$ {cost.usd_per_million_tokens:,.4g} with prompt tokens) at $ {cost.usd_per_hour:g} an hour"
+        )
+    elif cost.usd_per_hour is not None:
+        parts.append(f"no output token came for $ {cost.usd_per_hour * cost.seconds / 3600:.4g}")
+    if cost.joules_per_million_output_tokens is not None:
+        parts.append(f"{cost.joules_per_million_output_tokens / 1e3:,.3g} kJ per million output tokens")
+    return "; ".join(parts)

@@ -1,0 +1,60 @@
+"""The largest rate that keeps 90 % is bracketed by rates that surely do and surely do not, or is not resolved."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metrics.frontier import RatePoint, max_rate
+
+points = st.lists(
+    st.tuples(st.integers(1, 64), st.integers(0, 200), st.integers(0, 200)).map(
+        lambda drawn: RatePoint(float(drawn[0]), drawn[1], drawn[1] + drawn[2])
+    ),
+    max_size=8, unique_by=lambda point: point.rate_rps,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(points)
+def test_estimate_lies_in_its_bracket_and_within_what_was_offered(offered):
+    found = max_rate(offered)
+    rates = [point.rate_rps for point in offered if point.sent]
+    if found.rate_rps is not None:
+        assert min(rates) <= found.rate_rps <= max(rates)
+    assert found.resolved == (found.low_rps is not None and found.high_rps is not None)
+    assert bool(found.reason) != found.resolved
+    if found.resolved:
+        assert found.low_rps < found.high_rps
+    assert max_rate(list(reversed(offered))) == found
+
+
+def test_rate_between_the_last_that_keeps_and_the_first_that_does_not_is_interpolated():
+    found = max_rate([RatePoint(2, 200, 200), RatePoint(4, 192, 200), RatePoint(8, 100, 200)])
+    assert (found.low_rps, found.high_rps, found.resolved) == (4, 8, True)
+    assert found.rate_rps == pytest.approx(4 + 4 * 0.06 / 0.46)
+
+
+@pytest.mark.parametrize(
+    ("offered", "words"),
+    [
+        ([RatePoint(2, 200, 200)], "offer more than 2 req/s"),
+        ([RatePoint(2, 20, 200)], "offer less than 2 req/s"),
+        ([], "no request was sent"),
+        ([RatePoint(2, 0, 0)], "no request was sent"),
+    ],
+)
+def test_rate_is_not_resolved_by_rates_on_one_side(offered, words):
+    found = max_rate(offered)
+    assert not found.resolved and words in found.reason
+
+
+def test_bracket_holds_the_true_rate_in_95_percent_of_simulated_sweeps():
+    """Attainment falls from 1 at 4 req/s to 0 at 8: 90 % is kept up to 4.4."""
+    random, rates = np.random.default_rng(0), np.arange(1.0, 9.0)
+    held = []
+    for _ in range(300):
+        drawn = random.binomial(400, np.clip((8 - rates) / 4, 0, 1))
+        found = max_rate([RatePoint(rate, int(good), 400) for rate, good in zip(rates, drawn, strict=True)])
+        held.append(found.resolved and found.low_rps <= 4.4 <= found.high_rps)
+    assert np.mean(held) >= 0.95

@@ -1,0 +1,34 @@
+"""Tokens cost what the machine cost while they came, and idle time makes them dear."""
+
+import pandas as pd
+import pytest
+
+from metrics.energy import EnergyUse
+from metrics.goodput import judged
+from metrics.prices import cost_line, token_cost
+from tests.metrics.test_latencies import failed, served
+
+
+def rows(*requests) -> pd.DataFrame:
+    bound = [{"klass": "all", "ttft_ms": 100.0, "source": "test"}]
+    return judged(pd.DataFrame(requests), bound)
+
+
+def test_price_of_the_window_is_spread_over_its_tokens():
+    an_hour = rows(served(0, 0, [50.0, 60.0]), served(3_599_000, 3_599_000, [3_599_500.0, 3_600_000.0]))
+    cost = token_cost(an_hour, 2.0, None)
+    assert cost.seconds == 3600 and cost.output_tokens == 4 and cost.good_output_tokens == 2
+    assert cost.usd_per_million_output_tokens == pytest.approx(2.0 / 4 * 1e6)
+    assert cost.usd_per_million_good_output_tokens == pytest.approx(2.0 / 2 * 1e6)
+    assert cost.usd_per_million_tokens == pytest.approx(2.0 / 24 * 1e6)  # 10 prompt tokens each
+    assert "per million output tokens" in cost_line(cost) and "at $ 2 an hour" in cost_line(cost)
+
+
+def test_nothing_is_claimed_without_price_power_or_tokens():
+    some = rows(served(0, 0, [50.0, 60.0]))
+    assert token_cost(some, None, None) is None and token_cost(some[:0], 2.0, None) is None
+    lost = token_cost(rows(failed(0), failed(1000)), 2.0, None)
+    assert lost.usd_per_million_output_tokens is None and "no output token came for $" in cost_line(lost)
+    use = EnergyUse(seconds=1, joules={"gpu": 4.0, "cpu": None}, output_tokens=2, joules_per_token=2.0)
+    drawn = token_cost(some, None, use)
+    assert drawn.joules_per_million_output_tokens == 2e6 and "kJ per million" in cost_line(drawn)
