@@ -6,8 +6,11 @@ from typing import Any
 from loadgen.endpoint import Endpoint, authorisation
 from loadgen.prompts import Prompt, PromptSource, load_tokenizer
 from loadgen.scenario import Scenario, Target
+from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import ScheduledRequest
+from loadgen.sharing import tree_path
 
+PASSED_ON = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -18,23 +21,77 @@ def build_wire_requests(
     """Bytes by index. Raises ScenarioError where the tokenizer or the prose cannot be read."""
     named = tokenizer or scenario.target.tokenizer
     source = PromptSource(seed, load_tokenizer(named) if named else None)
-    prefixes: dict[tuple[str, int], str] = {}
-    wire = []
-    for request in schedule:
-        key = (request.klass, request.shared_prefix)
-        if request.shared_prefix >= 0 and key not in prefixes:
-            prefixes[key] = source.shared_prefix(
-                f"{request.klass} {request.shared_prefix}", request.shared_prefix_tokens
-            )
-        prompt = source.prompt(request.prompt_tokens, prefixes.get(key, ""), request.shared_prefix_tokens)
-        wire.append(http_bytes(endpoint, scenario.target, request, json_body(scenario.target, request, prompt, model)))
-    return wire
+    writer = PromptWriter(scenario, source)
+    return [
+        http_bytes(
+            endpoint, scenario.target, request,
+            json_body(scenario, request, writer.prompt(request), model),
+        )
+        for request in schedule
+    ]  # fmt: skip
 
 
-def json_body(target: Target, request: ScheduledRequest, prompt: Prompt, model: str) -> dict[str, Any]:
+class PromptWriter:
+    """Owns the prefixes that prompts share, each written once."""
+
+    def __init__(self, scenario: Scenario, source: PromptSource):
+        self._classes = {klass.klass: klass for klass in scenario.workload.classes}
+        self._source = source
+        self._prefixes: dict[tuple, str] = {}
+
+    def prompt(self, request: ScheduledRequest) -> Prompt | list[dict[str, Any]]:
+        """What the request asks; recorded messages as they are. Requests in order of the schedule, each once."""
+        if request.content:
+            said = json.loads(request.content)
+            return Prompt("", said) if isinstance(said, str) else said
+        if request.block_ids:
+            blocks = (request.block_ids, request.block_tokens, request.prompt_tokens, request.index)
+            return Prompt("", self._source.by_name.blocks(*blocks))
+        klass, prefix = self._classes[request.klass], self._prefix(request)
+        if klass.content == "random":
+            own = self._source.by_name.words(("random", request.index), request.prompt_tokens - prefix_tokens(request))
+            return Prompt(prefix, " ".join(own))
+        return self._source.prompt(request.prompt_tokens, prefix, prefix_tokens(request))
+
+    def _prefix(self, request: ScheduledRequest) -> str:
+        if request.shared_prefix < 0:
+            return ""
+        klass = self._classes[request.klass]
+        if klass.prefix_tree is None:
+            return self._written((request.klass, request.shared_prefix), request.shared_prefix_tokens, "")
+        text = ""
+        for level, node in tree_path(klass.prefix_tree, request):
+            added = self._written((request.klass, level, node), klass.prefix_tree.node_tokens, text)
+            text = f"{text} {added}" if text else added
+        return text
+
+    def _written(self, name: tuple, num_tokens: int, behind: str) -> str:
+        if name not in self._prefixes:
+            if self._classes[name[0]].content == "random":
+                written = " ".join(self._source.by_name.words(("prefix", *name), num_tokens))
+            else:
+                written = self._source.shared_prefix(" ".join(map(str, name)), num_tokens, behind)
+            self._prefixes[name] = written
+        return self._prefixes[name]
+
+
+def prefix_tokens(request: ScheduledRequest) -> int:
+    return request.shared_prefix_tokens if request.shared_prefix >= 0 else 0
+
+
+def json_body(
+    scenario: Scenario, request: ScheduledRequest, prompt: Prompt | list[dict[str, Any]], model: str
+) -> dict[str, Any]:
     """The request in OpenAI's words. Defaults of a scenario are left out: not every server knows them."""
+    target = scenario.target
     body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": request.temperature}
-    if target.api == "chat":
+    if isinstance(prompt, list):
+        if target.api != "chat":
+            raise ScenarioError(
+                [f"class {request.klass} sends recorded messages, but target.api is {target.api}; set it to chat"]
+            )
+        body["messages"] = prompt
+    elif target.api == "chat":
         system = [{"role": "system", "content": prompt.prefix}] if prompt.prefix else []
         body["messages"] = [*system, {"role": "user", "content": prompt.body}]
     else:
@@ -45,6 +102,7 @@ def json_body(target: Target, request: ScheduledRequest, prompt: Prompt, model: 
         body["top_k"] = request.top_k
     if request.top_p is not None:
         body["top_p"] = request.top_p
+    body |= _sampling(scenario, request)
     if request.ignore_eos:
         body["ignore_eos"] = True
     if request.priority:
@@ -56,6 +114,23 @@ def json_body(target: Target, request: ScheduledRequest, prompt: Prompt, model: 
             if target.usage == "continuous":
                 body["stream_options"]["continuous_usage_stats"] = True
     return body
+
+
+def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
+    """What the class, and above it the request's variant, says of sampling and of the answer's form."""
+    klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
+    layers = [klass, *([klass.variants[request.variant]] if request.variant >= 0 else [])]
+    said: dict[str, Any] = {}
+    for layer in layers:
+        said |= {name: value for name in PASSED_ON if (value := getattr(layer, name)) is not None}
+        if layer.response_format is not None or layer.regex is not None:  # an answer has one form
+            said.pop("response_format", None), said.pop("structured_outputs", None)
+        if layer.response_format is not None:
+            said["response_format"] = layer.response_format
+        if layer.regex is not None:
+            said["structured_outputs"] = {"regex": layer.regex}
+        said |= layer.extra_body
+    return said
 
 
 def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ vocabulary of 30,000 or more; the server's own count is what the records keep.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from tokenizers import Tokenizer
 from loadgen.scenario import SCENARIO_FOLDER
 from loadgen.scenario_faults import ScenarioError
 from loadgen.stable import stable_seed
+from loadgen.traces.plain import TOKENS_PER_WORD
+from loadgen.words import WordSource
 
 CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
-TOKENS_PER_WORD = 1.3
 _CUT_ATTEMPTS = 8
 
 
@@ -76,9 +78,17 @@ class PromptSource:
         lead = f"{lap}." if lap else ""
         return Prompt(prefix, self._cut(int(self._starts[position]), num_tokens - prefix_tokens, lead, prefix))
 
-    def shared_prefix(self, name: str, num_tokens: int) -> str:
-        """The prefix of this name: the same in every prompt, process and run of one seed."""
-        return self._cut(stable_seed(self._seed, "prefix", name) % len(self._words), num_tokens, "", "")
+    def shared_prefix(self, name: str, num_tokens: int, behind: str = "") -> str:
+        """The prefix of this name: the same in every prompt, process and run of one seed.
+
+        `behind` is the text that it follows; the tokens are counted as they are there.
+        """
+        return self._cut(stable_seed(self._seed, "prefix", name) % len(self._words), num_tokens, "", behind)
+
+    @cached_property
+    def by_name(self) -> WordSource:
+        """Texts of words that are one token each."""
+        return WordSource(self._seed, self._tokenizer, self._words)
 
     def _cut(self, start: int, num_tokens: int, lead: str, prefix: str) -> str:
         """Text of `num_tokens` tokens from word `start` on, as they count after `prefix`."""

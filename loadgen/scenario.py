@@ -101,13 +101,21 @@ class Scenario(Block):
                     f"objectives: klass `{objective.klass}` is none of the workload's ({', '.join(names)}) nor `all`"
                     f"{nearest(objective.klass, [*names, 'all'])}"
                 )
-        lengths = [length for each in self.workload.classes for length in (each.prompt_tokens, each.output_tokens)]
-        if self.arrivals.process != "trace" and any(length.distribution == "trace" for length in lengths):
-            raise ValueError(
-                f"workload: a length has distribution trace, but arrivals.process is {self.arrivals.process}; "
-                "set arrivals.process to trace, or take lengths from fixed, uniform or lognormal"
-            )
+        self._refuse_rows_from_nowhere()
         return self
+
+    def _refuse_rows_from_nowhere(self) -> None:
+        if self.arrivals.process == "trace":
+            return
+        for each in self.workload.classes:
+            lengths = (each.prompt_tokens.distribution, each.output_tokens.distribution)
+            if each.from_file is None and ("trace" in lengths or each.content in ("blocks", "recorded")):
+                what = f"content {each.content}" if "trace" not in lengths else "a length has distribution trace"
+                raise ValueError(
+                    f"workload: {what}, but arrivals.process is {self.arrivals.process} and class {each.klass} has no "
+                    "from_file; set arrivals.process to trace, give the class a from_file, or take lengths from "
+                    "another distribution"
+                )
 
     def _refuse_objectives_of_a_stream(self) -> None:
         for position, objective in enumerate(self.objectives):

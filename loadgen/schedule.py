@@ -2,13 +2,14 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.arrivals import draw_arrivals
+from loadgen.contents import Contents
+from loadgen.lengths import draw_length
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
@@ -44,7 +45,11 @@ class ScheduledRequest:
     seed: int
     measured: bool
     prelude: bool
-    priority: int = 0  # schedules that were written before it have none
+    priority: int = 0  # schedules that were written before it have none; so of all below
+    block_ids: tuple[int, ...] = ()  # of the trace's blocks that the prompt is made of
+    block_tokens: int = 0  # that one of them is
+    content: str = ""  # JSON of the recorded text or messages that are sent as they are
+    variant: int = -1  # which of the class's; -1 for none
 
 
 SCHEMA = pa.schema([
@@ -53,7 +58,8 @@ SCHEMA = pa.schema([
     ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
     ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
     ("seed", pa.int64()), ("measured", pa.bool_()), ("prelude", pa.bool_()),
-    ("priority", pa.int64()),
+    ("priority", pa.int64()), ("block_ids", pa.list_(pa.int64())), ("block_tokens", pa.int64()),
+    ("content", pa.string()), ("variant", pa.int64()),
 ])  # fmt: skip
 
 
@@ -70,11 +76,12 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
              f"{offsets_s[-1]:.1f} s, so nothing would be measured; shorten the warm-up"]
         )  # fmt: skip
     prelude = scenario.measure.warmup_requests
+    contents = Contents(scenario, seed)
     plan = [(0.0, scenario.workload.classes[step % len(scenario.workload.classes)], None) for step in range(prelude)]
     for offset_s, row in zip(offsets_s, rows, strict=True):
-        plan += [(offset_s, klass, row) for klass in _classes(scenario, class_rng)]
+        plan += [(offset_s, klass, row) for klass in _classes(scenario, class_rng, contents.class_of(row))]
     return [
-        _request(index, plan_entry, seed, id_prefix, length_rng, measured_from_s, prelude=index < prelude)
+        _request(index, plan_entry, seed, id_prefix, length_rng, measured_from_s, index < prelude, contents)
         for index, plan_entry in enumerate(plan)
     ]
 
@@ -88,11 +95,15 @@ def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Sce
 def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
     """The saved schedule and the scenario's name."""
     table = pq.read_table(run_dir / SCHEDULE_FILE)
-    return [ScheduledRequest(**row) for row in table.to_pylist()], table.schema.metadata[b"scenario"].decode()
+    rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            for row in table.to_pylist())  # fmt: skip
+    return [ScheduledRequest(**row) for row in rows], table.schema.metadata[b"scenario"].decode()
 
 
-def _classes(scenario: Scenario, rng: np.random.Generator) -> list[RequestClass]:
-    """Who sends at one arrival."""
+def _classes(scenario: Scenario, rng: np.random.Generator, named: RequestClass | None) -> list[RequestClass]:
+    """Who sends at one arrival: the class that the trace's row names, if any."""
+    if named is not None:
+        return [named]
     classes = scenario.workload.classes
     if scenario.workload.each_arrival == "every_class":
         return classes
@@ -100,12 +111,13 @@ def _classes(scenario: Scenario, rng: np.random.Generator) -> list[RequestClass]
     return [classes[rng.choice(len(classes), p=weights / weights.sum())]]
 
 
-def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude) -> ScheduledRequest:
+def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude, contents) -> ScheduledRequest:
     offset_s, klass, row = plan_entry
-    prompt_tokens = _length(klass.prompt_tokens, row.prompt_tokens if row else None, rng)
-    max_tokens = _length(klass.output_tokens, row.output_tokens if row else None, rng)
+    row = None if prelude else contents.row_of(klass, row)
+    prompt_tokens = draw_length(klass.prompt_tokens, row.prompt_tokens if row else None, rng)
+    max_tokens = draw_length(klass.output_tokens, row.output_tokens if row else None, rng, "output_tokens")
     prefix = int(rng.integers(klass.num_shared_prefixes)) if klass.shared_prefix_tokens else -1
-    return ScheduledRequest(
+    request = ScheduledRequest(
         index=index, request_id=f"{id_prefix}-{index:06d}", due_offset_ns=round(offset_s * NS_PER_S),
         klass=klass.klass, tenant=klass.tenant, session_id="", turn=0,
         prompt_tokens=prompt_tokens, max_tokens=max_tokens, shared_prefix=prefix,
@@ -114,23 +126,4 @@ def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude) 
         measured=not prelude and offset_s >= measured_from_s, prelude=prelude,
         priority=klass.priority,
     )  # fmt: skip
-
-
-def _length(length, traced: int | None, rng: np.random.Generator) -> int:
-    """A number of tokens within the bounds. Draws once whatever the distribution, so that classes do not shift."""
-    low, high = length.bounds
-    draw = rng.random()
-    if length.distribution == "fixed":
-        return length.tokens
-    if length.distribution == "uniform":
-        return low + int(draw * (high - low + 1))
-    if length.distribution == "lognormal":
-        value = length.median_tokens * float(np.exp(length.sigma * _normal_quantile(draw)))
-    else:
-        # A warm-up request comes from no row of the trace: it takes the lower bound.
-        value = traced * length.scale if traced is not None else low
-    return int(min(max(round(value), low), high))
-
-
-def _normal_quantile(probability: float) -> float:
-    return NormalDist().inv_cdf(min(max(probability, 1e-12), 1 - 1e-12))
+    return contents.fill(request, klass, row)

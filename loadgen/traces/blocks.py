@@ -50,7 +50,7 @@ def _is_bailian(head: Head) -> bool:
 def _mooncake_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRow]:
     for number, line in json_lines(path, MooncakeLine):
         ids = _checked_ids(path, number, line, MOONCAKE_BLOCK)
-        yield TraceRow(line.timestamp / MS_PER_S, line.input_length, line.output_length, ids)
+        yield TraceRow(line.timestamp / MS_PER_S, line.input_length, line.output_length, ids, MOONCAKE_BLOCK)
 
 
 def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRow]:
@@ -61,7 +61,7 @@ def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRo
             line.parent_chat_id >= 0
         ) else line.chat_id  # fmt: skip
         ids = _checked_ids(path, number, line, BAILIAN_BLOCK)
-        yield TraceRow(line.timestamp, line.input_length, line.output_length, ids, session_id=str(root),
+        yield TraceRow(line.timestamp, line.input_length, line.output_length, ids, BAILIAN_BLOCK, session_id=str(root),
                        turn=max(line.turn - 1, 0))  # fmt: skip
 
 
@@ -75,7 +75,6 @@ def _checked_ids(path: Path, number: int, line: MooncakeLine | BailianLine, bloc
 
 
 MOONCAKE = TraceForm("mooncake", "JSONL with timestamp (ms), input_length, output_length, hash_ids of 512-token "
-                     "blocks (Mooncake)", _is_mooncake, _mooncake_rows, MOONCAKE_BLOCK)  # fmt: skip
+                     "blocks (Mooncake)", _is_mooncake, _mooncake_rows)  # fmt: skip
 BAILIAN = TraceForm("bailian", "JSONL with chat_id, parent_chat_id, timestamp (s), input_length, output_length, turn, "
-                    "hash_ids of 16-token blocks (Qwen-Bailian)", _is_bailian, _bailian_rows,
-                    BAILIAN_BLOCK)  # fmt: skip
+                    "hash_ids of 16-token blocks (Qwen-Bailian)", _is_bailian, _bailian_rows)  # fmt: skip

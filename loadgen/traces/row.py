@@ -15,6 +15,7 @@ class TraceRow:
     prompt_tokens: int = 0
     output_tokens: int | None = None  # None: not recorded
     hash_ids: tuple[int, ...] = ()  # equal ids at equal positions, after equal ones, stand for equal tokens
+    block_tokens: int = 0  # that one of the ids stands for
     klass: str = ""
     session_id: str = ""
     turn: int = 0
@@ -57,7 +58,6 @@ class TraceForm:
     looks_like: str
     recognises: Callable[[Head], bool]
     rows: Callable[[Path, Window, Tally], Iterator[TraceRow]]
-    block_tokens: int = 0  # that one of its hash ids stands for; 0 where it has none
 
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:

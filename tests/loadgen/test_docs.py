@@ -16,8 +16,10 @@ HEADING_OF = {
     "Scenario": "Top level", "Target": "target", "Poisson": "poisson, constant, gamma",
     "Constant": "poisson, constant, gamma", "Gamma": "poisson, constant, gamma", "Trace": "trace", "AtOnce": "at_once",
     "Times": "times", "Workload": "workload", "RequestClass": "A class", "Fixed": "fixed",
-    "Uniform": "uniform, lognormal, trace", "Lognormal": "uniform, lognormal, trace",
-    "FromTrace": "uniform, lognormal, trace", "Objective": "objectives", "Measure": "measure",
+    "PrefixTree": "A prefix tree", "Variant": "A class", "Around": "around",
+    **dict.fromkeys(("Uniform", "Normal", "Lognormal", "Zipf", "Empirical", "FromTrace"),
+                    "uniform, normal, lognormal, zipf, empirical, trace"),
+    "Objective": "objectives", "Measure": "measure",
 }  # fmt: skip
 SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 

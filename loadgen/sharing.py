@@ -1,0 +1,74 @@
+"""What an infinite prefix cache would find in a schedule: the ideal that a server's hit rate is held against. Pure.
+
+A prompt is a path of segments (a trace's blocks, a shared prefix, the nodes of a tree) and then tokens of its own. What
+it shares is the longest path that an earlier request has taken, in whole blocks of the cache, and never the last token:
+a server has to compute one to answer. It cannot tell what a chat template adds, nor that two requests in flight at the
+same time find nothing of each other.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from loadgen.scenario import Scenario
+from loadgen.schedule import ScheduledRequest
+
+CACHE_BLOCK_TOKENS = 16  # of our engine and of vLLM, where a scenario does not say
+
+Segment = tuple[object, int]  # what it is, tokens
+
+
+@dataclass(slots=True)
+class Node:
+    """One segment behind one path. `seen` is the longest beginning of it that a request has had."""
+
+    children: dict[object, "Node"]
+    seen: int = 0
+
+
+def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) -> Iterator[int]:
+    """Tokens of each prompt (its segments, its length) that an infinite cache has, in the order of the prompts."""
+    root = Node({})
+    for segments, num_tokens in prompts:
+        shared, node, on_the_way = 0, root, True
+        for name, size in segments:
+            known = node.children.get(name)
+            if on_the_way:
+                shared += min(known.seen, size) if known else 0
+                on_the_way = known is not None and known.seen >= size
+            if known is None:
+                known = node.children[name] = Node({})
+            known.seen = max(known.seen, size)
+            node = known
+        yield max(0, min(shared, num_tokens - 1)) // block_tokens * block_tokens
+
+
+def segments_of(request: ScheduledRequest, scenario: Scenario) -> list[Segment]:
+    """What of a request's prompt others may share; [] where all of it is its own."""
+    if request.block_ids:
+        size, length = request.block_tokens, request.prompt_tokens
+        return [(block, min(size, length - place * size)) for place, block in enumerate(request.block_ids)]
+    if request.shared_prefix < 0:
+        return []
+    klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
+    if klass.prefix_tree is None:
+        return [((request.klass, request.shared_prefix), request.shared_prefix_tokens)]
+    return [((request.klass, node), klass.prefix_tree.node_tokens) for node in tree_path(klass.prefix_tree, request)]
+
+
+def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
+    """(level, number of the node on it) from the root down to the leaf that `shared_prefix` counts."""
+    return [(level, request.shared_prefix // tree.branching ** (tree.depth - 1 - level)) for level in range(tree.depth)]
+
+
+def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, float | int] | None:
+    """For `run.json`: the share of measured prompt tokens that an infinite cache has. None where nothing is shared."""
+    prompts = [(segments_of(request, scenario), request.prompt_tokens) for request in schedule]
+    if not any(segments for segments, _ in prompts):
+        return None
+    stated = scenario.engine.get("block_size")
+    block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS
+    hits = list(ideal_hits(prompts, block))
+    counted = [(hit, request.prompt_tokens) for hit, request in zip(hits, schedule, strict=True) if request.measured]
+    total = sum(tokens for _, tokens in counted)
+    found = sum(hit for hit, _ in counted)
+    return {"ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total, "block_tokens": block}
