@@ -12,6 +12,7 @@ import msgspec
 import typer
 from pydantic import ValidationError
 
+from commands.calibrate import calibrate
 from commands.frame import (
     RUNS,
     Failure,
@@ -27,6 +28,7 @@ from commands.frame import (
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
+from metrics.calibration import client_error_sentence
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.rundir import RunDirectory
 
@@ -237,6 +239,9 @@ def demo() -> None:
     run("demo")
 
 
+app.command()(calibrate)
+
+
 @app.command()
 def calibrate_device(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto takes CUDA where there is one")] = "auto",
@@ -304,6 +309,7 @@ def _tell(done: RunDirectory) -> None:
     """What every run ends with: the terminal report, the HTML report, and the line that opens the app."""
     diagnosis = _diagnose(done)
     _print_diagnosis(diagnosis)
+    out.print(f"client error   {client_error_sentence(done.meta()['client_error'])}", highlight=False)
     if importlib.util.find_spec("plotly"):
         from ui.report import write_report
 
@@ -317,6 +323,7 @@ def _tell(done: RunDirectory) -> None:
 # The errors that carry a sentence for the user, and the exit code of each.
 EXPECTED = {
     ("metrics.rundir", "RunError"): 1,
+    ("metrics.calibration", "CalibrationError"): 1,
     ("metrics.explain", "ExplainError"): 1,
     ("metrics.join", "JoinError"): 1,
     ("engine.options", "SettingError"): 2,

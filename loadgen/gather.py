@@ -5,10 +5,12 @@ from typing import Any
 
 import yaml
 
+from loadgen.accuracy import with_calibration
 from loadgen.parse import Parsed, build_client_table
 from loadgen.rawlog import PROGRESS_FILE
 from loadgen.scenario import Scenario
 from loadgen.schedule import SCHEDULE_FILE
+from metrics.calibration import beyond_capacity
 from metrics.machine import hardware, versions
 from metrics.rundir import RunDirectory, wall_anchor
 
@@ -62,9 +64,12 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
     run.compact()
     (run.path / PROGRESS_FILE).unlink(missing_ok=True)
+    client_error = with_calibration(parsed.client_error, parsed.records) if parsed else None
     found = [*reasons, *_doubts(parsed, run.meta()["objectives"])]
+    if client_error and (beyond := beyond_capacity(client_error["calibration"])):
+        found.append(beyond)
     run.update_meta(
-        client_error=parsed.client_error if parsed else None,
+        client_error=client_error,
         valid=not found,
         invalid_reasons=list(dict.fromkeys(found)),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from loadgen.accuracy import with_calibration
 from loadgen.rawlog import (
     BYTES,
     CANCELLED,
@@ -56,7 +57,7 @@ def recover(run_dir: Path | str) -> bool:
         if is_abandoned:
             parsed = build_client_table(run_dir)
             (run_dir / PROGRESS_FILE).unlink(missing_ok=True)
-            RunDirectory(run_dir).update_meta(client_error=parsed.client_error)
+            RunDirectory(run_dir).update_meta(client_error=with_calibration(parsed.client_error, parsed.records))
     return is_abandoned
 
 

@@ -5,8 +5,6 @@ takes at least max(F / peak rate, B / bandwidth). The ceilings are measured by `
 from a data sheet. The engine measures; this file knows no torch.
 """
 
-import hashlib
-import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +14,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from metrics.kept import keep, kept_path
 from metrics.machine import hardware
 
 Amount = TypeVar("Amount", float, np.ndarray, pd.Series)
@@ -91,19 +90,13 @@ def device_name(gpu: str | None = None) -> str:
 
 
 def ceilings_path(device: str) -> Path:
-    """Where the ceilings of a device are kept: $XDG_CACHE_HOME or ~/.cache, below sojourn/."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sojourn" / f"device-{hashlib.sha256(device.encode()).hexdigest()[:12]}.json"
+    """Where the ceilings of a device are kept."""
+    return kept_path("device", device)
 
 
 def store_ceilings(ceilings: Ceilings, path: Path | None = None) -> Path:
     """Writes them, all or nothing; by default where `load_ceilings` finds them."""
-    path = path or ceilings_path(ceilings.device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings), indent=2))
-    os.replace(partial, path)
-    return path
+    return keep(ceilings, path or ceilings_path(ceilings.device))
 
 
 def load_ceilings(device: str | None = None, path: Path | None = None) -> Ceilings:

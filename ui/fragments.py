@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from metrics.calibration import client_error_sentence
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
 from metrics.join import uncertainty_sentence
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
@@ -115,6 +116,12 @@ def clocks(meta: dict[str, Any]) -> str:
     """How far client.network can be trusted; nothing where client and server shared a clock."""
     sentence = uncertainty_sentence(meta)
     return wrap(f'<div class="sj-warning">{prose(sentence)}.</div>' if sentence else "")
+
+
+def client_error(meta: dict[str, Any]) -> str:
+    """How wrong the load generator itself is at the run's load; nothing where none of ours recorded the run."""
+    told = meta.get("client_error")
+    return wrap(f'<p class="sj-small sj-muted">Client error: {prose(client_error_sentence(told))}.</p>' if told else "")
 
 
 def warnings(diagnosis: Diagnosis) -> str:

@@ -98,6 +98,7 @@ def _goodput(run: RunData) -> str:
         right = tuple(range(2, len(table.columns)))
         parts.append(fragments.table(list(table.columns), table.to_numpy().tolist(), right))
         parts.append(_caption("A dash stands where there are too few requests for the claim."))
+    parts.append(fragments.client_error(run.meta))
     return "".join(parts)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadgen.endpoint import get, parse_base_url
-from loadgen.truth import Truth, TruthLog
+from loadgen.truth import Answer, Truth, TruthLog
 from tests.loadgen.scenarios import replay, scenario
 
 
@@ -30,8 +30,21 @@ def truth_server(**truth):
         process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def quick_server():
+    """One server for the tests that ask for nothing else: each stream on its own, one token a chunk."""
+    with truth_server(**QUICK) as url:
+        yield url
+
+
 def told(url: str) -> TruthLog:
     return msgspec.json.decode(get(parse_base_url(url), "/truth")[1], type=TruthLog)
+
+
+def answers_to(parsed, url: str) -> list[Answer]:
+    """What the server did for each record, in their order."""
+    answers = {answer.request_id: answer for answer in told(url).answers}
+    return [answers[record.request_id] for record in parsed.records]
 
 
 QUICK = {"ttft_s": 0.03, "token_s": 0.005}
@@ -49,11 +62,9 @@ def requests(num_tokens: int = 24, count: int = 12, **blocks):
 def test_every_chunk_is_stamped_after_its_write_in_order_and_counted(tmp_path, api, tokens_per_chunk, in_step):
     with truth_server(**QUICK, tokens_per_chunk=tokens_per_chunk, in_step=in_step) as url:
         parsed = replay(requests(target={"api": api}), url, tmp_path, model="truth")
-        answers = {answer.request_id: answer for answer in told(url).answers}
-    assert len(answers) == len(parsed.records) == 12
+        answers = answers_to(parsed, url)
     errors_ns = []
-    for record in parsed.records:
-        answer = answers[record.request_id]
+    for record, answer in zip(parsed.records, answers, strict=True):
         assert (record.status, answer.end) == ("ok", "ok")
         assert record.chunk_tokens == answer.tokens
         assert (record.prompt_tokens, record.output_tokens) == (answer.prompt_tokens, 24) and sum(answer.tokens) == 24
@@ -64,11 +75,9 @@ def test_every_chunk_is_stamped_after_its_write_in_order_and_counted(tmp_path, a
     assert np.median(errors_ns) < 20e6  # beside whatever else this machine does; alone it is some 0.1 ms
 
 
-def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path):
-    with truth_server(**QUICK) as url:
-        replay(requests(), url, tmp_path, model="truth")
-        answers = told(url).answers
-    for answer in answers:
+def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path, quick_server):
+    parsed = replay(requests(), quick_server, tmp_path, model="truth", id_prefix="absolute")
+    for answer in answers_to(parsed, quick_server):
         due_ns = np.array(answer.due_ns)
         assert np.all(np.array(answer.write_ns) >= due_ns)
         assert np.all(np.diff(due_ns) == 5_000_000)  # however late a write was, the next one is due when it was due
@@ -85,9 +94,9 @@ def test_streams_in_step_share_the_moments_of_their_writes(tmp_path):
 
 
 @pytest.mark.parametrize("usage", ["continuous", "final", "none"])
-def test_counts_are_the_servers_where_it_tells_them_and_absent_where_it_does_not(tmp_path, usage):
-    with truth_server(**QUICK) as url:
-        record, *_ = replay(requests(count=1, target={"usage": usage}), url, tmp_path, model="truth").records
+def test_counts_are_the_servers_where_it_tells_them_and_absent_where_it_does_not(tmp_path, quick_server, usage):
+    asked = requests(count=1, target={"usage": usage})
+    record, *_ = replay(asked, quick_server, tmp_path, model="truth", id_prefix=usage).records
     assert record.output_tokens == (None if usage == "none" else 24)
     assert record.chunk_tokens == ([1] * 24 if usage == "continuous" else [])
     assert len(record.chunk_ns) == 24
@@ -96,23 +105,40 @@ def test_counts_are_the_servers_where_it_tells_them_and_absent_where_it_does_not
 def test_errors_and_resets_that_were_asked_for_are_the_clients_too(tmp_path):
     with truth_server(**QUICK, error_every=3, reset_every=4) as url:
         parsed = replay(requests(), url, tmp_path, model="truth")
-        answers = {answer.request_id: answer for answer in told(url).answers}
-    ends = [answers[record.request_id].end for record in parsed.records]
+        answers = answers_to(parsed, url)
+    ends = [answer.end for answer in answers]
     assert sorted(ends) == ["error"] * 4 + ["ok"] * 6 + ["reset"] * 2
     assert [record.status for record in parsed.records] == ["ok" if end == "ok" else "error" for end in ends]
+    assert [len(answer.tokens) for answer in answers if answer.end == "reset"] == [12, 12]
     resets = [record for record, end in zip(parsed.records, ends, strict=True) if end == "reset"]
-    assert all(len(answers[record.request_id].tokens) == 12 for record in resets)
     assert all(len(record.chunk_ns) <= 12 and "reset" in record.error.lower() for record in resets)
 
 
-def test_reply_that_is_not_streamed_comes_when_its_last_token_would(tmp_path):
+def test_reply_that_is_not_streamed_comes_when_its_last_token_would(tmp_path, quick_server):
     whole = requests(count=2, target={"stream": False}, objectives=[{"e2e_ms": 500, "source": "made up"}])
-    with truth_server(**QUICK) as url:
-        parsed = replay(whole, url, tmp_path, model="truth")
-        answers = told(url).answers
+    parsed = replay(whole, quick_server, tmp_path, model="truth", id_prefix="whole")
     assert [record.output_tokens for record in parsed.records] == [24, 24]
-    for answer in answers:
+    for answer in answers_to(parsed, quick_server):
         assert 0 <= answer.due_ns[0] - answer.read_ns - (30_000_000 + 23 * 5_000_000) < 5_000_000
+
+
+def test_stall_shows_in_full_in_the_latencies_of_the_requests_that_were_due_in_it(tmp_path):
+    """A hundred requests a second, and a server that does nothing for a second. A client that waits for replies before
+    it sends would see one slow request of a second; from the intended send, the sum of all is known in closed form."""
+    arrivals = {"process": "constant", "rate_rps": 100, "count": 160}
+    asked = scenario(arrivals, [{"klass": "chat", "prompt_tokens": 13, "output_tokens": 2}])
+    with truth_server(**QUICK, stall_at_s=0.2, stall_s=1.0) as url:
+        parsed = replay(asked, url, tmp_path, model="truth")
+        ((from_ns, to_ns),) = told(url).stalls
+    assert {record.status for record in parsed.records} == {"ok"}
+    stalled = [record for record in parsed.records if from_ns <= record.due_ns < to_ns]
+    latencies_s = np.array([record.first_token_ns - record.due_ns for record in stalled]) / 1e9
+    closed_form_s = np.array([to_ns - record.due_ns for record in stalled]) / 1e9 + QUICK["ttft_s"]
+    assert len(stalled) >= 99 and (to_ns - from_ns) / 1e9 >= 1.0
+    assert np.all(latencies_s >= closed_form_s)
+    assert latencies_s.sum() == pytest.approx(closed_form_s.sum(), rel=0.1)  # some 53 s; 5 s are 50 ms a request
+    caught = [record for record in parsed.records if record.due_ns < from_ns < record.due_ns + 20_000_000]
+    assert all(record.first_token_ns > to_ns for record in caught)  # its own time stood still, too
 
 
 def test_nobody_is_read_before_the_delay_of_a_slow_accept(tmp_path):

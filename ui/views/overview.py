@@ -46,6 +46,7 @@ elif run.diagnosis is not None:
     )
     st.html(fragments.closure(run.diagnosis))
 st.html(fragments.clocks(run.meta))
+st.html(fragments.client_error(run.meta))
 if view is None:
     st.subheader("Where the time went", anchor=False)
     frame.draw(
