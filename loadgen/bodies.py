@@ -134,11 +134,11 @@ def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
 
 
 def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> bytes:
-    """One HTTP/1.1 request on a connection of its own."""
+    """One HTTP/1.1 request, on a connection of its own unless the target reuses them."""
     content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     headers = {
         "Host": endpoint.authority,
-        "Connection": "close",
+        "Connection": "close" if target.connections == "per_request" else "keep-alive",
         "Content-Type": "application/json",
         "Content-Length": str(len(content)),
         "Accept": "text/event-stream" if target.stream else "application/json",

@@ -2,7 +2,10 @@
 
 import gc
 import logging
-from collections.abc import Callable
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -10,16 +13,18 @@ from time import monotonic_ns
 import gevent
 import gevent.event
 from gevent import socket, ssl
-from gevent.pool import Pool
 
 from loadgen.endpoint import Endpoint, EndpointError
-from loadgen.hotpath import send_request
-from loadgen.rawlog import FLUSH_SECONDS, NO_REQUEST, STARTED, Event, write_events, write_progress
+from loadgen.hotpath import SocketLoop
+from loadgen.outgoing import Ended, Limits, Outgoing
+from loadgen.rawlog import FLUSH_SECONDS, NO_REQUEST, STARTED, EventLog, write_events, write_progress
+from loadgen.scenario import Target
 from loadgen.schedule import ScheduledRequest
 
-SPIN_NS = 1_000_000  # timers of the event loop are right within a millisecond; the rest is waited for in turns
 LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule
 CONNECT_TIMEOUT_S = 5.0
+SHOW_SECONDS = 0.2
+SWITCH_S = 0.0005  # another thread of Python gives way to the socket loop after this long, not after 5 ms
 
 logger = logging.getLogger(__name__)
 
@@ -28,67 +33,100 @@ OnFinished = Callable[[ScheduledRequest, float, int, str], None]  # request, lat
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All that one run needs, made before it starts."""
+    """All that one process needs, made before it starts."""
 
-    schedule: list[ScheduledRequest]
-    wire: list[bytes]
+    schedule: Sequence[ScheduledRequest]  # its own part, in order
+    wire: Mapping[int, bytes] | Sequence[bytes]  # by index of the request
     endpoint: Endpoint
-    timeout_s: float
+    target: Target
     run_dir: Path
+    shard: int = 0
+    shift_ns: int = 0  # to add to a stamp of this host for the clock of the run
+
+
+def limits_of(target: Target) -> Limits:
+    return Limits(target.timeout_s, target.connect_timeout_s, target.first_byte_timeout_s, target.gap_timeout_s)
 
 
 class OpenLoopClient:
-    """Owns the requests in flight and the events that wait to be written."""
+    """Owns the events that wait to be written, and what Locust has not been shown yet."""
 
     def __init__(self, replay: Replay, on_finished: OnFinished):
         self.run_dir = replay.run_dir
         self._replay = replay
         self._on_finished = on_finished
-        self._events: list[Event] = []
+        self._limits = limits_of(replay.target)
+        self._full: deque[EventLog] = deque()
         self._num_written = 0
+        self._next_swap_ns = 0
+        self._ended: deque[tuple[int, int, Ended]] = deque()
         self._closing = gevent.event.Event()
-        self._in_flight = Pool()  # unbounded: a full pool would make late arrivals look prompt
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
-        self._address = _first_that_connects(replay.endpoint)
-        self._tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
+        self._requests = {request.index: request for request in replay.schedule}
+        address = _first_that_connects(replay.endpoint)
+        tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
+        reuse = replay.target.connections == "reuse"
+        self._loop = SocketLoop(address, tls, self._took_end, reuse=reuse, on_turn=self._swap_logs)
 
-    def run(self) -> None:
+    def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:
         """Sends the prelude one by one, then replays the schedule and waits for the last reply.
 
-        Whatever ends it, the requests in flight are cancelled and everything stamped so far is written.
+        `agree_start` gives the moment at which the schedule begins, once the prelude is over. Whatever ends the run,
+        the requests in flight are cancelled and everything stamped so far is written.
         """
-        prelude = [request for request in self._replay.schedule if request.prelude]
-        rest = [request for request in self._replay.schedule if not request.prelude]
-        gc.collect()
-        gc.freeze()  # the prebuilt requests are not walked by a collection in the middle of the run
-        flusher = gevent.spawn(self._flush_until_closing)
+        beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
         try:
-            for request in prelude:
-                self._send(request, monotonic_ns())
-            start_ns = monotonic_ns() + LEAD_NS
-            self._events.append((NO_REQUEST, start_ns, STARTED, b""))
-            for request in rest:
-                due_ns = start_ns + request.due_offset_ns
-                wait_until(due_ns)
-                self._in_flight.spawn(self._send, request, due_ns)
-            self._in_flight.join()
+            with _undisturbed():
+                for request in self._replay.schedule:
+                    if request.prelude:
+                        self._send_all([(request, monotonic_ns())])
+                start_ns = agree_start()
+                self._loop.log.add(NO_REQUEST, start_ns, STARTED)
+                self._send_all(
+                    (request, start_ns + request.due_offset_ns)
+                    for request in self._replay.schedule
+                    if not request.prelude
+                )
         finally:
-            self._in_flight.kill()
             self._closing.set()
-            flusher.join()
+            gevent.joinall(beside)
+            self._loop.close()
+            self._full.append(self._loop.log)
             self._flush()
-            gc.unfreeze()
+            self._show()
 
-    def _send(self, request: ScheduledRequest, due_ns: int) -> None:
-        replay = self._replay
-        self._counts["sent"] += 1
-        # A late request has used up part of its time: the timeout counts from when it was due.
-        timeout_s = max(replay.timeout_s - (monotonic_ns() - due_ns) / 1e9, 0.001)
-        ended_well, last_ns, num_bytes, reason = send_request(
-            request.index, replay.wire[request.index], self._address, self._tls, timeout_s, self._events.append
-        )
-        self._counts["finished" if ended_well else "failed"] += 1
-        self._on_finished(request, (last_ns - due_ns) / 1e6, num_bytes, reason)
+    def _send_all(self, due) -> None:
+        """Sends these and returns when all have ended. The loop runs in a native thread; greenlets go on meanwhile."""
+        for request, due_ns in due:
+            self._loop.at(Outgoing(request.index, due_ns, self._replay.wire[request.index], self._limits))
+        running = gevent.get_hub().threadpool.spawn(self._loop.run)
+        try:
+            running.get()
+        except BaseException:  # whoever kills the greenlet stops the loop
+            self._loop.stop()
+            running.get()
+            raise
+
+    def _took_end(self, outgoing: Outgoing, ended: Ended) -> None:
+        """In the loop's thread."""
+        self._counts["failed" if ended.reason else "finished"] += 1
+        self._ended.append((outgoing.index, outgoing.due_ns, ended))
+
+    def _swap_logs(self, now_ns: int) -> None:
+        """In the loop's thread: hands over what is to be written."""
+        if now_ns >= self._next_swap_ns:
+            self._next_swap_ns = now_ns + int(FLUSH_SECONDS * 1e9)
+            self._full.append(self._loop.log)
+            self._loop.log = EventLog()
+
+    def _show_until_closing(self) -> None:
+        while not self._closing.wait(SHOW_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        while self._ended:
+            index, due_ns, ended = self._ended.popleft()
+            self._on_finished(self._requests[index], (ended.last_ns - due_ns) / 1e6, ended.num_bytes, ended.reason)
 
     def _flush_until_closing(self) -> None:
         threadpool = gevent.get_hub().threadpool
@@ -99,19 +137,30 @@ class OpenLoopClient:
                 logger.warning("events stay in memory, as the run directory refuses them: %s", error)
 
     def _flush(self) -> None:
-        """Writes what is pending as one segment. The list stays the same object: requests hold its `append`."""
-        num_events = len(self._events)
-        if num_events:
-            write_events(self._replay.run_dir, self._events[:num_events], self._num_written)
-            del self._events[:num_events]
-            self._num_written += num_events
-        write_progress(self._replay.run_dir, self._counts)
+        """Writes what was handed over, a segment a log. What cannot be written stays at the head of the line."""
+        while self._full:
+            events = self._full[0]
+            if len(events):
+                write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
+                self._num_written += len(events)
+            self._full.popleft()
+        sent = self._loop.num_begun
+        write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
 
 
-def wait_until(due_ns: int) -> None:
-    """Returns at `due_ns` on the monotonic clock, or at once if it has passed. Other greenlets run meanwhile."""
-    while (left_ns := due_ns - monotonic_ns()) > 0:
-        gevent.sleep(max(left_ns - SPIN_NS, 0) / 1e9)
+@contextmanager
+def _undisturbed():
+    """The prebuilt requests are not walked by a collection in the middle of the run, and no thread holds the
+    interpreter for long."""
+    before_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
+        gc.unfreeze()
 
 
 def _first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:

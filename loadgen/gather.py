@@ -7,7 +7,7 @@ import yaml
 
 from loadgen.accuracy import with_calibration
 from loadgen.parse import Parsed, build_client_table
-from loadgen.rawlog import PROGRESS_FILE
+from loadgen.rawlog import discard_progress
 from loadgen.scenario import Scenario
 from loadgen.schedule import SCHEDULE_FILE
 from metrics.calibration import beyond_capacity
@@ -63,7 +63,7 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     """Parses what was recorded, compacts it and says whether the run is valid; `reasons` are those known already."""
     parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
     run.compact()
-    (run.path / PROGRESS_FILE).unlink(missing_ok=True)
+    discard_progress(run.path)
     client_error = with_calibration(parsed.client_error, parsed.records) if parsed else None
     found = [*reasons, *_doubts(parsed, run.meta()["objectives"])]
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):

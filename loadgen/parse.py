@@ -15,7 +15,6 @@ from loadgen.rawlog import (
     DISPATCHED,
     ERROR,
     NO_REQUEST,
-    PROGRESS_FILE,
     RAW_TABLE,
     SENT,
     STARTED,
@@ -23,6 +22,7 @@ from loadgen.rawlog import (
     TIMEOUT,
     abandoned,
     compact_events,
+    discard_progress,
     event_files,
     read_events,
 )  # fmt: skip
@@ -56,7 +56,7 @@ def recover(run_dir: Path | str) -> bool:
     with abandoned(run_dir) as is_abandoned:
         if is_abandoned:
             parsed = build_client_table(run_dir)
-            (run_dir / PROGRESS_FILE).unlink(missing_ok=True)
+            discard_progress(run_dir)
             RunDirectory(run_dir).update_meta(client_error=with_calibration(parsed.client_error, parsed.records))
     return is_abandoned
 
@@ -142,7 +142,7 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     if reply.finished and (reply.complete or end is not None):
         return "ok", None
     if end == TIMEOUT:
-        return "timeout", "no complete reply within target.timeout_s"
+        return "timeout", reason or "no complete reply within target.timeout_s"
     if end == CANCELLED:
         return "cancelled", "the load generator was stopped"
     if end == ERROR:

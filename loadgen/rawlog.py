@@ -4,21 +4,22 @@ import fcntl
 import json
 import os
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from metrics.segments import discard_segments, replace_table
 
 RAW_TABLE = "client_raw"
-PROGRESS_FILE = "progress.json"
+PROGRESS_FILE = "progress-{}.json"
 FLUSH_SECONDS = 0.5
 
-STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED = range(8)
+STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED = range(9)
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
 NO_REQUEST = -1  # index of the one STARTED event, whose stamp is the start of the schedule
 
@@ -26,18 +27,41 @@ SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
-    ("kind", pa.int8()),  # STARTED to CANCELLED
+    ("kind", pa.int8()),  # STARTED to RECONNECTED
     ("data", pa.binary()),  # the bytes read, or why it ended
 ])  # fmt: skip
 
-Event = tuple[int, int, int, bytes]  # index, ns, kind, data
+
+class EventLog:
+    """Events as flat columns: an append makes no object that a garbage collection would walk."""
+
+    __slots__ = ("data", "index", "kind", "ns")
+
+    def __init__(self) -> None:
+        self.index, self.ns, self.kind = array("q"), array("q"), array("b")
+        self.data: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def add(self, index: int, ns: int, kind: int, data: bytes = b"") -> None:
+        self.index.append(index)
+        self.ns.append(ns)
+        self.kind.append(kind)
+        self.data.append(data)
 
 
-def write_events(run_dir: Path, events: list[Event], first_seq: int) -> None:
-    """Writes events as one finished segment. Touches no lock and no loop: it runs in a native thread."""
-    index, stamps, kinds, data = zip(*events, strict=True)
-    columns = [range(first_seq, first_seq + len(events)), index, stamps, kinds, data]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+def write_events(run_dir: Path, events: EventLog, first_seq: int, shift_ns: int = 0) -> None:
+    """Writes events as one finished segment, in a native thread. `shift_ns` is added to every stamp: a worker on
+    another host tells the time of its master's clock."""
+    stamps = np.frombuffer(events.ns, np.int64)
+    arrays = [
+        pa.array(np.arange(first_seq, first_seq + len(events), dtype=np.int64)),
+        pa.array(np.frombuffer(events.index, np.int64)),
+        pa.array(stamps + shift_ns if shift_ns else stamps),
+        pa.array(np.frombuffer(events.kind, np.int8)),
+        pa.array(events.data, pa.binary()),
+    ]
     name = f"{time.time_ns():020d}-{os.getpid()}"
     replace_table(run_dir / f"{RAW_TABLE}.parts" / f"{name}.parquet", pa.Table.from_arrays(arrays, schema=SCHEMA))
 
@@ -89,16 +113,20 @@ def compact_events(run_dir: Path) -> None:
     discard_segments(run_dir, RAW_TABLE)
 
 
-def write_progress(run_dir: Path, counts: dict[str, Any]) -> None:
-    """How far the run is, for whoever watches: `total, sent, finished, failed`."""
-    partial = run_dir / f".{PROGRESS_FILE}.tmp"
+def write_progress(run_dir: Path, counts: dict[str, int], shard: int = 0) -> None:
+    """How far one process of the run is, for whoever watches: `total, sent, finished, failed`."""
+    partial = run_dir / f".progress-{shard}.tmp"
     partial.write_text(json.dumps(counts), encoding="utf-8")
-    os.replace(partial, run_dir / PROGRESS_FILE)
+    os.replace(partial, run_dir / PROGRESS_FILE.format(shard))
 
 
-def read_progress(run_dir: Path) -> dict[str, Any] | None:
-    """The last progress written, or None before the first."""
-    try:
-        return json.loads((run_dir / PROGRESS_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+def read_progress(run_dir: Path) -> dict[str, int] | None:
+    """The last progress written, of all processes together, or None before the first."""
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(run_dir.glob(PROGRESS_FILE.format("*")))]
+    return {name: sum(counts[name] for counts in told) for name in told[0]} if told else None
+
+
+def discard_progress(run_dir: Path) -> None:
+    """Removes what only told of a run under way."""
+    for file in run_dir.glob(PROGRESS_FILE.format("*")):
+        file.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ def prepare_replay(options, host: str | None, on_finished: OnFinished) -> tuple[
         model = options.model_name or scenario.target.model or served_models(endpoint)[0]["id"]
         schedule = build_schedule(scenario, seed, id_prefix=f"{scenario.name}-{secrets.token_hex(4)}")
         wire = build_wire_requests(scenario, seed, schedule, endpoint, model, options.tokenizer or None)
-        client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target.timeout_s, run_dir), on_finished)
+        client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target, run_dir), on_finished)
         begun = (run_dir / "run.json").exists()
         given = {"base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None}
         run = None if begun else _begin(run_dir, scenario, seed, {"base_url": endpoint.url, "model": model}, given)

@@ -27,6 +27,16 @@ class Target(Block):
         "continuous", description="token counts to ask for: with every chunk, with the last one, or none"
     )
     timeout_s: Number = Field(120.0, gt=0, le=86_400, description="from the moment a request was due to its last byte")
+    connect_timeout_s: Number | None = Field(
+        None, gt=0, le=86_400, description="from dispatch to a connection, TLS included; by default only timeout_s"
+    )
+    first_byte_timeout_s: Number | None = Field(
+        None, gt=0, le=86_400, description="from the request's last word to the first of the reply"
+    )
+    gap_timeout_s: Number | None = Field(None, gt=0, le=86_400, description="between two reads of a reply")
+    connections: Literal["per_request", "reuse"] = Field(
+        "per_request", description="a new connection for each request, or one that an earlier request has left"
+    )
     model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
     tokenizer: str | None = Field(
         None, min_length=1, description="tokenizer.json, its folder, or `tiny-model`; without one, prompts are in words"

@@ -31,7 +31,7 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     endpoint = parse_base_url(url)
     schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
     wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, model)
-    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target.timeout_s, run_dir), lambda *_: None)
+    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target, run_dir), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()
     return build_client_table(run_dir)

@@ -1,14 +1,11 @@
 """The client against a server whose delays are known. Sleeps never end early, so lower bounds are exact; upper bounds
 leave 150 ms to a machine that does other work, unless something says otherwise."""
 
-import time
-
 import gevent
 import numpy as np
 import pytest
 
 from loadgen import client
-from loadgen.client import wait_until
 from loadgen.parse import build_client_table
 from loadgen.rawlog import CLOSED, event_files, read_events
 from tests.loadgen.scenarios import replay, scenario
@@ -65,7 +62,7 @@ def test_gaps_between_tokens_are_those_of_the_server(tmp_path):
         ({"break_after": 2}, "error", "the stream ended before its last event"),
         ({"error_after": 2}, "error", "the core died"),
         ({"status": 429}, "error", "HTTP 429: scripted 429"),
-        ({"hang": True}, "timeout", "no complete reply within target.timeout_s"),
+        ({"hang": True}, "timeout", "no complete reply within target.timeout_s, 1 s from when it was due"),
         ({"keep_open": True}, "ok", None),
         ({"usage": False}, "ok", None),
     ],
@@ -114,10 +111,3 @@ def test_stopped_replay_cancels_what_is_in_flight_and_keeps_what_was_stamped(tmp
     records = build_client_table(tmp_path).records
     assert [record.status for record in records] == ["cancelled", "cancelled", "missing"]
     assert len(records[0].chunk_ns) > 5
-
-
-def test_waiting_ends_at_the_deadline_and_never_before():
-    for milliseconds in (0, 0.3, 5, 20):
-        due_ns = time.monotonic_ns() + int(milliseconds * 1e6)
-        wait_until(due_ns)
-        assert 0 <= time.monotonic_ns() - due_ns < NOISE_S * 1e9

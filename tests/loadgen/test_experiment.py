@@ -167,7 +167,7 @@ def test_killed_experiment_takes_its_load_with_it_and_can_be_recovered(tmp_path)
     assert len(client) == client.request_id.nunique() == 400 and (client.status == "ok").sum() >= 25
     meta = RunDirectory.open(run_dir).meta()
     assert meta["valid"] is False and meta["client_error"]["lag_p50_ms"] >= 0
-    assert not (run_dir / "progress.json").exists()
+    assert not list(run_dir.glob("progress*"))
     before = (run_dir / "client.parquet").read_bytes()
     assert not recover(run_dir) and (run_dir / "client.parquet").read_bytes() == before
     assert len(server.seen) == seen < 400
