@@ -17,7 +17,7 @@ from gevent import socket, ssl
 from loadgen.endpoint import Endpoint, EndpointError
 from loadgen.hotpath import SocketLoop
 from loadgen.outgoing import Ended, Limits, Outgoing
-from loadgen.rawlog import FLUSH_SECONDS, NO_REQUEST, STARTED, EventLog, write_events, write_progress
+from loadgen.rawlog import FLUSH_SECONDS, NO_REQUEST, STARTED, EventLog, warm_up, write_events, write_progress
 from loadgen.scenario import Target
 from loadgen.schedule import ScheduledRequest
 
@@ -74,6 +74,7 @@ class OpenLoopClient:
         `agree_start` gives the moment at which the schedule begins, once the prelude is over. Whatever ends the run,
         the requests in flight are cancelled and everything stamped so far is written.
         """
+        warm_up()
         beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
         try:
             with _undisturbed():
