@@ -5,7 +5,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -105,7 +105,9 @@ class OpenLoopClient:
             running.get()
         except BaseException:  # whoever kills the greenlet stops the loop
             self._loop.stop()
-            running.get()
+            while not running.ready():  # a second kill must not close the loop while its thread is in it
+                with suppress(gevent.GreenletExit):
+                    running.wait()
             raise
 
     def _took_end(self, outgoing: Outgoing, ended: Ended) -> None:
