@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from commands.calibrate import calibrate
+from commands.capacity import capacity
 from commands.frame import (
     RUNS,
     Failure,
@@ -25,6 +26,7 @@ from commands.frame import (
     open_run,
     out,
 )  # fmt: skip
+from commands.sweep import sweep
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
@@ -107,6 +109,10 @@ def load(
             server_run=server_run, progress=progress,
         )  # fmt: skip
     _tell(done)
+
+
+for verb in (sweep, capacity):
+    app.command()(verb)
 
 
 @app.command()

@@ -28,3 +28,28 @@ def objectives_of(klass: str, objectives: Sequence[Mapping[str, Any]] | None) ->
 def short(objective: str) -> str:
     """`ttft_ms` → `ttft`: the word beside a bound that has its unit."""
     return objective.removesuffix("_ms")
+
+
+def parse_bounds(text: str) -> dict[str, float]:
+    """`ttft:500 tpot:50 e2e:20000`, in ms, as vLLM's `--goodput` has it → {"ttft_ms": 500.0, …}; `e2el` is e2e.
+
+    Raises ValueError with a sentence.
+    """
+    bounds: dict[str, float] = {}
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition(":")
+        key = {"e2el": "e2e"}.get(name.lower(), name.lower()) + "_ms"
+        if key not in OBJECTIVES:
+            raise ValueError(f"{word!r} names no latency; give ttft, tpot or e2e, such as ttft:500 tpot:50")
+        try:
+            bound = float(value)
+        except ValueError:
+            bound = 0.0
+        if not 0 < bound < float("inf"):
+            raise ValueError(f"{word!r} has no bound; give milliseconds above 0, such as {short(key)}:500")
+        if key in bounds:
+            raise ValueError(f"{text!r} bounds {short(key)} twice; keep one of the two")
+        bounds[key] = bound
+    if not bounds:
+        raise ValueError("no objective is given; name at least one, such as ttft:500 tpot:50")
+    return bounds

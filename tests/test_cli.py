@@ -26,6 +26,13 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["run", "demo", "--set", "block_size"], 2, ["KEY=VALUE"]),
         (["load", "demo", "--base-url", "http://127.0.0.1:9"], 1, ["http://127.0.0.1:9", "sojourn serve"]),
         (["load", "demo", "--base-url", "not a url"], 1, ["not a url"]),
+        (["sweep", "demo", "--rates", "1,2"], 2, ["arrivals.process is trace", "no rate_rps"]),
+        (["sweep", "steady-chat"], 2, ["--rates 1,2,4,8"]),
+        (["sweep", "steady-chat", "--rates", "1,2", "--points", "3"], 2, ["--points", "drop one"]),
+        (["sweep", "steady-chat", "--rates", "1", "--model", "x"], 2, ["--model x", "--base-url"]),
+        (["sweep", "steady-chat", "--rates", "1", "--set", "dtype=x", "--base-url", "http://a"], 2, ["--set", "drop"]),
+        (["capacity", "steady-chat", "--slo", "itl:5"], 2, ["--slo", "itl:5", "ttft, tpot or e2e"]),
+        (["capacity", "steady-chat", "--start", "8", "--highest", "4"], 2, ["--start 8", "--highest 4"]),
         (["diagnose", "absent"], 1, ["absent", "not a folder"]),
         (["diagnose", "."], 1, ["run.json"]),
         (["report", "absent"], 1, ["absent"]),
@@ -64,7 +71,21 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "run", "load", "diagnose", "report", "ui", "dashboards", "demo", "bench", "calibrate-device"]
+    "command",
+    [
+        "serve",
+        "run",
+        "load",
+        "diagnose",
+        "report",
+        "ui",
+        "dashboards",
+        "demo",
+        "bench",
+        "calibrate-device",
+        "sweep",
+        "capacity",
+    ],
 )
 def test_every_command_has_a_help_that_names_its_options(command):
     done = sojourn(command, "--help")

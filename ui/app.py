@@ -1,4 +1,4 @@
-"""The app: choose a run at the left, read it on seven pages. Start it with `sojourn ui`."""
+"""The app: choose a run at the left, read it on its pages. Start it with `sojourn ui`."""
 
 import argparse
 from pathlib import Path
@@ -16,6 +16,7 @@ PAGES = (
     ("steps", "Steps", ":material/stacked_bar_chart:"),
     ("memory", "Memory", ":material/memory:"),
     ("compute", "Compute", ":material/developer_board:"),
+    ("sweep", "Sweep", ":material/ssid_chart:"),
 )
 
 
@@ -29,6 +30,7 @@ def arguments() -> argparse.Namespace:
 def choose_run(runs: Path, first: str | None) -> None:
     """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
     names = run_names(runs)
+    st.session_state.runs_folder = runs
     if not names:
         st.session_state.run_path = None
         st.session_state.no_run = (

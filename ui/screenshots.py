@@ -1,4 +1,4 @@
-"""Pictures of the seven pages, taken from a run in headless Chromium: `python -m ui.screenshots runs/demo docs`.
+"""Pictures of the pages, taken from a run in headless Chromium: `python -m ui.screenshots runs/demo docs`.
 
 Needs playwright and a Chromium of the system; loads nothing from a network.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from ui.launch import LaunchError, app_command
 
-PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute")
+PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute", "sweep")
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
 SETTLE_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size

@@ -9,6 +9,7 @@ import pytest
 from metrics.diagnosis.diagnose import diagnose
 from metrics.rundir import REQUIRED, RunDirectory
 from tests.metrics.foreign import Life, VllmPage, foreign_run
+from tests.metrics.search_documents import sweep_of
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from ui.rundata import RunData, load
 
@@ -58,6 +59,7 @@ def runs(tmp_path_factory) -> Path:
     failing = replace(PLANTS["healthy"], failing_share=0.5)
     synthetic_run(folder / "failing", plant=failing, requests=20)
     RunDirectory.create(folder / "empty", dict.fromkeys(REQUIRED))
+    sweep_of(folder / "sweep-made", {2: 1.0, 4: 0.96, 8: 0.85})
     return folder
 
 

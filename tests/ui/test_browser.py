@@ -1,4 +1,4 @@
-"""What a reader sees in a real browser: seven pages and the report, without an error, and without a network."""
+"""What a reader sees in a real browser: its pages and the report, without an error, and without a network."""
 
 import importlib.util
 
@@ -16,13 +16,14 @@ pytestmark = [
 ]
 
 
-def test_seven_pages_render_without_an_error_and_nothing_is_cut(runs, tmp_path):
+def test_every_page_renders_without_an_error_and_nothing_is_cut(runs, tmp_path):
     pictures = take(runs / "chat", tmp_path, width_px=1280)
     assert [picture.page for picture in pictures] == list(PAGES)
     for picture in pictures:
         assert picture.exceptions == [] and picture.console_errors == [] and picture.overflows == [], picture
         assert picture.text.startswith(picture.page.capitalize())
-        assert "run chat ·" in picture.text  # the run that was asked for, on every page
+        if picture.page != "sweep":  # of no single run
+            assert "run chat ·" in picture.text  # the run that was asked for
         assert picture.file.stat().st_size > 20_000
 
 

@@ -1,0 +1,81 @@
+"""What `sweep` and `capacity` share: where the load goes, and how an interrupted search is told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from commands.frame import Failure, need, out
+from metrics.objectives import parse_bounds
+
+if TYPE_CHECKING:
+    from loadgen.points import Target
+    from loadgen.scenario import Scenario
+
+BaseUrlOption = Annotated[
+    str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
+]
+ModelOption = Annotated[str | None, typer.Option(help="model to ask the server for; only with --base-url")]
+TokenizerOption = Annotated[str | None, typer.Option(help="folder with tokenizer.json; only with --base-url")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="change a setting of our engine; repeatable, not with --base-url"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print the document instead of tables; progress on stderr")]
+SloOption = Annotated[
+    str | None,
+    typer.Option(metavar="'ttft:500 tpot:50'", help="objectives in ms for every class, in place of the scenario's"),
+]
+
+
+def chosen_target(
+    scenario: "Scenario", base_url: str | None, model: str | None, tokenizer: str | None, set_: list[str] | None
+) -> "Target":
+    """Where the load goes. Raises Failure where flags contradict each other, or the engine's settings are wrong."""
+    need("loadgen", "locust", "gevent", "httptools")
+    from loadgen.points import Target
+
+    if base_url is not None:
+        if set_:
+            raise Failure("--set changes our engine, and --base-url names a server that runs already; drop one", code=2)
+        return Target(base_url=base_url, model=model, tokenizer=tokenizer)
+    for flag, value in (("--model", model), ("--tokenizer", tokenizer)):
+        if value is not None:
+            raise Failure(f"{flag} {value} is for a running server; add --base-url, or use --set model=…", code=2)
+    need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
+    from engine.config import EngineConfig, complaint
+    from engine.options import assignments
+
+    overrides: dict[str, Any] = assignments(set_ or [], "--set")
+    try:
+        EngineConfig(**({"model": "tiny-model"} | scenario.engine | overrides))
+    except ValidationError as error:
+        raise Failure(complaint(error), code=2) from None
+    return Target(engine_overrides=overrides)
+
+
+def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
+    if slo is None:
+        return scenario
+    from loadgen.points import with_objectives
+
+    try:
+        bounds = parse_bounds(slo)
+    except ValueError as error:
+        raise Failure(f"--slo: {error}", code=2) from None
+    if not scenario.target.stream and set(bounds) & {"ttft_ms", "tpot_ms"}:
+        raise Failure(f"--slo {slo}: the scenario does not stream, so only e2e can be bounded", code=2)
+    return with_objectives(scenario, bounds)
+
+
+@contextmanager
+def kept_when_interrupted(folder: Path) -> Iterator[None]:
+    """Says on Ctrl-C that nothing finished is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        out.print(f"\nstopped; finished runs are kept in {folder}, and the same command goes on there", highlight=False)
+        raise

@@ -1,0 +1,153 @@
+"""`sojourn sweep`: goodput over a grid of rates."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from commands.frame import RUNS, Failure, ScenarioArgument, SeedOption, need, out
+from commands.searching import (
+    BaseUrlOption,
+    JsonOption,
+    ModelOption,
+    SetOption,
+    SloOption,
+    TokenizerOption,
+    chosen_target,
+    kept_when_interrupted,
+    with_slo,
+)
+from metrics.search_points import Frontier, Rate, by_rate, frontier, rate_at
+
+ATTAINMENT = 0.9  # DistServe's
+
+
+def sweep(
+    scenario: ScenarioArgument,
+    rates: Annotated[str | None, typer.Option(metavar="1,2,4,8", help="requests per second, one run each")] = None,
+    rate_from: Annotated[float | None, typer.Option(help="the lowest rate of a grid; with --rate-to")] = None,
+    rate_to: Annotated[float | None, typer.Option(help="the highest rate of a grid")] = None,
+    points: Annotated[int | None, typer.Option(help="rates of the grid; by default 6")] = None,
+    scale: Annotated[
+        Literal["linear", "log"] | None, typer.Option(help="equal differences or (log, the default) equal ratios")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each rate")] = 1,
+    slo: SloOption = None,
+    base_url: BaseUrlOption = None,
+    model: ModelOption = None,
+    tokenizer: TokenizerOption = None,
+    set_: SetOption = None,
+    sweep_dir: Annotated[
+        Path | None, typer.Option(help="where the sweep goes, or goes on; by default runs/sweep-SCENARIO")
+    ] = None,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a scenario at several rates, one run each: goodput and latency against the rate, and the frontier of
+    goodput against the objectives. Interrupted, the same command goes on where it was."""
+    need("loadgen", "locust", "gevent", "httptools")
+    from loadgen.progress_bar import ProgressBar
+    from loadgen.scenario import load_scenario
+    from loadgen.sweep import SweepPlan, missing, run_sweep
+
+    loaded = with_slo(load_scenario(scenario), slo)
+    chosen = _rates(rates, rate_from, rate_to, points, scale)
+    plan = SweepPlan(
+        loaded, chosen, repeats, loaded.measure.seed if seed is None else seed,
+        chosen_target(loaded, base_url, model, tokenizer, set_),
+    )  # fmt: skip
+    folder = sweep_dir or RUNS / f"sweep-{loaded.name}"
+    shown = Console(file=sys.stderr) if json else out
+
+    def tell(number: int, of: int, rate: float) -> None:
+        shown.print(f"run {number} of {of}: {rate:g} requests/s", highlight=False)
+
+    with kept_when_interrupted(folder), ProgressBar(shown) as progress:
+        search = run_sweep(plan, folder, on_point=tell, progress=progress)
+    assert not missing(plan, search.points)
+    found = by_rate(search.points)
+    best = frontier(found, search.plan["objectives_ms"])
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(result(found, best)), indent=2).decode())
+        return
+    _print(found, best)
+    _report(folder)
+
+
+def result(rates: list[Rate], best: list[Frontier]) -> dict:
+    """What `--json` prints: the rates, the frontier, and the largest rate that keeps the attainment of DistServe."""
+    rate, why = rate_at(rates, ATTAINMENT)
+    return {
+        "rates": rates, "frontier": best,
+        "largest_rate": {"attainment": ATTAINMENT, "rate_rps": rate, "said": why},
+    }  # fmt: skip
+
+
+def _rates(
+    rates: str | None, rate_from: float | None, rate_to: float | None, points: int | None, scale: str | None
+) -> tuple[float, ...]:
+    from loadgen.sweep import rate_grid, rate_list
+
+    grid = {"--rate-from": rate_from, "--rate-to": rate_to, "--points": points, "--scale": scale}
+    given = [flag for flag, value in grid.items() if value is not None]
+    if rates is not None:
+        if given:
+            raise Failure(f"--rates names the rates, and {', '.join(given)} would make others; drop one", code=2)
+        return rate_list(rates)
+    if rate_from is None or rate_to is None:
+        raise Failure("no rates are given; add --rates 1,2,4,8, or --rate-from and --rate-to", code=2)
+    return rate_grid(rate_from, rate_to, 6 if points is None else points, "linear" if scale == "linear" else "log")
+
+
+def _print(rates: list[Rate], best: list[Frontier]) -> None:
+    table = _table("Goodput against the rate")
+    for name in ("rate/s", "sent", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rate in rates:
+        kept, interval = "–", "–"
+        if rate.attainment is not None:
+            kept, interval = f"{rate.attainment:.1%}", f"{rate.attainment_low:.0%}–{rate.attainment_high:.0%}"
+        cells = [_number(rate.rate_rps), f"{rate.sent:,}", kept, interval]
+        cells += [_number(rate.goodput_rps), _number(rate.goodput_tokens_per_s)]
+        for latency in ("ttft_ms", "tpot_ms"):
+            cells += [_number(rate.quantiles_ms.get(latency, {}).get(name)) for name in ("p50", "p90")]
+        table.add_row(*cells)
+    out.print(table)
+    for rate in rates:
+        if rate.invalid:
+            out.print(f"{rate.rate_rps:g} requests/s: {rate.invalid} of {rate.points} runs not valid, and not counted")
+        if rate.growing:
+            out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
+    table = _table("\nFrontier: the most goodput, were the objectives so many times as long")
+    for name in ("times", "objectives", "good/s", "rate/s"):
+        table.add_column(name, justify="left" if name == "objectives" else "right", no_wrap=True)
+    for each in best:
+        bounds = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in each.objectives_ms.items())
+        offered = _number(each.rate_rps) + (" (largest tried)" if each.at_edge else "")
+        table.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
+    out.print(table)
+    rate, why = rate_at(rates, ATTAINMENT)
+    most = f"about {rate:.3g} requests/s, {why}" if rate is not None else why
+    out.print(f"\nkeeps {ATTAINMENT:.0%}      {most}", highlight=False)
+    out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _report(folder: Path) -> None:
+    if importlib.util.find_spec("plotly"):
+        from ui.sweep_report import write_sweep_report
+
+        out.print(f"HTML report    {write_sweep_report(folder)}", highlight=False)
+    out.print(f"sweep          {folder}", highlight=False)

@@ -1,0 +1,190 @@
+"""What one run of a search comes to, and what several say together: the frontier of goodput against objectives."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from metrics.goodput import class_goodput, measured, window_ns
+from metrics.objectives import OBJECTIVES
+from metrics.rundir import RunDirectory
+from metrics.search import Trial
+from metrics.search_intervals import effective_samples, growing, t_quantile, wilson
+
+SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
+LEVEL = 0.95
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One run at one rate. `goodput_by_scale` is the goodput had all objectives been so many times as long."""
+
+    rate_rps: float
+    repeat: int
+    seed: int
+    run: str  # folder, below the search's
+    valid: bool
+    invalid_reasons: list[str]
+    sent: int
+    completed: int
+    good: int
+    attainment: float
+    effective: float  # independent requests that say as much
+    growing: bool
+    goodput_rps: float
+    goodput_tokens_per_s: float
+    tokens_per_s: float
+    quantiles_ms: dict[str, dict[str, float | None]]
+    goodput_by_scale: dict[str, float]
+    warm_up: bool = False
+
+    def trial(self) -> Trial:
+        return Trial(
+            rate_rps=self.rate_rps, sent=self.sent, good=self.good, effective=self.effective, growing=self.growing,
+            valid=self.valid, warm_up=self.warm_up,
+        )  # fmt: skip
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """All valid points of one rate; attainment with its 95 % interval, latencies the median over points."""
+
+    rate_rps: float
+    points: int
+    invalid: int
+    growing: bool
+    sent: int
+    attainment: float | None
+    attainment_low: float | None
+    attainment_high: float | None
+    goodput_rps: float | None
+    goodput_tokens_per_s: float | None
+    tokens_per_s: float | None
+    quantiles_ms: dict[str, dict[str, float | None]]
+    goodput_by_scale: dict[str, float]
+
+
+class Frontier(msgspec.Struct, frozen=True, kw_only=True):
+    """The most goodput that any of the rates gave, with the objectives `scale` times as long."""
+
+    scale: float
+    objectives_ms: dict[str, float]  # of all classes, scaled; {} where only classes have their own
+    goodput_rps: float
+    rate_rps: float
+    at_edge: bool  # the largest rate that was tried: a larger one might give more
+
+
+def point_of(run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm_up: bool = False) -> Point:
+    """Reads a finished run. The requests of its declared warm-up are left out."""
+    meta = run.meta()
+    objectives = meta.get("objectives") or []
+    requests = measured(run.requests(), meta)
+    whole = class_goodput(requests, objectives)[0]
+    span = window_ns(requests)
+    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
+    waited = _latencies(requests)
+    return Point(
+        rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
+        invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
+        good=whole.good, attainment=whole.attainment, effective=effective_samples(waited), growing=growing(waited),
+        goodput_rps=whole.goodput_rps, goodput_tokens_per_s=whole.goodput_tokens_per_s,
+        tokens_per_s=float(requests.output_tokens.astype("float64").sum()) / seconds if seconds else 0.0,
+        quantiles_ms=whole.quantiles_ms,
+        goodput_by_scale={
+            f"{scale:g}": class_goodput(requests, scaled(objectives, scale))[0].goodput_rps for scale in SCALES
+        }, warm_up=warm_up,
+    )  # fmt: skip
+
+
+def _latencies(requests: pd.DataFrame) -> pd.Series:
+    """What shows the queue: the time to the first token, or to the last where no request has one."""
+    column = "ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"
+    return requests[column].astype("float64")
+
+
+def scaled(objectives: Sequence[dict[str, Any]], scale: float) -> list[dict[str, Any]]:
+    """The objectives with every bound `scale` times as long."""
+    return [
+        entry | {name: entry[name] * scale for name in OBJECTIVES if entry.get(name) is not None}
+        for entry in objectives
+    ]  # fmt: skip
+
+
+def by_rate(points: Sequence[Point]) -> list[Rate]:
+    """One row a rate, lowest first. Invalid points are counted, and nothing else of them."""
+    return [
+        _rate(rate, [point for point in points if point.rate_rps == rate and not point.warm_up])
+        for rate in sorted({point.rate_rps for point in points if not point.warm_up})
+    ]
+
+
+def _rate(rate_rps: float, points: list[Point]) -> Rate:
+    valid = [point for point in points if point.valid]
+    sent, good = sum(point.sent for point in valid), sum(point.good for point in valid)
+    share = good / sent if sent else None
+    low = high = None
+    if share is not None:
+        effective = sum(point.effective for point in valid)
+        low, high = wilson(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
+
+    def mean(name: str) -> float | None:
+        return sum(getattr(point, name) for point in valid) / len(valid) if valid else None
+
+    return Rate(
+        rate_rps=rate_rps, points=len(points), invalid=len(points) - len(valid), sent=sent,
+        growing=any(point.growing for point in valid), attainment=share, attainment_low=low, attainment_high=high,
+        goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
+        tokens_per_s=mean("tokens_per_s"), quantiles_ms=_middle_quantiles(valid),
+        goodput_by_scale={
+            name: sum(point.goodput_by_scale[name] for point in valid) / len(valid)
+            for name in (valid[0].goodput_by_scale if valid else ())
+        },
+    )  # fmt: skip
+
+
+def _middle_quantiles(points: list[Point]) -> dict[str, dict[str, float | None]]:
+    """The median over points; None where a point could not tell."""
+    if not points:
+        return {}
+    found: dict[str, dict[str, float | None]] = {}
+    for latency, quantiles in points[0].quantiles_ms.items():
+        found[latency] = {}
+        for name in quantiles:
+            values = [point.quantiles_ms[latency].get(name) for point in points]
+            known = sorted(value for value in values if value is not None)
+            whole = len(known) == len(values)
+            found[latency][name] = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if whole else None
+    return found
+
+
+def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Frontier]:
+    """Goodput against the objectives: for each of SCALES the best of the rates. `objectives_ms` are those of all
+    classes."""
+    known = [rate for rate in rates if rate.goodput_by_scale]
+    found = []
+    for scale in SCALES if known else ():
+        best = max(known, key=lambda rate: rate.goodput_by_scale[f"{scale:g}"])
+        found.append(
+            Frontier(
+                scale=scale, objectives_ms={name: bound * scale for name, bound in objectives_ms.items()},
+                goodput_rps=best.goodput_by_scale[f"{scale:g}"], rate_rps=best.rate_rps, at_edge=best is known[-1],
+            )
+        )  # fmt: skip
+    return found
+
+
+def rate_at(rates: Sequence[Rate], attainment: float) -> tuple[float | None, str]:
+    """The largest rate that keeps the attainment, between the points in proportion (DistServe's goodput, OSDI 2024),
+    and what is to be said about it. None where the points do not enclose it."""
+    known = [rate for rate in rates if rate.attainment is not None]
+    if not known:
+        return None, "no point is valid"
+    if known[0].attainment < attainment:
+        return None, f"even {known[0].rate_rps:g} requests/s keep less than {attainment:.0%}; try lower rates"
+    for before, after in pairwise(known):
+        if after.attainment < attainment:
+            share = (before.attainment - attainment) / (before.attainment - after.attainment)
+            rate = math.exp(math.log(before.rate_rps) + share * (math.log(after.rate_rps) - math.log(before.rate_rps)))
+            return rate, f"between {before.rate_rps:g} and {after.rate_rps:g} requests/s"
+    return None, f"every rate up to {known[-1].rate_rps:g} requests/s keeps {attainment:.0%}; try higher rates"

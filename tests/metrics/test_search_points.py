@@ -1,0 +1,54 @@
+"""What the runs of a sweep say together."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from metrics.search_points import by_rate, frontier, point_of, rate_at, scaled
+from tests.metrics.search_documents import point
+from tests.metrics.synthetic import PLANTS, synthetic_run
+
+
+def test_a_point_is_what_its_run_says(tmp_path):
+    run = synthetic_run(tmp_path / "run", plant=replace(PLANTS["healthy"], failing_share=0.2), requests=120)
+    found = point_of(run, rate_rps=6.0, repeat=1, seed=0)
+    assert found.run == "run" and found.valid and found.sent == 120
+    assert found.completed == (run.requests().status == "ok").sum() < 120
+    assert found.attainment == found.good / 120 <= found.completed / 120
+    assert found.goodput_by_scale["1"] == pytest.approx(found.goodput_rps)
+    by_scale = list(found.goodput_by_scale.values())
+    assert by_scale == sorted(by_scale), "looser objectives cannot give less goodput"
+
+
+def test_points_of_a_rate_are_pooled_and_invalid_ones_only_counted():
+    rates = by_rate([point(4, 0.9), point(2, 1.0), point(4, 0.8, 2), point(4, 0.1, 3, valid=False)])
+    assert [rate.rate_rps for rate in rates] == [2, 4]
+    assert (rates[1].points, rates[1].invalid, rates[1].sent) == (3, 1, 400)
+    assert rates[1].attainment == pytest.approx(0.85) and rates[1].goodput_rps == pytest.approx(4 * 0.85)
+    assert rates[1].attainment_low < 0.85 < rates[1].attainment_high
+    (lost,) = by_rate([point(4, 0.1, valid=False)])
+    assert lost.attainment is None and lost.goodput_rps is None
+
+
+def test_the_largest_rate_lies_between_the_points_that_enclose_it_or_is_not_told():
+    rates = by_rate([point(2, 1.0), point(4, 0.95), point(8, 0.85)])
+    rate, said = rate_at(rates, 0.9)
+    assert rate == pytest.approx(math.sqrt(32)) and said == "between 4 and 8 requests/s"
+    assert rate_at(rates[:2], 0.9) == (None, "every rate up to 4 requests/s keeps 90%; try higher rates")
+    assert rate_at(rates[2:], 0.9)[0] is None and "try lower rates" in rate_at(rates[2:], 0.9)[1]
+    assert rate_at([], 0.9) == (None, "no point is valid")
+
+
+def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():
+    best = frontier(by_rate([point(2, 1.0), point(4, 0.95), point(8, 0.2)]), {"ttft_ms": 400.0})
+    at_one = next(each for each in best if each.scale == 1)
+    assert at_one.goodput_rps == pytest.approx(3.8) and at_one.rate_rps == 4 and not at_one.at_edge
+    assert at_one.objectives_ms == {"ttft_ms": 400.0} and best[0].objectives_ms == {"ttft_ms": 100.0}
+    assert frontier(by_rate([point(2, 1.0), point(8, 0.9)]), {})[-1].at_edge
+    assert frontier(by_rate([point(2, 1.0, valid=False)]), {}) == []
+
+
+def test_scaled_objectives_keep_what_they_do_not_bound():
+    given = [{"klass": "chat", "ttft_ms": 100.0, "tpot_ms": None, "source": "x"}]
+    assert scaled(given, 2) == [{"klass": "chat", "ttft_ms": 200.0, "tpot_ms": None, "source": "x"}]

@@ -1,0 +1,41 @@
+"""Sweep: goodput over a grid of rates, and the frontier of goodput against the objectives."""
+
+import streamlit as st
+
+from metrics.rundir import RunError
+from metrics.search_file import sweeps
+from ui import fragments, frame, sweep_report
+from ui.wording import markdown
+
+st.html(fragments.CSS_FILE)
+st.title("Sweep", anchor=False)
+st.markdown("How goodput and latency change with the offered rate, from one run at each.")
+with st.expander("How to read this page"):
+    st.markdown(
+        "**Goodput against the rate**: as long as the line follows the dashed one, all that is offered is good; where "
+        "it falls, users pay for the load. **Attainment** is the same as a share, with its interval. The **frontier** "
+        "judges every run again under stricter and looser objectives and takes the best rate of each: the price of a "
+        "promise. A run that is not valid counts in none of them."
+    )
+folders = {folder.name: folder for folder in sweeps(st.session_state.runs_folder)}
+if not folders:
+    st.info(
+        f"There is no sweep in {markdown(st.session_state.runs_folder)}. Make one with "
+        "`sojourn sweep SCENARIO --rates 1,2,4,8`.",
+        icon=":material/folder_off:",
+    )
+    st.stop()
+chosen = st.selectbox("Sweep", list(folders), key="sweep")
+try:
+    data = sweep_report.load_sweep(folders[chosen])
+except RunError as error:
+    st.error(markdown(error), icon=":material/error:")
+    st.stop()
+st.html(sweep_report.summary(data))
+st.html(sweep_report.remarks(data))
+for place, (title, figure, caption) in enumerate(sweep_report.drawings(data)):
+    st.subheader(title, anchor=False)
+    frame.draw(figure, f"sweep-{place}", caption)
+st.subheader("Rates", anchor=False)
+st.html(sweep_report.rate_table(data))
+st.caption("`sweep.json` points; each has its run directory beside it.")
