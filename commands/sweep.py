@@ -22,9 +22,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.search_points import Frontier, Rate, by_rate, frontier, rate_at
-
-ATTAINMENT = 0.9  # DistServe's
+from metrics.search_points import Frontier, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 
 def sweep(
@@ -80,12 +78,8 @@ def sweep(
 
 
 def result(rates: list[Rate], best: list[Frontier]) -> dict:
-    """What `--json` prints: the rates, the frontier, and the largest rate that keeps the attainment of DistServe."""
-    rate, why = rate_at(rates, ATTAINMENT)
-    return {
-        "rates": rates, "frontier": best,
-        "largest_rate": {"attainment": ATTAINMENT, "rate_rps": rate, "said": why},
-    }  # fmt: skip
+    """What `--json` prints: the rates, the frontier, and the largest rate that keeps 90 % (DistServe's goodput)."""
+    return {"rates": rates, "frontier": best, "largest_rate": largest_rate(rates)}
 
 
 def _rates(
@@ -131,9 +125,7 @@ def _print(rates: list[Rate], best: list[Frontier]) -> None:
         offered = _number(each.rate_rps) + (" (largest tried)" if each.at_edge else "")
         table.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
     out.print(table)
-    rate, why = rate_at(rates, ATTAINMENT)
-    most = f"about {rate:.3g} requests/s, {why}" if rate is not None else why
-    out.print(f"\nkeeps {ATTAINMENT:.0%}      {most}", highlight=False)
+    out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}", highlight=False)
     out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
 
 

@@ -1,13 +1,12 @@
 """What one run of a search comes to, and what several say together: the frontier of goodput against objectives."""
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pandas as pd
 
+from metrics.frontier import MaxRate, RatePoint, max_rate
 from metrics.goodput import class_goodput, measured, window_ns
 from metrics.objectives import OBJECTIVES
 from metrics.rundir import RunDirectory
@@ -55,6 +54,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     invalid: int
     growing: bool
     sent: int
+    effective: float
     attainment: float | None
     attainment_low: float | None
     attainment_high: float | None
@@ -124,8 +124,8 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
     sent, good = sum(point.sent for point in valid), sum(point.good for point in valid)
     share = good / sent if sent else None
     low = high = None
+    effective = sum(point.effective for point in valid)
     if share is not None:
-        effective = sum(point.effective for point in valid)
         low, high = wilson(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
 
     def mean(name: str) -> float | None:
@@ -133,6 +133,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
 
     return Rate(
         rate_rps=rate_rps, points=len(points), invalid=len(points) - len(valid), sent=sent,
+        effective=effective,
         growing=any(point.growing for point in valid), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
         tokens_per_s=mean("tokens_per_s"), quantiles_ms=_middle_quantiles(valid),
@@ -174,17 +175,20 @@ def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Fro
     return found
 
 
-def rate_at(rates: Sequence[Rate], attainment: float) -> tuple[float | None, str]:
-    """The largest rate that keeps the attainment, between the points in proportion (DistServe's goodput, OSDI 2024),
-    and what is to be said about it. None where the points do not enclose it."""
-    known = [rate for rate in rates if rate.attainment is not None]
-    if not known:
-        return None, "no point is valid"
-    if known[0].attainment < attainment:
-        return None, f"even {known[0].rate_rps:g} requests/s keep less than {attainment:.0%}; try lower rates"
-    for before, after in pairwise(known):
-        if after.attainment < attainment:
-            share = (before.attainment - attainment) / (before.attainment - after.attainment)
-            rate = math.exp(math.log(before.rate_rps) + share * (math.log(after.rate_rps) - math.log(before.rate_rps)))
-            return rate, f"between {before.rate_rps:g} and {after.rate_rps:g} requests/s"
-    return None, f"every rate up to {known[-1].rate_rps:g} requests/s keeps {attainment:.0%}; try higher rates"
+def largest_rate(rates: Sequence[Rate]) -> MaxRate:
+    """The largest rate that keeps 90 %, from as many requests as would say as much were they independent."""
+    return max_rate([
+        RatePoint(rate.rate_rps, round(rate.attainment * rate.effective), round(rate.effective))
+        for rate in rates
+        if rate.attainment is not None
+    ])  # fmt: skip
+
+
+def rate_sentence(most: MaxRate) -> str:
+    """`about 5.8 requests/s keep 90%; 4 surely does, 8 surely does not`."""
+    if most.rate_rps is None:
+        return most.reason
+    found = f"about {most.rate_rps:.3g} requests/s keep {most.share:.0%}"
+    if most.resolved:
+        return f"{found}; {most.low_rps:g} surely does, {most.high_rps:g} surely does not"
+    return f"{found}; {most.reason}"

@@ -8,16 +8,15 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from metrics.frontier import KEPT_SHARE
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.search_file import Search, read_search
-from metrics.search_points import Frontier, Rate, by_rate, frontier, rate_at
+from metrics.search_points import Frontier, Rate, by_rate, frontier, largest_rate, rate_sentence
 from ui import fragments
 from ui.figures import sweep as figures
 from ui.report import PAGE_CSS
 from ui.theme import CONFIG, FONT
 from ui.wording import number, percent, safe
-
-WANTED = 0.9  # attainment: DistServe's
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ def summary(data: SweepData) -> str:
     """The scenario, how much of it is measured, and the largest rate that keeps the objectives."""
     plan = data.search.plan
     of = len(plan["rates_rps"]) * plan["repeats"]
-    rate, why = rate_at(data.rates, WANTED)
-    most = f"about {rate:.3g} requests/s keep {WANTED:.0%}, {why}" if rate is not None else why
+    most = rate_sentence(largest_rate(data.rates))
     bounds = ", ".join(f"{OBJECTIVE_NAMES[name]} ≤ {number(ms, 'ms')}" for name, ms in data.objectives_ms.items())
     where = plan["target"]["base_url"] or "our engine, started for each run"
     parts = [
@@ -67,7 +65,7 @@ def drawings(data: SweepData) -> Iterator[tuple[str, go.Figure, str]]:
         "sweep.json points: requests that kept every objective, a second; failed ones are not good.",
     )  # fmt: skip
     yield (
-        "Attainment against the rate", figures.attainment_against_rate(data.rates, WANTED),
+        "Attainment against the rate", figures.attainment_against_rate(data.rates, KEPT_SHARE),
         "sweep.json points: Wilson’s 95 % interval, from as many requests as would say as much were they independent.",
     )  # fmt: skip
     yield (

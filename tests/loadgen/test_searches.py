@@ -36,17 +36,17 @@ def test_an_interrupted_sweep_keeps_finished_runs_and_goes_on_with_the_others(tm
 
     plan = sweep(server.url)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path / "s", on_point=lambda *point: told.append(point), progress=interrupt_second)
+        run_sweep(plan, tmp_path / "s", on_point=lambda *told_now: told.append(told_now), progress=interrupt_second)
     kept = read_search(tmp_path / "s" / "sweep.json").points
-    assert [point.rate_rps for point in kept] == [20.0] and told == [(1, 2, 20.0), (2, 2, 40.0)]
+    assert [made.rate_rps for made in kept] == [20.0] and told == [(1, 2, 20.0), (2, 2, 40.0)]
     asked = len(server.seen)
-    search = run_sweep(plan, tmp_path / "s", on_point=lambda *point: told.append(point), progress=lambda _: None)
+    search = run_sweep(plan, tmp_path / "s", on_point=lambda *told_now: told.append(told_now), progress=lambda _: None)
     assert told[2:] == [(2, 2, 40.0)] and len(server.seen) == asked + 12
-    assert search.points[0] == kept[0] and [point.seed for point in search.points] == [7, 8]
-    for point in search.points:
-        assert point.valid and point.sent == 12 and point.attainment == 1
-        run = RunDirectory.open(tmp_path / "s" / point.run)
-        assert run.meta()["scenario"]["arrivals"]["rate_rps"] == point.rate_rps
+    assert search.points[0] == kept[0] and [made.seed for made in search.points] == [7, 8]
+    for made in search.points:
+        assert made.valid and made.sent == 12 and made.attainment == 1
+        run = RunDirectory.open(tmp_path / "s" / made.run)
+        assert run.meta()["scenario"]["arrivals"]["rate_rps"] == made.rate_rps
     before = len(server.seen)
     assert run_sweep(plan, tmp_path / "s", on_point=lambda *_: None, progress=lambda _: None).points == search.points
     assert len(server.seen) == before, "a finished sweep sends nothing"

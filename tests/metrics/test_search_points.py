@@ -1,11 +1,11 @@
 """What the runs of a sweep say together."""
 
-import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from metrics.search_points import by_rate, frontier, point_of, rate_at, scaled
+from metrics.search_points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
 from tests.metrics.search_documents import point
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
@@ -31,13 +31,15 @@ def test_points_of_a_rate_are_pooled_and_invalid_ones_only_counted():
     assert lost.attainment is None and lost.goodput_rps is None
 
 
-def test_the_largest_rate_lies_between_the_points_that_enclose_it_or_is_not_told():
-    rates = by_rate([point(2, 1.0), point(4, 0.95), point(8, 0.85)])
-    rate, said = rate_at(rates, 0.9)
-    assert rate == pytest.approx(math.sqrt(32)) and said == "between 4 and 8 requests/s"
-    assert rate_at(rates[:2], 0.9) == (None, "every rate up to 4 requests/s keeps 90%; try higher rates")
-    assert rate_at(rates[2:], 0.9)[0] is None and "try lower rates" in rate_at(rates[2:], 0.9)[1]
-    assert rate_at([], 0.9) == (None, "no point is valid")
+def test_the_largest_rate_counts_dependent_requests_as_fewer():
+    points = [point(2, 1.0), point(4, 0.96), point(8, 0.8)]
+    most = largest_rate(by_rate(points))
+    assert (most.low_rps, most.high_rps) == (4, 8) and 4 < most.rate_rps < 8
+    assert rate_sentence(most) == "about 5.5 requests/s keep 90%; 4 surely does, 8 surely does not"
+    few = largest_rate(by_rate([msgspec.structs.replace(each, effective=20.0) for each in points]))
+    assert not few.resolved and few.rate_rps == pytest.approx(5.5, abs=0.5)
+    assert "more requests" in rate_sentence(few)
+    assert rate_sentence(largest_rate([])) == "no request was sent at any rate"
 
 
 def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():
