@@ -87,7 +87,7 @@ def _traffic(meta: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
         burstiness = 1 / float(arrivals["cv"]) ** 2
     if process in ("at_once", "concurrency", "users"):
         rate = "inf"
-    closed = {"concurrency": "concurrency", "users": "users"}.get(process)
+    closed = {"concurrency": "in_flight", "users": "users"}.get(process)
     return {
         "request_rate": rate if rate is not None else load_summary(rows).requested_rps,
         "burstiness": burstiness,

@@ -12,7 +12,7 @@ from metrics.energy import energy_line
 from metrics.goodput import goodput_by_tpot
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.rundir import RunDirectory
-from ui import fragments, server
+from ui import fragments, results, server
 from ui.figures import blame as blame_figures
 from ui.figures import goodput, ledger, steps
 from ui.figures.server import over_time, parts_of_the_time
@@ -77,7 +77,9 @@ def _sections(run: RunData) -> Iterator[Section]:
 
 def _goodput(run: RunData) -> str:
     objectives = run.meta.get("objectives") or []
-    parts = ["<h3>Throughput against time per output token</h3>"]
+    measured = run.diagnosis.results if run.diagnosis is not None else None
+    parts = [results.steady(measured.steady), results.load_and_cost(measured)] if measured is not None else []
+    parts.append("<h3>Throughput against time per output token</h3>")
     windows = goodput_by_tpot(run.requests, objectives)
     parts.append(_figure(goodput.throughput_against_tpot(windows, goodput.bounds(run.requests, objectives, "tpot_ms"))))
     parts.append(
@@ -87,7 +89,11 @@ def _goodput(run: RunData) -> str:
         parts.append(_caption(f"Energy: {energy_line(run.diagnosis.energy)}; system.parquet."))
     if run.diagnosis is not None:
         parts += ["<h3>Attainment</h3>", _figure(goodput.attainment(run.diagnosis.goodput))]
-        parts.append(_caption("Share of the sent requests, failures included, that met the objectives of run.json."))
+        parts.append(
+            _caption(
+                "Share of the sent requests, failures included, that met the objectives; a line: its 95 % interval."
+            )
+        )
     for latency in ("ttft_ms", "tpot_ms"):
         bounds = goodput.bounds(run.requests, objectives, latency)
         parts.append(f"<h3>{OBJECTIVE_NAMES[latency].capitalize()}</h3>")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.diagnosis.bars import BAR_CELLS, bar, ruled_table
+from metrics.diagnosis.terminal_results import render_results, share_bounds
 from metrics.diagnosis.terminal_server import render_server
 from metrics.diagnosis.verdict import Diagnosis, Evidence, Finding, without_finding
 from metrics.energy import energy_line
@@ -31,6 +32,7 @@ STATUS_MARKS = {"present": ("●", "bold yellow"), "absent": ("○", "green"), "
 def render(diagnosis: Diagnosis) -> RenderableType:
     """The whole report for `rich.print`. All text of the run is shown as it is, never read as markup."""
     parts: list[RenderableType] = [_headline(diagnosis), _section("Goodput"), _goodput(diagnosis.goodput)]
+    parts += render_results(diagnosis.results) if diagnosis.results is not None else []
     parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
     if diagnosis.server is not None:
         parts += [_section("Where the time went"), render_server(diagnosis)]
@@ -63,7 +65,10 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
     latency = ruled_table(("class", "left"), ("latency, ms", "left"), ("objective", "right"), ("kept", "right"),
                      ("p50", "right"), ("p90", "right"), ("p99", "right"), ("max", "right"))  # fmt: skip
     for row in rows:
-        table.add_row(Text(row.klass), f"{row.good} / {row.sent}", _share(row.attainment if row.sent else None),
+        kept = _share(row.attainment if row.sent else None)
+        if row.attainment_interval is not None:
+            kept.append(f" ({share_bounds(row.attainment_interval)})", style="dim")
+        table.add_row(Text(row.klass), f"{row.good} / {row.sent}", kept,
                       f"{row.goodput_rps:.2f}", f"{row.goodput_tokens_per_s:,.1f}")  # fmt: skip
         for name, quantiles in row.quantiles_ms.items():
             if quantiles["max"] is None:

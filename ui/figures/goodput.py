@@ -27,12 +27,25 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
     for name, shares, colour in series:
         fig.add_bar(
             name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
+            error_x=_interval_bars(goodput) if name == "all objectives" else None,
             marker_color=colour, text=[percent(share) for share in shares], textposition="auto", textangle=0,
             insidetextanchor="end", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
     return fig.update_layout(legend_traceorder="normal")
+
+
+def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
+    """The 95 % interval of each class's attainment, as plotly's lengths to both sides of the bar's end."""
+    if any(group.attainment_interval is None for group in goodput):
+        return None
+    known = [(group.attainment, group.attainment_interval) for group in goodput]
+    return dict(
+        type="data", symmetric=False, thickness=1.5, width=4, color=theme.INK,
+        array=[100 * ((kept.high or 0.0) - share) for share, kept in known],
+        arrayminus=[100 * (share - (kept.low or 0.0)) for share, kept in known],
+    )  # fmt: skip
 
 
 def latency_distribution(requests: pd.DataFrame, latency: str, bounds: dict[str, float]) -> go.Figure:

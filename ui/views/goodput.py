@@ -4,7 +4,7 @@ import streamlit as st
 
 from metrics.goodput import goodput_by_tpot
 from metrics.objectives import OBJECTIVE_NAMES
-from ui import fragments, frame
+from ui import fragments, frame, results
 from ui.figures import goodput
 
 run = frame.open_page(
@@ -20,6 +20,9 @@ if run.requests.empty:
     st.info("No request has been recorded.", icon=":material/hourglass_empty:")
     st.stop()
 objectives = run.meta.get("objectives") or []
+measured = run.diagnosis.results if run.diagnosis is not None else None
+if measured is not None:
+    st.html(results.steady(measured.steady) + results.load_and_cost(measured))
 st.subheader("Throughput against time per output token", anchor=False)
 frame.draw(
     goodput.throughput_against_tpot(
@@ -33,7 +36,8 @@ if run.diagnosis is not None:
     frame.draw(
         goodput.attainment(run.diagnosis.goodput),
         "attainment",
-        "`diagnosis.json` goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`.",
+        "`diagnosis.json` goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`. "
+        "A line on a bar is its 95 % interval.",
     )
 left, right = st.columns(2, gap="large")
 for column, latency in ((left, "ttft_ms"), (right, "tpot_ms")):
@@ -52,3 +56,10 @@ if run.diagnosis is not None:
         "`diagnosis.json` goodput `quantiles_ms`, in ms; failed requests count as slower than all others. A dash "
         "stands where there are too few requests for the claim."
     )
+if measured is not None:
+    st.subheader("Deadlines of tokens", anchor=False)
+    st.html(results.deadlines(measured.deadlines))
+    st.caption(results.DEADLINES_NOTE)
+    st.subheader("All latencies, and what each is", anchor=False)
+    st.html(results.latency_table(measured))
+    st.caption(f"`diagnosis.json` results, from `client.parquet`. {results.INTERVAL_NOTE}")
