@@ -39,7 +39,9 @@ class PackedSegment:
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("xb", buffering=0)
+        self._has_frames = False
 
     def write(self, content: bytes) -> None:
         """One frame: `encode` of records, or of PackedSteps. Raises OSError."""
@@ -47,9 +49,13 @@ class PackedSegment:
         frame = _HEAD.pack(len(compressed), len(content)) + compressed
         if self._file.write(frame) != len(frame):
             raise OSError("the disk took only a part of it")
+        self._has_frames = True
 
     def close(self) -> None:
+        """Leaves no file in which nothing can be read: on a full disk there would be one more each second."""
         self._file.close()
+        if not self._has_frames:
+            self._path.unlink()
 
 
 encode = msgspec.msgpack.Encoder().encode

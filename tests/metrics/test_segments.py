@@ -1,5 +1,6 @@
 """Tables under way: a reader takes what is whole, wherever the writer was killed, and no row twice."""
 
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from metrics.packed import PackedSegment, PackedSteps, encode, packed_steps, tables_of
 from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, RequestRecord, columns
-from metrics.rundir import RunDirectory
+from metrics.rundir import RunDirectory, RunError
 from metrics.segments import compact, discard_segments, read_segment, sources, write_segment
 from metrics.step_batch import Steps
 from tests.metrics.random_records import random_request, random_step
@@ -119,6 +120,54 @@ def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
     recorder.close()
     assert len(list((tmp_path / "requests.parts").iterdir())) == 2
     assert len(RunDirectory(tmp_path).table("requests")) == 2 and recorder.failed == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_gets_no_file_a_second(tmp_path, monkeypatch):
+    def open_full(path, mode, buffering):
+        path.touch(exist_ok=False)
+        return open("/dev/full", "wb", buffering=buffering)
+
+    recorder = Recorder(tmp_path, ("requests",))
+    recorder._closing.set()  # the writer stops, so that only we flush
+    recorder._thread.join()
+    monkeypatch.setattr(Path, "open", open_full)
+    for index in range(3):
+        recorder.append("requests", random_request(Random(index), index))
+        recorder.flush()
+    assert recorder.failed == 3 and not list((tmp_path / "requests.parts").iterdir())
+    monkeypatch.undo()
+    recorder.append("requests", random_request(Random(3), 3))
+    recorder.close()
+    assert len(RunDirectory(tmp_path).table("requests")) == 1
+
+
+@pytest.mark.parametrize("content", [b"\x10\0\0\0\x20\0\0\0" + bytes(16), None], ids=["no LZ4", "no record"])
+def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, content):
+    path = tmp_path / "requests.parts" / "0.packed"
+    if content is None:
+        segment = PackedSegment(path)
+        segment.write(encode([{"request_id": 1}]))
+        segment.close()
+    else:
+        stream(path, records(0, 1)).close()
+        path.write_bytes(path.read_bytes() + content)
+    with pytest.raises(RunError, match="table requests cannot be read"):
+        RunDirectory(tmp_path).table("requests")
+
+
+def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "0.packed", records(0, 3)).close()
+    run, listed = RunDirectory(tmp_path), []
+
+    def sources_then_compact(directory, table):
+        listed.append(sources(directory, table))
+        if len(listed) == 1:
+            compact(directory, table)
+        return listed[-1]
+
+    monkeypatch.setattr("metrics.rundir.sources", sources_then_compact)
+    assert len(run.table("requests")) == 3 and len(listed) == 2
 
 
 def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
