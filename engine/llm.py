@@ -52,10 +52,9 @@ class LLM:
     `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
     for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
     without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
-    steps, some at once, in the engine's thread.
-    Make the first one before you import torch, or set GOMP_SPINCOUNT=300 in the
-    environment: else threads that wait for each other spin, and steps take ten times as long beside any busy process.
-    Close it, or use it in a `with` block, to give its memory back.
+    steps, some at once, in the engine's thread. Make the first one before you import torch, or set GOMP_SPINCOUNT=300
+    in the environment: else threads that wait for each other spin, and steps take ten times as long beside any busy
+    process. Close it, or use it in a `with` block, to give its memory back.
     """
 
     def __init__(
@@ -256,7 +255,11 @@ class LLM:
     def _run(self) -> None:
         """The thread: steps while there is work, sleeps while there is none."""
         try:
-            self._loop()
+            engine = self._engine
+            try:
+                self._loop()
+            finally:
+                engine.tell_all()  # however it ends, steps are held back
             self._failure = LLMError("it was closed")
         except BaseException as error:
             self._failure = error

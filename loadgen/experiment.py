@@ -129,6 +129,8 @@ def load_url(
             begin_ns = time.monotonic_ns()
             _load(scenario, run, endpoint, seed, chosen, tokenizer, None, progress, reasons)
             if server is not None:
+                with suppress(EndpointError):
+                    get(endpoint, "/metrics")  # its core tells of the steps that it holds back
                 time.sleep(2 * FLUSH_SECONDS)  # until the server's last records are on disk
                 tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from metrics.packed import PACKED, PackedSegment, PackedSteps, encode, packed_steps
+from metrics.packed import PACKED, PackedRecords, PackedSegment, PackedSteps, encode, packed_records, packed_steps
 from metrics.step_batch import Steps
 
 FLUSH_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Recorder:
                 self._write("steps", len(steps), packed_steps(steps))
             for table, pending in self._pending.items():
                 if records := [pending.popleft() for _ in range(len(pending))]:
-                    self._write(table, len(records), records)
+                    self._write(table, len(records), packed_records(records))
 
     def close(self) -> None:
         """Writes the rest and stops the writer. May be called twice."""
@@ -73,7 +73,7 @@ class Recorder:
             for table in list(self._segments):
                 self._end_segment(table)
 
-    def _write(self, table: str, rows: int, content: PackedSteps | list[Any]) -> None:
+    def _write(self, table: str, rows: int, content: PackedSteps | PackedRecords) -> None:
         """All rows are written, or counted as failed."""
         try:
             packed = encode(content)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -39,7 +40,7 @@ class RunError(Exception):
 
 
 class RunDirectory:
-    """One run: `run.json` and its tables. Reading never writes, and takes finished segments as they come."""
+    """One run: `run.json` and its tables. Reading never writes, and takes what is whole of segments as they come."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -118,12 +119,13 @@ class RunDirectory:
         return SCHEMAS[table].empty_table() if relation is None else relation.to_arrow_table()
 
     def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
-        files = self.sources(table)
-        finished = [str(file) for file in files if file.suffix != PACKED]
-        growing = [read_segment(file, table) for file in files if file.suffix == PACKED]
-        if not files:
-            return None
         try:
+            try:
+                finished, growing = self._opened(table)
+            except FileNotFoundError:  # compacted meanwhile: by now the whole stands under its name
+                finished, growing = self._opened(table)
+            if not finished and not growing:
+                return None
             if growing:
                 rows = pa.concat_tables(growing, promote_options="default")  # noqa: F841 - the statement names it
             if not finished:
@@ -131,8 +133,14 @@ class RunDirectory:
             parquet = "select * from read_parquet($files, union_by_name=true)"
             union = f"{parquet} union all by name select * from rows" if growing else parquet
             return duckdb.sql(union, params={"files": finished})
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, msgspec.MsgspecError, OSError) as error:
             raise RunError(f"{self.path}: table {table} cannot be read: {error}") from None
+
+    def _opened(self, table: str) -> tuple[list[str], list[pa.Table]]:
+        """The files of a table that are finished, and the rows of those that grow."""
+        files = self.sources(table)
+        finished = [str(file) for file in files if file.suffix != PACKED]
+        return finished, [read_segment(file, table) for file in files if file.suffix == PACKED]
 
     def compact(self) -> None:
         """Makes one file of each table's segments. Only for the process that wrote them, once nobody writes."""

@@ -65,11 +65,14 @@ def compact(directory: Path, table: str) -> None:
         partial = directory / f".{table}.tmp"
         with pq.ParquetWriter(partial, SCHEMAS[table]) as writer:
             waiting: list[pa.RecordBatch] = []
+            rows = 0  # of those that wait: a long run has a batch for each of its seconds
             for batch in _batches(files, table):
                 waiting.append(batch)
-                if sum(map(len, waiting)) >= ROWS_AT_ONCE:
+                rows += len(batch)
+                if rows >= ROWS_AT_ONCE:
                     writer.write_table(pa.Table.from_batches(waiting))
                     waiting.clear()
+                    rows = 0
             if waiting:
                 writer.write_table(pa.Table.from_batches(waiting))
             names = [segment.name for segment in _segments(directory, table)]

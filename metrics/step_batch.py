@@ -5,8 +5,10 @@ keeps a row of numbers a step, and what most steps have not, or share with the s
 steps then costs a few operations on arrays, not hundreds on objects. `StepRecord` is the same step as one object.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -158,6 +160,7 @@ class Steps:
         sums = np.concatenate(([0], np.cumsum(values)))
         return np.diff(sums[self.first_places])
 
+    @cached_property
     def others_by_row(self) -> dict[int, dict[str, Any]]:
         """Row → field of OTHERS → what the step has of it."""
         found: dict[int, dict[str, Any]] = {}
@@ -170,27 +173,24 @@ class Steps:
         fields = ("preempted_ids", "preempted_for", "preempted_tokens")
         if not any(field == fields[0] for _, field, _ in self.others):
             return []
-        rows = self.others_by_row().values()
+        rows = self.others_by_row.values()
         return [found for own in rows if fields[0] in own for found in zip(*map(own.get, fields), strict=True)]
 
+    def record(self, row: int) -> StepRecord:
+        makeup = self.makeups[bisect_right(self.makeups, row, key=attrgetter("first_row")) - 1]
+        numbers, later = self.numbers[:, row].tolist(), row - makeup.first_row
+        own = {name: _known(numbers[_PLACE[name]]) for name in _PLAIN} | OTHERS | self.others_by_row.get(row, {})
+        return StepRecord(
+            **own,
+            stages=numbers[_FIRST_STAGE : _FIRST_STAGE + len(STAGES)],
+            request_ids=makeup.request_ids,
+            kinds=makeup.kinds,
+            new_tokens=makeup.new_tokens,
+            past_tokens=[past + later for past in makeup.past_tokens],
+        )
+
     def records(self) -> list[StepRecord]:
-        others, found, columns = self.others_by_row(), [], self.numbers.T.tolist()
-        for makeup, rows in zip(self.makeups, self._repeats, strict=True):
-            for later in range(rows):
-                row = makeup.first_row + later
-                numbers = columns[row]
-                own = {name: _known(numbers[_PLACE[name]]) for name in _PLAIN} | OTHERS | others.get(row, {})
-                found.append(
-                    StepRecord(
-                        **own,
-                        stages=numbers[_FIRST_STAGE : _FIRST_STAGE + len(STAGES)],
-                        request_ids=makeup.request_ids,
-                        kinds=makeup.kinds,
-                        new_tokens=makeup.new_tokens,
-                        past_tokens=[past + later for past in makeup.past_tokens],
-                    )
-                )
-        return found
+        return [self.record(row) for row in range(len(self))]
 
     def table(self) -> pa.Table:
         """As a table of SCHEMAS["steps"]."""

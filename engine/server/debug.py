@@ -56,7 +56,8 @@ def add_debug_routes(
     async def steps(request: Request) -> Response:
         _check_kept(core, "steps")
         await core.tell_all()
-        return _shown("steps", kept.steps(_last(request, KEPT_STEPS)), shown_step)
+        places = kept.step_places(_last(request, KEPT_STEPS))
+        return _shown("steps", places, lambda place: shown_step(place[0].record(place[1])))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
@@ -175,14 +176,14 @@ async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, record
     return {"run_dir": str(Path(recorder.directory).resolve()), "table": "kernels", "trace": name}
 
 
-def _shown(name: str, packed: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
-    """{name: [records]}, a few at a time: streams must not wait for megabytes of JSON."""
+def _shown(name: str, kept: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
+    """{name: [records]}, each made of what is kept, a few at a time: streams must not wait for megabytes of JSON."""
     encode = msgspec.json.encode
 
     async def chunks() -> AsyncIterator[bytes]:
         yield f'{{"{name}":['.encode()
-        for first in range(0, len(packed), SHOWN_AT_ONCE):
-            records = packed[first : first + SHOWN_AT_ONCE]
+        for first in range(0, len(kept), SHOWN_AT_ONCE):
+            records = kept[first : first + SHOWN_AT_ONCE]
             yield (b"," if first else b"") + b",".join(encode(shown(record)) for record in records)
             await asyncio.sleep(0)
         yield b"]}"

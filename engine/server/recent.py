@@ -38,14 +38,17 @@ class Recent:
 
     def steps(self, last: int = KEPT_STEPS) -> list[StepRecord]:
         """The newest is the last one."""
-        found: list[list[StepRecord]] = []
-        missing = min(last, KEPT_STEPS)
+        return [batch.record(row) for batch, row in self.step_places(last)]
+
+    def step_places(self, last: int = KEPT_STEPS) -> list[tuple[Steps, int]]:
+        """Batch and row of each, for `Steps.record`: thousands of records at once would keep streams waiting."""
+        found: list[tuple[Steps, int]] = []
         for batch in reversed(self._batches):
+            missing = min(last, KEPT_STEPS) - len(found)
             if missing <= 0:
                 break
-            found.append(batch.records()[-missing:])
-            missing -= len(found[-1])
-        return [record for records in reversed(found) for record in records]
+            found += [(batch, row) for row in reversed(range(max(0, len(batch) - missing), len(batch)))]
+        return found[::-1]
 
     def packed_requests(self, last: int = KEPT_REQUESTS) -> list[bytes]:
         """For `request`; those that ended, the newest is the last one."""

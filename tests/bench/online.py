@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import model_folder
+from engine.step_log import HOLD_NS
+from metrics.recorder import FLUSH_SECONDS
 from metrics.roofline import Ceilings
 from metrics.rundir import RunDirectory
 from tests.bench.breakdown import complaint, explain, steps_of_table, utilisation
@@ -24,7 +26,7 @@ from tests.bench.workloads import Workload, cpu_sized, streams
 
 LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
-RECORDED_SECONDS = 1.0  # until the records of the last step are on the disk
+RECORDED_SECONDS = HOLD_NS / 1e9 + 2 * FLUSH_SECONDS  # until the records of the last step are on the disk
 LLAMA_SLOTS = 32
 CLIENT_SECONDS = 1800
 

@@ -33,11 +33,15 @@ def ask(name: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **mo
     return Submit(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), encoded_ns, **more)
 
 
-def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) -> tuple[Simulation, BothAccountants]:
-    """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
+def play(
+    events: list[tuple[str, object]], held: int, limits: dict, hold_ns: int = 0, **bounds
+) -> tuple[Simulation, BothAccountants]:
+    """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused.
+    Steps are held back for `hold_ns`."""
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    books = simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal, hold_ns=0))
+    log = StepLog(simulation.scheduler.pool, simulation.journal, hold_ns)
+    books = simulation.engine.books = FullBooks(both, log)
     collected = books.collected
     books.collected = lambda *told: (both.collected(*told), collected(*told))
     for index, (kind, what) in enumerate(events):
@@ -81,6 +85,21 @@ def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(eve
     assert set(published.ended) == set(submitted_ns)
     assert both.steps == len(published.records)
     assert not both.clock.members
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=traffic(),
+    held=st.sampled_from([0, 2, 5]),
+    hold_ms=st.sampled_from([3, 20, 10_000]),
+    bounds=st.fixed_dictionaries(BOUNDS),
+)
+def test_steps_that_are_held_back_are_told_as_if_each_were_told_at_once(events, held, hold_ms, bounds):
+    """Steps of a batch share what does not change between them: it must not be shared where it does."""
+    at_once, _ = play(events, held, {}, **bounds)
+    later, _ = play(events, held, {}, hold_ms * 1_000_000, **bounds)
+    assert later.published.records == at_once.published.records
+    assert later.published.ended == at_once.published.ended
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

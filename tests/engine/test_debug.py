@@ -1,14 +1,20 @@
 """The debug routes of a running server."""
 
+import asyncio
 import os
 import signal
 import threading
 import time
+from random import Random
 
 import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI, Request
 
+from engine.config import EngineConfig
+from engine.server.core_client import CoreClient
+from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
 from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
 from metrics.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
@@ -89,9 +95,27 @@ def test_what_a_path_does_not_know_is_refused(api_server):
     assert unknown.status_code == 404 and "'nobody'" in unknown.json()["error"]["message"]
 
 
-def test_the_rings_keep_the_newest_whole():
-    from random import Random
+def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
+    """While thousands of them were made at once, no stream would get a token."""
+    kept, made, record = Recent(), [], Steps.record
+    kept.add_steps(Steps.of([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)]))
+    monkeypatch.setattr(Steps, "record", lambda steps, row: made.append(row) or record(steps, row))
+    app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)  # it is not started
+    add_debug_routes(app, core, kept, None, lambda _: None, lambda _: {})
+    (show,) = (route.endpoint for route in app.routes if route.path == "/debug/steps")
 
+    async def check() -> None:
+        shown = await show(Request({"type": "http", "query_string": b"last=96"}))
+        counts = []
+        async for _ in shown.body_iterator:
+            counts.append(len(made))
+        assert counts == [0, SHOWN_AT_ONCE, 2 * SHOWN_AT_ONCE, 3 * SHOWN_AT_ONCE, 3 * SHOWN_AT_ONCE]
+        await core.stop()
+
+    asyncio.run(check())
+
+
+def test_the_rings_keep_the_newest_whole():
     rng, kept = Random(2), Recent()
     some = [random_step(rng) for _ in range(50)]
     steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
@@ -101,7 +125,7 @@ def test_the_rings_keep_the_newest_whole():
     for record in requests:
         kept.add_request(record)
     assert kept.steps() == steps[3:] and kept.last_step == steps[-1].step
-    assert kept.steps(2) == steps[-2:] and kept.steps(61) == steps[-61:]
+    assert kept.steps(0) == [] and kept.steps(2) == steps[-2:] and kept.steps(61) == steps[-61:]
     assert [request(packed) for packed in kept.packed_requests()] == requests[2:]
     assert kept.packed_request(requests[0].request_id) is None
     kept.add_request(requests[2])  # again: it is the newest now

@@ -39,6 +39,20 @@ def test_outputs_stand_in_the_order_of_their_prompts_and_equal_the_loop(llm, exp
     assert all(output.ledger_ms["compute.decode"] > 0 for output in outputs)
 
 
+def test_an_engine_that_is_closed_at_work_has_told_of_all_its_steps():
+    told = []
+    llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256, on_steps=told.extend)
+    engine = llm._engine
+
+    async def close_at_work():
+        with pytest.raises(LLMError, match="closed"):
+            async for _ in llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)):
+                llm.close()
+
+    asyncio.run(close_at_work())
+    assert [record.step for record in told] == list(range(engine.step_number)) != []
+
+
 def test_stream_gives_the_same_tokens_and_streams_share_the_batch(llm, expected):
     async def one(prompt):
         return [piece async for piece in llm.stream(prompt, GREEDY)]

@@ -1,16 +1,19 @@
 """Tables under way: a reader takes what is whole, wherever the writer was killed, and no row twice."""
 
+from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.packed import PackedSegment, PackedSteps, encode, packed_steps, tables_of
+from metrics.ledger import ACCOUNTS, Account
+from metrics.packed import PackedRecords, PackedSegment, PackedSteps, encode, packed_records, packed_steps, tables_of
 from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, RequestRecord, columns
-from metrics.rundir import RunDirectory
+from metrics.rundir import RunDirectory, RunError
 from metrics.segments import compact, discard_segments, read_segment, sources, write_segment
 from metrics.step_batch import Steps
 from tests.metrics.random_records import random_request, random_step
@@ -27,7 +30,7 @@ def requests(first: int, count: int) -> pa.Table:
 def stream(path, *frames: list[RequestRecord]) -> PackedSegment:
     segment = PackedSegment(path)
     for frame in frames:
-        segment.write(encode(frame))
+        segment.write(encode(packed_records(frame)))
     return segment
 
 
@@ -36,7 +39,7 @@ def test_a_stream_is_read_while_it_grows(tmp_path):
     segment = stream(path)
     assert len(read_segment(path, "requests")) == 0
     for batches in range(1, 4):
-        segment.write(encode(records(10 * batches, 5)))
+        segment.write(encode(packed_records(records(10 * batches, 5))))
         assert len(read_segment(path, "requests")) == len(RunDirectory(tmp_path).table("requests")) == 5 * batches
     segment.close()
     assert read_segment(path, "requests").slice(5, 5).equals(requests(20, 5))
@@ -47,7 +50,7 @@ def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_pat
     ends = []
     segment = stream(path)
     for part in parts:
-        segment.write(encode(part))
+        segment.write(encode(packed_records(part)))
         ends.append(path.stat().st_size)
     segment.close()
     whole = path.read_bytes()
@@ -121,6 +124,54 @@ def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
     assert len(RunDirectory(tmp_path).table("requests")) == 2 and recorder.failed == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_gets_no_file_a_second(tmp_path, monkeypatch):
+    def open_full(path, mode, buffering):
+        path.touch(exist_ok=False)
+        return open("/dev/full", "wb", buffering=buffering)
+
+    recorder = Recorder(tmp_path, ("requests",))
+    recorder._closing.set()  # the writer stops, so that only we flush
+    recorder._thread.join()
+    monkeypatch.setattr(Path, "open", open_full)
+    for index in range(3):
+        recorder.append("requests", random_request(Random(index), index))
+        recorder.flush()
+    assert recorder.failed == 3 and not list((tmp_path / "requests.parts").iterdir())
+    monkeypatch.undo()
+    recorder.append("requests", random_request(Random(3), 3))
+    recorder.close()
+    assert len(RunDirectory(tmp_path).table("requests")) == 1
+
+
+@pytest.mark.parametrize("content", [b"\x10\0\0\0\x20\0\0\0" + bytes(16), None], ids=["no LZ4", "no record"])
+def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, content):
+    path = tmp_path / "requests.parts" / "0.packed"
+    if content is None:
+        segment = PackedSegment(path)
+        segment.write(encode(packed_records([{"request_id": 1}])))
+        segment.close()
+    else:
+        stream(path, records(0, 1)).close()
+        path.write_bytes(path.read_bytes() + content)
+    with pytest.raises(RunError, match="table requests cannot be read"):
+        RunDirectory(tmp_path).table("requests")
+
+
+def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "0.packed", records(0, 3)).close()
+    run, listed = RunDirectory(tmp_path), []
+
+    def sources_then_compact(directory, table):
+        listed.append(sources(directory, table))
+        if len(listed) == 1:
+            compact(directory, table)
+        return listed[-1]
+
+    monkeypatch.setattr("metrics.rundir.sources", sources_then_compact)
+    assert len(run.table("requests")) == 3 and len(listed) == 2
+
+
 def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
     steps = Steps.of([random_step(Random(index), index) for index in range(4)])
     packed = packed_steps(steps)
@@ -134,3 +185,20 @@ def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_p
     (table,) = tables_of(tmp_path / "steps.parts" / "0.packed", "steps")
     assert table["logit_rows"].null_count == 4
     assert table.drop_columns("logit_rows").equals(steps.table().drop_columns("logit_rows"))
+
+
+def test_ledgers_of_another_version_keep_each_account_under_its_name(tmp_path):
+    some, names = records(0, 3), [info.column for info in ACCOUNTS]
+    order = [place for place in reversed(range(len(names))) if place != Account.REQUEST_LOST]
+
+    def theirs(ledger: list[int]) -> list[int]:
+        return [7, *(ledger[place] for place in order)]
+
+    written = [msgspec.structs.replace(r, ledger=theirs(r.ledger), ttft=theirs(r.ttft)) for r in some]
+    segment = PackedSegment(tmp_path / "requests.parts" / "0.packed")
+    segment.write(encode(PackedRecords(("not_known_yet", *(names[place] for place in order)), written)))
+    segment.close()
+    table = read_segment(tmp_path / "requests.parts" / "0.packed", "requests")
+    unknown = [f"{book}_{names[Account.REQUEST_LOST]}" for book in ("ledger", "ttft")]
+    assert [table[name].null_count for name in unknown] == [3, 3]
+    assert table.drop_columns(unknown).equals(columns("requests", some).drop_columns(unknown))
