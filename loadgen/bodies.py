@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from loadgen.conversation import TurnParts
 from loadgen.endpoint import Endpoint, authorisation
 from loadgen.prompts import Prompt, PromptSource, load_tokenizer
 from loadgen.scenario import Scenario, Target
@@ -12,23 +13,40 @@ from loadgen.sharing import tree_path
 
 PASSED_ON = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_SLOT = "\0 the conversation so far"
+_NO_LENGTH = b"Content-Length: 0"
 
 
 def build_wire_requests(
     scenario: Scenario, seed: int, schedule: list[ScheduledRequest], endpoint: Endpoint, model: str,
     tokenizer: str | None = None,
-) -> list[bytes]:  # fmt: skip
-    """Bytes by index. Raises ScenarioError where the tokenizer or the prose cannot be read."""
+) -> list[bytes | TurnParts]:  # fmt: skip
+    """Bytes by index; of a session's turns the parts that become bytes when the answers are known.
+
+    Raises ScenarioError where the tokenizer or the prose cannot be read.
+    """
     named = tokenizer or scenario.target.tokenizer
     source = PromptSource(seed, load_tokenizer(named) if named else None)
     writer = PromptWriter(scenario, source)
-    return [
-        http_bytes(
-            endpoint, scenario.target, request,
-            json_body(scenario, request, writer.prompt(request), model),
-        )
-        for request in schedule
-    ]  # fmt: skip
+    wire: list[bytes | TurnParts] = []
+    for request in schedule:
+        body = json_body(scenario, request, writer.prompt(request), model)
+        if request.session_id:
+            wire.append(_turn_parts(endpoint, scenario.target, request, body))
+        else:
+            wire.append(http_bytes(endpoint, scenario.target, request, _json(body)))
+    return wire
+
+
+def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> TurnParts:
+    key = "messages" if target.api == "chat" else "prompt"
+    said = body[key] if target.api == "chat" or not request.turn else f" {body[key]}"
+    message, slot = _json(said)[1:-1], _json(_SLOT)
+    opening, closing = (b"[", b"]") if target.api == "chat" else (b'"', b'"')
+    before, after = _json(body | {key: _SLOT}).split(slot)
+    # The length is known with the answer: headers are made around that of no body.
+    head, headers = http_bytes(endpoint, target, request, b"").split(_NO_LENGTH)
+    return TurnParts(target.api, head + _NO_LENGTH[:-1], headers, before + opening, message, closing + after)
 
 
 class PromptWriter:
@@ -47,11 +65,14 @@ class PromptWriter:
         if request.block_ids:
             blocks = (request.block_ids, request.block_tokens, request.prompt_tokens, request.index)
             return Prompt("", self._source.by_name.blocks(*blocks))
-        klass, prefix = self._classes[request.klass], self._prefix(request)
+        klass = self._classes[request.klass]
+        if request.turn:  # the conversation so far stands before it
+            prefix, size, shared = "", request.message_tokens, 0
+        else:
+            prefix, size, shared = self._prefix(request), request.prompt_tokens, prefix_tokens(request)
         if klass.content == "random":
-            own = self._source.by_name.words(("random", request.index), request.prompt_tokens - prefix_tokens(request))
-            return Prompt(prefix, " ".join(own))
-        return self._source.prompt(request.prompt_tokens, prefix, prefix_tokens(request))
+            return Prompt(prefix, " ".join(self._source.by_name.words(("random", request.index), size - shared)))
+        return self._source.prompt(size, prefix, shared)
 
     def _prefix(self, request: ScheduledRequest) -> str:
         if request.shared_prefix < 0:
@@ -133,9 +154,8 @@ def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
     return said
 
 
-def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> bytes:
+def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, content: bytes) -> bytes:
     """One HTTP/1.1 request, on a connection of its own unless the target reuses them."""
-    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     headers = {
         "Host": endpoint.authority,
         "Connection": "close" if target.connections == "per_request" else "keep-alive",
@@ -150,3 +170,7 @@ def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, bo
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {endpoint.path}{_PATHS[target.api]} HTTP/1.1\r\n{lines}\r\n".encode() + content
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,10 +1,13 @@
-"""The dispatcher: sends every request of a schedule at its moment, whatever the server does meanwhile (open loop)."""
+"""The dispatcher: sends every request of a schedule at its moment, whatever the server does meanwhile (open loop).
+
+What hangs on replies, later turns of a session and the slots of a closed loop, is sent as `pace.py` says.
+"""
 
 import gc
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +17,22 @@ import gevent
 import gevent.event
 from gevent import socket, ssl
 
+from loadgen.closed_loop import ClosedLoop
 from loadgen.endpoint import Endpoint, EndpointError
 from loadgen.hotpath import SocketLoop
 from loadgen.outgoing import Ended, Limits, Outgoing
-from loadgen.rawlog import FLUSH_SECONDS, NO_REQUEST, STARTED, EventLog, warm_up, write_events, write_progress
+from loadgen.pace import Pace, Wire
+from loadgen.rawlog import (
+    CANCELLED,
+    DUE,
+    FLUSH_SECONDS,
+    NO_REQUEST,
+    STARTED,
+    EventLog,
+    warm_up,
+    write_events,
+    write_progress,
+)  # fmt: skip
 from loadgen.scenario import Target
 from loadgen.schedule import ScheduledRequest
 
@@ -36,10 +51,11 @@ class Replay:
     """All that one process needs, made before it starts."""
 
     schedule: Sequence[ScheduledRequest]  # its own part, in order
-    wire: Mapping[int, bytes] | Sequence[bytes]  # by index of the request
+    wire: Wire
     endpoint: Endpoint
     target: Target
     run_dir: Path
+    loop: ClosedLoop | None = None  # None for an open one
     shard: int = 0
     shift_ns: int = 0  # to add to a stamp of this host for the clock of the run
 
@@ -63,6 +79,7 @@ class OpenLoopClient:
         self._closing = gevent.event.Event()
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
         self._requests = {request.index: request for request in replay.schedule}
+        self._pace = Pace(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel)
         address = _first_that_connects(replay.endpoint)
         tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
@@ -80,14 +97,11 @@ class OpenLoopClient:
             with _undisturbed():
                 for request in self._replay.schedule:
                     if request.prelude:
-                        self._send_all([(request, monotonic_ns())])
+                        wire = self._replay.wire[request.index]
+                        self._send_all([Outgoing(request.index, monotonic_ns(), wire, self._limits)])
                 start_ns = agree_start()
                 self._loop.log.add(NO_REQUEST, start_ns, STARTED)
-                self._send_all(
-                    (request, start_ns + request.due_offset_ns)
-                    for request in self._replay.schedule
-                    if not request.prelude
-                )
+                self._send_all(self._pace.begin(start_ns))
         finally:
             self._closing.set()
             gevent.joinall(beside)
@@ -96,10 +110,10 @@ class OpenLoopClient:
             self._flush()
             self._show()
 
-    def _send_all(self, due) -> None:
+    def _send_all(self, due: Iterable[Outgoing]) -> None:
         """Sends these and returns when all have ended. The loop runs in a native thread; greenlets go on meanwhile."""
-        for request, due_ns in due:
-            self._loop.at(Outgoing(request.index, due_ns, self._replay.wire[request.index], self._limits))
+        for outgoing in due:
+            self._loop.at(outgoing)
         running = gevent.get_hub().threadpool.spawn(self._loop.run)
         try:
             running.get()
@@ -114,6 +128,17 @@ class OpenLoopClient:
         """In the loop's thread."""
         self._counts["failed" if ended.reason else "finished"] += 1
         self._ended.append((outgoing.index, outgoing.due_ns, ended))
+        following = self._pace.follow(outgoing, ended)
+        if following is not None:
+            self._loop.at(following)
+
+    def _cancel(self, requests: list[ScheduledRequest], ended: Ended, reason: str) -> None:
+        """In the loop's thread: records what will not be sent. It was due when it was known that it never will be."""
+        for request in requests:
+            self._counts["failed"] += 1
+            self._loop.log.add(request.index, ended.ended_ns, DUE)
+            self._loop.log.add(request.index, ended.ended_ns, CANCELLED, f"not sent: {reason}".encode())
+            self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
 
     def _swap_logs(self, now_ns: int) -> None:
         """In the loop's thread: hands over what is to be written."""

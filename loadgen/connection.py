@@ -10,7 +10,9 @@ from select import POLLIN, POLLOUT
 import httptools
 from gevent.monkey import get_original
 
+from loadgen.answer import FIRST_TEXT
 from loadgen.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
+from loadgen.rawlog import CANCELLED, TIMEOUT
 from loadgen.stamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 
 # From below gevent: the loop has a thread of its own.
@@ -50,7 +52,8 @@ class Exchange:
     """One request under way and what the loop has to remember of its reply."""
 
     __slots__ = (
-        "_end", "_parser", "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
+        "_end", "_parser", "_read_before", "_waits_for_text",
+        "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
         "sent_ns",
     )  # fmt: skip
 
@@ -63,6 +66,8 @@ class Exchange:
         self.first_read = False  # whether the last read was the first one
         self.pieces: list[bytes] = []
         self.connection: Connection | None = None  # None before it has one, and after its end
+        self._waits_for_text = outgoing.patience_ns is not None and outgoing.patience_for == "first_token"
+        self._read_before = b""  # an event may be cut anywhere
         self._end = HttpEnd()
         self._parser = httptools.HttpResponseParser(self._end)
 
@@ -73,6 +78,9 @@ class Exchange:
         self.num_bytes += len(data)
         if self.outgoing.keep_reply:
             self.pieces.append(data)
+        if self._waits_for_text:
+            self._waits_for_text = not FIRST_TEXT.search(self._read_before + data)
+            self._read_before = data if self._waits_for_text else b""
         self._parser.feed_data(data)
         return self._end.complete
 
@@ -85,8 +93,8 @@ class Exchange:
         """Whether the next request may have this connection: the reply is whole, and nobody asked to close."""
         return self._end.complete and not self._end.closes and self._parser.get_http_version() == "1.1"
 
-    def deadline(self) -> tuple[int, str]:
-        """When it is given up if nothing happens until then, and the sentence that it gets."""
+    def deadline(self) -> tuple[int, int, str]:
+        """When it is given up if nothing happens until then, the kind of its end, and the sentence that it gets."""
         outgoing, limits = self.outgoing, self.outgoing.limits
         # A late request has used up part of its time: the whole counts from when it was due.
         ends = [(outgoing.due_ns, WHOLE)]
@@ -96,11 +104,15 @@ class Exchange:
             ends.append((self.sent_ns, FIRST_BYTE))
         else:
             ends.append((self.last_ns, BETWEEN_BYTES))
-        return min(
-            (since_ns + round(limit_s * NS_PER_S), _GIVEN_UP[name].format(limit_s))
+        ways = [
+            (since_ns + round(limit_s * NS_PER_S), TIMEOUT, _GIVEN_UP[name].format(limit_s))
             for since_ns, name in ends
             if (limit_s := getattr(limits, name)) is not None
-        )
+        ]
+        if outgoing.patience_ns is not None and (self._waits_for_text or outgoing.patience_for == "answer"):
+            patience = f"left after its patience of {outgoing.patience_ns / NS_PER_S:.3g} s"
+            ways.append((outgoing.due_ns + outgoing.patience_ns, CANCELLED, patience))
+        return min(ways)
 
 
 class Connection:

@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 
 from loadgen.accuracy import with_calibration
+from loadgen.closed_loop import loop_doubt
+from loadgen.outgoing import STOPPED
 from loadgen.parse import Parsed, build_client_table
 from loadgen.rawlog import discard_progress
 from loadgen.scenario import Scenario
@@ -65,7 +67,10 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     run.compact()
     discard_progress(run.path)
     client_error = with_calibration(parsed.client_error, parsed.records) if parsed else None
-    found = [*reasons, *_doubts(parsed, run.meta()["objectives"])]
+    meta = run.meta()
+    found = [*reasons, *_doubts(parsed, meta["objectives"])]
+    if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], len(parsed.records), parsed.num_never_due)):
+        found.append(doubt)
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):
         found.append(beyond)
     run.update_meta(
@@ -83,7 +88,7 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
     if not parsed.started:
         return ["the load stopped before its schedule began"]
     found = []
-    num_unfinished = sum(record.status in ("missing", "cancelled") for record in parsed.records)
+    num_unfinished = sum(record.status == "missing" or record.error == STOPPED for record in parsed.records)
     if num_unfinished:
         found.append(
             f"{num_unfinished} of {len(parsed.records)} scheduled requests were never sent or have no recorded end"

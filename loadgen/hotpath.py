@@ -16,8 +16,8 @@ from time import monotonic_ns
 from gevent.monkey import get_original
 
 from loadgen.connection import Connection, Exchange, HttpEnd
-from loadgen.outgoing import Ended, Outgoing
-from loadgen.rawlog import BYTES, CANCELLED, CLOSED, DISPATCHED, ERROR, RECONNECTED, SENT, TIMEOUT, EventLog
+from loadgen.outgoing import STOPPED, Ended, Outgoing
+from loadgen.rawlog import BYTES, CANCELLED, CLOSED, DISPATCHED, DUE, ERROR, RECONNECTED, SENT, EventLog
 from loadgen.stamps import KernelClock
 
 SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; what is left is waited for in turns without a sleep
@@ -101,6 +101,8 @@ class SocketLoop:
 
     def _begin(self, outgoing: Outgoing) -> None:
         exchange = Exchange(outgoing, monotonic_ns())
+        if outgoing.tells_due:
+            self.log.add(outgoing.index, outgoing.due_ns, DUE)
         self.log.add(outgoing.index, exchange.dispatched_ns, DISPATCHED)
         self._num_open += 1
         self.num_begun += 1
@@ -181,9 +183,9 @@ class SocketLoop:
         """Gives up what is over its time. What has gone on meanwhile gets the time that it then has."""
         if exchange.connection is None:
             return
-        deadline_ns, reason = exchange.deadline()
+        deadline_ns, kind, reason = exchange.deadline()
         if deadline_ns <= now_ns:
-            self._end(exchange, TIMEOUT, reason)
+            self._end(exchange, kind, reason)
         else:
             self._watch_deadline(exchange)
 
@@ -211,7 +213,7 @@ class SocketLoop:
     def _cancel_all(self) -> None:
         for connection in list(self._connections.values()):
             if connection.exchange is not None:
-                self._end(connection.exchange, CANCELLED, "cancelled")
+                self._end(connection.exchange, CANCELLED, STOPPED)
         self._due.clear()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from loadgen.parse import client_record, events_by_request
+from loadgen.parse import client_record, due_time, events_by_request
 from loadgen.rawlog import NO_REQUEST, TERMINAL, event_files
 from loadgen.schedule import SCHEDULE_FILE, read_schedule
 from metrics.records import SCHEMAS, row
@@ -54,5 +54,5 @@ class LiveTable:
 
     def _record(self, index: int, events: list[tuple[int, int, int, bytes]]):
         request = self._schedule[index]
-        due_ns = events[0][1] if request.prelude else self._start_ns + request.due_offset_ns
+        due_ns = due_time(request, self._start_ns, events)
         return client_record(request, self._scenario, due_ns, events)

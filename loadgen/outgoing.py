@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 WHOLE, CONNECT, FIRST_BYTE, BETWEEN_BYTES = "timeout_s", "connect_timeout_s", "first_byte_timeout_s", "gap_timeout_s"
 
+STOPPED = "the load generator was stopped"  # the reason of what was in flight then
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -24,6 +26,9 @@ class Outgoing:
     wire: bytes
     limits: Limits
     keep_reply: bool = False  # for a conversation that goes on with it
+    tells_due: bool = False  # its moment hung on a reply, so that only the log can tell it
+    patience_ns: int | None = None  # from when it was due; then the client leaves
+    patience_for: str = "first_token"  # or "answer"
 
 
 @dataclass(frozen=True, slots=True)

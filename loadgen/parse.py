@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.accuracy import with_calibration
+from loadgen.outgoing import STOPPED
 from loadgen.rawlog import (
     BYTES,
     CANCELLED,
     DISPATCHED,
+    DUE,
     ERROR,
     NO_REQUEST,
     RAW_TABLE,
@@ -42,6 +44,7 @@ class Parsed:
     records: list[ClientRecord]  # in order of the schedule
     started: bool  # whether the schedule began at all
     client_error: dict[str, float | None]
+    num_never_due: int = 0  # of a closed loop: built, but no slot came to them
 
 
 def recover(run_dir: Path | str) -> bool:
@@ -83,8 +86,10 @@ def parse_run(run_dir: Path) -> Parsed:
     records = [
         client_record(request, scenario, due_ns[request.index], by_request.get(request.index, []))
         for request in schedule
+        if request.index in due_ns
     ]
-    return Parsed(records, bool(started), _client_error(schedule, due_ns, by_request))
+    never_due = len(schedule) - len(records)
+    return Parsed(records, bool(started), _client_error(schedule, due_ns, by_request), never_due)
 
 
 def events_by_request(files: list[Path]) -> dict[int, list[tuple[int, int, int, bytes]]]:
@@ -94,19 +99,37 @@ def events_by_request(files: list[Path]) -> dict[int, list[tuple[int, int, int, 
     return {index: list(group) for index, group in groupby(rows, key=itemgetter(0))}
 
 
-def _due_times(schedule: list[ScheduledRequest], start_ns: int | None, by_request: dict[int, list]) -> list[int]:
-    """When each request was meant to be sent. One of the prelude was due when its turn came.
+def _due_times(schedule: list[ScheduledRequest], start_ns: int | None, by_request: dict[int, list]) -> dict[int, int]:
+    """When each request was meant to be sent. One of a closed loop whose turn never came was not meant to be sent.
 
     Where the schedule never began, the first stamp of all stands for its start.
     """
     first_ns = min((events[0][1] for events in by_request.values()), default=0)
     start_ns = first_ns if start_ns is None else start_ns
-    due_ns = [start_ns + request.due_offset_ns for request in schedule]
+    due_ns: dict[int, int] = {}
+    before_ns = None  # when the turn before was due, in a session that an open loop began
     for request in schedule:
-        if request.prelude:
-            events = by_request.get(request.index)
-            due_ns[request.index] = events[0][1] if events else first_ns
+        moment = due_time(request, start_ns, by_request.get(request.index, []))
+        if moment is None and request.prelude:
+            moment = first_ns
+        elif moment is None and request.turn:
+            moment = before_ns
+        before_ns = moment if request.due_offset_ns is not None or (request.turn and before_ns is not None) else None
+        if moment is not None:
+            due_ns[request.index] = moment
     return due_ns
+
+
+def due_time(request: ScheduledRequest, start_ns: int | None, events: list[tuple[int, int, int, bytes]]) -> int | None:
+    """When a request was meant to be sent: at its moment of the schedule, or when what it hung on was over.
+
+    One of the prelude was due when its turn came. None for what has no moment, and nothing that was stamped tells one.
+    """
+    if request.prelude:
+        return events[0][1] if events else None
+    if request.due_offset_ns is not None:
+        return start_ns + request.due_offset_ns
+    return next((ns for _, ns, kind, _ in events if kind == DUE), None)
 
 
 def client_record(
@@ -144,7 +167,7 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     if end == TIMEOUT:
         return "timeout", reason or "no complete reply within target.timeout_s"
     if end == CANCELLED:
-        return "cancelled", "the load generator was stopped"
+        return "cancelled", reason or STOPPED
     if end == ERROR:
         return "error", reason
     if end is None:
@@ -152,12 +175,12 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     return "error", "the stream ended before its last event" if answered else "closed without a reply"
 
 
-def _client_error(schedule: list[ScheduledRequest], due_ns: list[int], by_request: dict[int, list]) -> dict:
+def _client_error(schedule: list[ScheduledRequest], due_ns: dict[int, int], by_request: dict[int, list]) -> dict:
     """How late the generator itself was. `lag_…` is due → sent, `dispatch_…` its part before the socket was opened."""
     lag, dispatch = [], []
     for request in schedule:
         stamps = {kind: ns for _, ns, kind, _ in by_request.get(request.index, ()) if kind in (SENT, DISPATCHED)}
-        if request.measured and SENT in stamps:
+        if request.measured and SENT in stamps and request.index in due_ns:
             lag.append(stamps[SENT] - due_ns[request.index])
             dispatch.append(stamps[DISPATCHED] - due_ns[request.index])
     return {f"lag_{name}_ms": value for name, value in _quantiles_ms(lag).items()} | {

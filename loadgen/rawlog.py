@@ -19,7 +19,7 @@ RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress-{}.json"
 FLUSH_SECONDS = 0.5
 
-STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED = range(9)
+STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE = range(10)
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
 NO_REQUEST = -1  # index of the one STARTED event, whose stamp is the start of the schedule
 
@@ -27,7 +27,7 @@ SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
-    ("kind", pa.int8()),  # STARTED to RECONNECTED
+    ("kind", pa.int8()),  # STARTED to DUE
     ("data", pa.binary()),  # the bytes read, or why it ended
 ])  # fmt: skip
 

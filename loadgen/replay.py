@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.bodies import build_wire_requests
 from loadgen.client import OnFinished, OpenLoopClient, Replay
+from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import EndpointError, parse_base_url, served_models
 from loadgen.rawlog import recording, write_progress
 from loadgen.scenario import Scenario, load_scenario
@@ -50,8 +51,9 @@ def prepare_replay(options, host: str | None, on_finished: OnFinished) -> tuple[
         endpoint = parse_base_url(host)
         model = options.model_name or scenario.target.model or served_models(endpoint)[0]["id"]
         schedule = build_schedule(scenario, seed, id_prefix=f"{scenario.name}-{secrets.token_hex(4)}")
+        loop = closed_loop(scenario.arrivals)
         wire = build_wire_requests(scenario, seed, schedule, endpoint, model, options.tokenizer or None)
-        client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target, run_dir), on_finished)
+        client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target, run_dir, loop), on_finished)
         begun = (run_dir / "run.json").exists()
         given = {"base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None}
         run = None if begun else _begin(run_dir, scenario, seed, {"base_url": endpoint.url, "model": model}, given)

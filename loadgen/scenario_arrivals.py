@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from loadgen.scenario_block import Block, Number, Whole
+from loadgen.scenario_seconds import Seconds
 
 MAX_REQUESTS = 10_000_000
 
@@ -71,4 +72,37 @@ class Times(Block):
     times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
 
 
-Arrivals = Annotated[Poisson | Constant | Gamma | Trace | AtOnce | Times, Field(discriminator="process")]
+class _Closed(Block):
+    """A closed loop: who waits for a slow server sends less. `count` bounds the requests or sessions."""
+
+    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing is begun later")
+    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+
+    @model_validator(mode="after")
+    def _bounded(self):
+        if self.duration_s is None and self.count is None:
+            raise ValueError("needs duration_s or count, or it would never end; add one of the two")
+        return self
+
+
+class Concurrency(_Closed):
+    """Closed loop: `in_flight` requests at any time; the next one is due when one has ended."""
+
+    process: Literal["concurrency"]
+    in_flight: Whole = Field(ge=1, le=100_000)
+
+
+class Users(_Closed):
+    """Closed loop: `users` people, each of whom thinks after an answer (or a session) before the next one."""
+
+    process: Literal["users"]
+    users: Whole = Field(ge=1, le=100_000)
+    think_time_s: Seconds
+    start_over_s: Number = Field(
+        0.0, ge=0, le=86_400, description="the users' first requests are spread evenly over it"
+    )
+
+
+Arrivals = Annotated[
+    Poisson | Constant | Gamma | Trace | AtOnce | Times | Concurrency | Users, Field(discriminator="process")
+]

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from loadgen.scenario_block import Block, Number, Whole
 from loadgen.scenario_lengths import Length
+from loadgen.scenario_seconds import Seconds, Turns
 
 # What a body has from other keys of the scenario, so that extra_body may not have it.
 OWN_KEYS = frozenset((
@@ -76,6 +77,30 @@ class Variant(Sampling):
     temperature: Number | None = Field(None, ge=0, le=2)
 
 
+class Session(Block):
+    """Requests that follow one another and carry the conversation so far, the server's real answers included.
+
+    Either a person thinks between turns, or a tool works and gives its result.
+    """
+
+    turns: Turns
+    think_time_s: Seconds | None = Field(None, description="from the end of an answer to the person's next message")
+    turn_tokens: Length | None = Field(None, description="what a person adds with every turn after the first")
+    tool_pause_s: Seconds | None = Field(None, description="from the end of an answer to the tool's result")
+    tool_result_tokens: Length | None = Field(None, description="what a tool adds with every turn after the first")
+
+    @model_validator(mode="after")
+    def _one_partner(self):
+        person, tool = (self.think_time_s, self.turn_tokens), (self.tool_pause_s, self.tool_result_tokens)
+        for here, other in ((person, tool), (tool, person)):
+            if None not in here and other == (None, None):
+                return self
+        raise ValueError(
+            "needs think_time_s and turn_tokens (a person), or tool_pause_s and tool_result_tokens (an agent's tool); "
+            "give one pair, and leave the other out"
+        )
+
+
 class RequestClass(Sampling):
     """One kind of request. `prompt_tokens` counts the shared prefix too, but not what a chat template adds."""
 
@@ -100,6 +125,24 @@ class RequestClass(Sampling):
     variants: list[Variant] | None = Field(None, min_length=1, max_length=1_000)
     temperature: Number = Field(0.0, ge=0, le=2)
     ignore_eos: bool = Field(False, description="generate all of output_tokens even if the model would stop")
+    session: Session | None = None
+    patience_s: Seconds | None = Field(None, description="from the due time; then the client closes the connection")
+    patience_for: Literal["first_token", "answer"] | None = Field(None, description="first_token, unless said")
+
+    @model_validator(mode="after")
+    def _session_draws_its_lengths(self):
+        if self.session is not None:
+            later = (self.session.turn_tokens, self.session.tool_result_tokens, self.output_tokens)
+            if any(length is not None and length.distribution == "trace" for length in later):
+                raise ValueError(
+                    "has a session and a length of distribution trace, but a row of a trace has no later turns; "
+                    "take output_tokens, turn_tokens and tool_result_tokens from another distribution"
+                )
+            if any((each.n or 1) > 1 for each in (self, *(self.variants or ()))):
+                raise ValueError("has a session and n above 1; a conversation goes on with one answer: leave n out")
+        if self.patience_s is None and self.patience_for is not None:
+            raise ValueError("has patience_for but no patience_s; add it, or leave patience_for out")
+        return self
 
     @model_validator(mode="after")
     def _prefix_fits(self):

@@ -1,6 +1,8 @@
 """A scenario and a seed give a schedule: when, what kind, how long. Pure, and fixed before anything is sent."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.arrivals import draw_arrivals
+from loadgen.closed_loop import closed_loop, draw_pauses
 from loadgen.contents import Contents
 from loadgen.lengths import draw_length
+from loadgen.people import People
 from loadgen.scenario import Scenario
+from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
 from loadgen.stable import stable_seed
@@ -29,7 +34,7 @@ class ScheduledRequest:
 
     index: int
     request_id: str
-    due_offset_ns: int  # from the start of the schedule
+    due_offset_ns: int | None  # from the start of the schedule; None where it hangs on a reply: see `pause_ns`
     klass: str
     tenant: str
     session_id: str
@@ -50,6 +55,10 @@ class ScheduledRequest:
     block_tokens: int = 0  # that one of them is
     content: str = ""  # JSON of the recorded text or messages that are sent as they are
     variant: int = -1  # which of the class's; -1 for none
+    pause_ns: int = 0  # between the end of what it follows, the turn or its slot's request before, and its due time
+    message_tokens: int = 0  # what a later turn adds; its `prompt_tokens` count all, answers at full length
+    patience_ns: int | None = None  # from its due time; then the client leaves
+    patience_for: str = "first_token"
 
 
 SCHEMA = pa.schema([
@@ -59,7 +68,8 @@ SCHEMA = pa.schema([
     ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
     ("seed", pa.int64()), ("measured", pa.bool_()), ("prelude", pa.bool_()),
     ("priority", pa.int64()), ("block_ids", pa.list_(pa.int64())), ("block_tokens", pa.int64()),
-    ("content", pa.string()), ("variant", pa.int64()),
+    ("content", pa.string()), ("variant", pa.int64()), ("pause_ns", pa.int64()), ("message_tokens", pa.int64()),
+    ("patience_ns", pa.int64()), ("patience_for", pa.string()),
 ])  # fmt: skip
 
 
@@ -68,22 +78,49 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
     arrivals_rng, class_rng, length_rng = (
         np.random.default_rng(stable_seed(seed, part)) for part in ("arrivals", "classes", "lengths")
     )
-    offsets_s, rows = draw_arrivals(scenario.arrivals, arrivals_rng)
-    measured_from_s = offsets_s[0] + scenario.measure.warmup_s
-    if offsets_s[-1] < measured_from_s:
+    closed = closed_loop(scenario.arrivals)
+    if closed is None:
+        offsets_s, rows = draw_arrivals(scenario.arrivals, arrivals_rng)
+        pauses_ns, measured_from_s = [0] * len(rows), offsets_s[0] + scenario.measure.warmup_s
+        _check_warmup(scenario, offsets_s[-1], measured_from_s)
+    else:
+        pauses_ns = draw_pauses(scenario.arrivals, arrivals_rng)
+        offsets_s, rows, measured_from_s = np.zeros(len(pauses_ns)), [None] * len(pauses_ns), 0.0
+        _check_warmup(scenario, closed.duration_s or math.inf, scenario.measure.warmup_s)
+    contents, people = Contents(scenario, seed), People(seed)
+    requests = [
+        _request(step, (0.0, klass, None), seed, id_prefix, length_rng, measured_from_s, True, contents)
+        for step, klass in zip(range(scenario.measure.warmup_requests), cycle(scenario.workload.classes), strict=False)
+    ]
+    for offset_s, row, pause_ns in zip(offsets_s, rows, pauses_ns, strict=True):
+        for klass in _classes(scenario, class_rng, contents.class_of(row)):
+            entry = (offset_s, klass, row)
+            first = _request(len(requests), entry, seed, id_prefix, length_rng, measured_from_s, False, contents)
+            if closed is not None:
+                first = replace(first, due_offset_ns=None, pause_ns=pause_ns)
+            requests += people.turns(first, klass, seed, id_prefix)
+        if len(requests) > MAX_REQUESTS:
+            raise ScenarioError([f"the load has more than {MAX_REQUESTS} requests, turns included; shorten it"])
+    return requests
+
+
+def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:
+    """What is sent one after another: a session's turns, or one request alone. In order of the schedule."""
+    chains: list[list[ScheduledRequest]] = []
+    for request in schedule:
+        if request.turn:
+            chains[-1].append(request)
+        else:
+            chains.append([request])
+    return chains
+
+
+def _check_warmup(scenario: Scenario, last_s: float, measured_from_s: float) -> None:
+    if last_s < measured_from_s:
         raise ScenarioError(
             [f"measure.warmup_s is {scenario.measure.warmup_s:g}, but the last arrival is due at "
-             f"{offsets_s[-1]:.1f} s, so nothing would be measured; shorten the warm-up"]
+             f"{last_s:.1f} s, so nothing would be measured; shorten the warm-up"]
         )  # fmt: skip
-    prelude = scenario.measure.warmup_requests
-    contents = Contents(scenario, seed)
-    plan = [(0.0, scenario.workload.classes[step % len(scenario.workload.classes)], None) for step in range(prelude)]
-    for offset_s, row in zip(offsets_s, rows, strict=True):
-        plan += [(offset_s, klass, row) for klass in _classes(scenario, class_rng, contents.class_of(row))]
-    return [
-        _request(index, plan_entry, seed, id_prefix, length_rng, measured_from_s, index < prelude, contents)
-        for index, plan_entry in enumerate(plan)
-    ]
 
 
 def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from loadgen.bodies import build_wire_requests
 from loadgen.client import OpenLoopClient, Replay
+from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import parse_base_url
 from loadgen.parse import Parsed, build_client_table
 from loadgen.scenario import Scenario
@@ -31,7 +32,8 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     endpoint = parse_base_url(url)
     schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
     wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, model)
-    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target, run_dir), lambda *_: None)
+    loop = closed_loop(chosen.arrivals)
+    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target, run_dir, loop), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()
     return build_client_table(run_dir)

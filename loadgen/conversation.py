@@ -1,0 +1,36 @@
+"""A session's requests, each made once the answer before it is there, by joining parts that were made beforehand."""
+
+from dataclasses import dataclass
+
+# What stands around an answer in the history: a message of its own, or nothing in a text that goes on.
+_AROUND_ANSWER = {"chat": (b',{"role":"assistant","content":"', b'"},'), "completions": (b"", b"")}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnParts:
+    """One request of a session in pieces. Its bytes are `head`, the length of the body, `headers`, and the body:
+    `before`, the conversation so far, `message`, `after`."""
+
+    api: str
+    head: bytes
+    headers: bytes
+    before: bytes
+    message: bytes  # JSON: the messages that this turn adds, or the inside of a text
+    after: bytes
+
+
+class Conversation:
+    """Owns the history of one session."""
+
+    def __init__(self) -> None:
+        self._history = b""
+
+    def next_wire(self, turn: TurnParts, answer: bytes = b"") -> bytes:
+        """The bytes of the next request. `answer` is the JSON-escaped text of the reply to the one before."""
+        if self._history:
+            opening, closing = _AROUND_ANSWER[turn.api]
+            self._history = b"".join((self._history, opening, answer, closing, turn.message))
+        else:
+            self._history = turn.message
+        length = len(turn.before) + len(self._history) + len(turn.after)
+        return b"".join((turn.head, b"%d" % length, turn.headers, turn.before, self._history, turn.after))

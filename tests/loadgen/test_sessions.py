@@ -1,0 +1,239 @@
+"""Sessions, closed loops and patience against a server that says what it is told: who sends what, and when."""
+
+import json
+from itertools import pairwise
+
+import gevent
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.answer import answer_of
+from loadgen.closed_loop import loop_doubt
+from loadgen.outgoing import STOPPED
+from loadgen.parse import build_client_table
+from loadgen.reply import ReplyReader
+from loadgen.scenario_faults import ScenarioError
+from loadgen.schedule import build_schedule, chains_of
+from tests.loadgen.scenarios import CHAT, replay, scenario
+from tests.loadgen.scripted_server import Script, ScriptedServer
+
+TALK = CHAT | {"session": {"turns": 3, "think_time_s": 0.05, "turn_tokens": 4}}
+AGENT = CHAT | {"session": {"turns": 3, "tool_pause_s": 0, "tool_result_tokens": 6}}
+
+
+def by_session(server: ScriptedServer) -> dict[str, list[dict]]:
+    """Requests of each session in the order of their turns, told by the ids that they were sent with."""
+    seen = sorted(server.seen, key=lambda each: each["headers"]["x-request-id"])
+    groups: dict[str, list[dict]] = {}
+    for each, chain in zip(seen, range(len(seen)), strict=True):
+        groups.setdefault(str(chain // 3), []).append(each)
+    return groups
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize("klass", [TALK, AGENT])
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_turn_carries_the_conversation_with_the_answers_that_the_server_gave(tmp_path, api, klass, stream):
+    server = ScriptedServer(Script(first_token_s=0.005, gap_s=0.001)).start()
+    objectives = [{"e2e_ms": 500, "source": "made up"}]
+    chosen = scenario(
+        {"process": "at_once", "count": 2}, [klass], target={"api": api, "stream": stream}, objectives=objectives
+    )
+    records = replay(chosen, server.url, tmp_path).records
+    assert [(record.status, record.turn) for record in records] == [("ok", turn) for turn in (0, 1, 2)] * 2
+    assert len({record.session_id for record in records}) == 2 and "" not in {record.session_id for record in records}
+    answer = "w0 w1 w2 w3 w4 " if stream else "w0 w1 w2 w3 w4"
+    for first, second, third in by_session(server).values():
+        if api == "chat":
+            said = [each["body"]["messages"] for each in (first, second, third)]
+            assert [message["role"] for message in said[2]] == ["user", "assistant", "user", "assistant", "user"]
+            assert said[1][:1] == said[0] and said[2][:3] == said[1]
+            assert said[2][1]["content"] == said[2][3]["content"] == answer
+        else:
+            said = [each["body"]["prompt"] for each in (first, second, third)]
+            assert said[1].startswith(said[0] + answer + " ") and said[2].startswith(said[1] + answer + " ")
+
+
+def test_turn_is_due_when_the_answer_before_has_ended_and_the_pause_is_over(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.02)).start()
+    klass = TALK | {"session": {"turns": 4, "think_time_s": 0.12, "turn_tokens": 4}}
+    records = replay(scenario({"process": "at_once", "count": 2}, [klass]), server.url, tmp_path).records
+    for before, after in pairwise(records):
+        if after.turn:
+            assert after.due_ns - before.last_byte_ns == 120_000_000
+            assert after.sent_ns >= after.due_ns
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [({"status": 500}, "HTTP 500: scripted 500"), ({"error_after": 2}, "the core died"),
+     ({"break_after": 2}, "the reply ended before its last event")],
+)  # fmt: skip
+def test_turn_that_fails_ends_its_session_and_the_rest_is_cancelled_with_the_reason(tmp_path, script, fault):
+    server = ScriptedServer(Script(**script)).start()
+    records = replay(scenario({"process": "at_once", "count": 2}, [TALK]), server.url, tmp_path).records
+    assert [record.status for record in records] == ["error", "cancelled", "cancelled"] * 2
+    assert records[1].error.startswith("not sent: turn 0 of its session failed: ")
+    assert records[1].sent_ns is None and len(server.seen) == 2
+    assert fault in records[1].error or "HTTP 500" in records[1].error
+
+
+@pytest.mark.parametrize(("arrivals", "slots"), [
+    ({"process": "concurrency", "in_flight": 3, "count": 12}, 3),
+    ({"process": "users", "users": 4, "think_time_s": 0.05, "count": 12}, 4),
+])  # fmt: skip
+def test_closed_loop_never_has_more_in_flight_than_its_slots_and_uses_all_of_them(tmp_path, arrivals, slots):
+    server = ScriptedServer(Script(first_token_s=0.03)).start()
+    records = replay(scenario(arrivals), server.url, tmp_path).records
+    assert [record.status for record in records] == ["ok"] * 12
+    moments = sorted(
+        [(record.sent_ns, 1) for record in records] + [(record.last_byte_ns, -1) for record in records],
+        key=lambda moment: (moment[0], moment[1]),
+    )
+    in_flight = np.cumsum([step for _, step in moments])
+    assert in_flight.max() == slots
+    ends = [record.last_byte_ns for record in records]
+    pause_ns = 50_000_000 if arrivals["process"] == "users" else 0
+    later = [record.due_ns - pause_ns for record in records[slots:]]
+    assert set(later) <= set(ends)  # due at the moment when a slot became free, or had thought
+
+
+def test_closed_loop_begins_nothing_after_its_duration_and_what_was_never_due_has_no_record(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.1)).start()
+    records = replay(
+        scenario({"process": "concurrency", "in_flight": 2, "duration_s": 1}), server.url, tmp_path
+    ).records
+    begin = min(record.due_ns for record in records)
+    assert 4 <= len(records) == len(server.seen) and {record.status for record in records} == {"ok"}
+    assert max(record.due_ns for record in records) < begin + 1e9
+
+
+def test_session_of_a_closed_loop_that_its_duration_cut_has_no_record_of_what_was_never_due(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.1)).start()
+    chosen = scenario({"process": "concurrency", "in_flight": 1, "duration_s": 1.2}, [TALK | {"session": {
+        "turns": 100, "think_time_s": 0.1, "turn_tokens": 2}}])  # fmt: skip
+    parsed = replay(chosen, server.url, tmp_path)
+    assert {record.status for record in parsed.records} == {"ok"} and 2 <= len(parsed.records) < 12
+    assert parsed.num_never_due > 80
+
+
+def test_closed_loop_that_was_not_what_was_asked_for_says_so():
+    timed, counted = {"process": "concurrency", "duration_s": 9}, {"process": "users", "count": 9}
+    assert "all 40 requests that were built" in loop_doubt(timed, 40, 0)
+    assert loop_doubt(timed, 30, 10) is None and loop_doubt(counted, 9, 0) is None
+    assert loop_doubt(timed | {"count": 40}, 40, 0) is None
+    assert "3 of 9 requests of this closed loop never had their turn" in loop_doubt(counted, 6, 3)
+    assert loop_doubt({"process": "poisson", "count": 9}, 9, 0) is None
+
+
+def test_stopped_closed_loop_sends_nothing_more(tmp_path):
+    server = ScriptedServer(Script(gap_s=0.05, num_tokens=100)).start()
+    chosen = scenario({"process": "concurrency", "in_flight": 2, "count": 50}, [TALK])
+    greenlet = gevent.spawn(lambda: replay(chosen, server.url, tmp_path))
+    gevent.sleep(1.2)
+    greenlet.kill()
+    records = build_client_table(tmp_path).records
+    assert len(server.seen) == 2
+    assert [record.error for record in records if record.status == "cancelled"] == [STOPPED] * 2
+
+
+@pytest.mark.parametrize("waits_for", ["first_token", "answer"])
+def test_client_leaves_when_its_patience_ends(tmp_path, waits_for):
+    server = ScriptedServer(Script(first_token_s=0.05, gap_s=0.1, num_tokens=8)).start()
+    patient = CHAT | {"klass": "patient", "patience_s": 0.4, "patience_for": waits_for}
+    short = CHAT | {"klass": "short", "patience_s": 0.01, "patience_for": waits_for}
+    workload = {"each_arrival": "every_class", "classes": [patient, short]}
+    chosen = scenario({"process": "at_once", "count": 1}, workload=workload, target={"api": "chat"})
+    records = {record.klass: record for record in replay(chosen, server.url, tmp_path).records}
+    assert (records["short"].status, records["short"].error) == ("cancelled", "left after its patience of 0.01 s")
+    assert records["short"].first_token_ns is None
+    if waits_for == "first_token":  # the answer takes longer than the patience, but its first token came in time
+        assert records["patient"].status == "ok" and len(records["patient"].chunk_ns) == 8
+    else:
+        assert records["patient"].status == "cancelled" and 1 <= len(records["patient"].chunk_ns) < 8
+
+
+def test_sessions_have_the_turns_pauses_and_patience_that_were_asked_for():
+    klass = CHAT | {
+        "patience_s": {"distribution": "uniform", "min_s": 1, "max_s": 3},
+        "session": {
+            "turns": {"distribution": "geometric", "mean_turns": 4, "max_turns": 1000},
+            "think_time_s": {"distribution": "exponential", "mean_s": 5},
+            "turn_tokens": {"distribution": "uniform", "min_tokens": 2, "max_tokens": 6},
+        },
+    }
+    chosen = scenario({"process": "poisson", "rate_rps": 10, "count": 4000}, [klass])
+    schedule = build_schedule(chosen, 0, "x")
+    chains = chains_of(schedule)
+    turns = np.array([len(chain) for chain in chains])
+    later = [request for request in schedule if request.turn]
+    pauses = np.array([request.pause_ns for request in later]) / 1e9
+    # standard errors: a geometric of mean 4 has a deviation of 3.5; an exponential its mean. 5 of each.
+    assert turns.mean() == pytest.approx(4, abs=5 * 3.5 / 4000**0.5)
+    assert pauses.mean() == pytest.approx(5, rel=5 / len(later) ** 0.5)
+    assert pauses.std() / pauses.mean() == pytest.approx(1, rel=0.05)
+    assert {request.message_tokens for request in later} == {2, 3, 4, 5, 6}
+    patience = np.array([request.patience_ns for request in schedule]) / 1e9
+    assert patience.min() >= 1 and patience.max() <= 3 and patience.mean() == pytest.approx(2, abs=0.02)
+    assert [request.index for request in schedule] == list(range(len(schedule)))
+    for chain in chains[:50]:
+        assert [request.turn for request in chain] == list(range(len(chain)))
+        assert len({request.session_id for request in chain}) == 1
+        assert chain[0].due_offset_ns is not None and {request.due_offset_ns for request in chain[1:]} <= {None}
+
+
+def test_sessions_do_not_move_the_arrivals_classes_and_first_prompts_of_a_schedule():
+    arrivals = {"process": "poisson", "rate_rps": 10, "count": 200}
+    length = {"distribution": "uniform", "min_tokens": 3, "max_tokens": 90}
+    plain = [CHAT | {"prompt_tokens": length}, CHAT | {"klass": "other"}]
+    without = build_schedule(scenario(arrivals, plain), 4, "x")
+    within = build_schedule(scenario(arrivals, [TALK | {"prompt_tokens": length}, plain[1]]), 4, "x")
+    facts = ("due_offset_ns", "klass", "prompt_tokens", "max_tokens")
+    assert [[getattr(request, name) for name in facts] for request in without] == [
+        [getattr(request, name) for name in facts] for request in within if not request.turn
+    ]
+
+
+@pytest.mark.parametrize(
+    ("klass", "sentence"),
+    [({"session": {"turns": 2}}, "needs think_time_s and turn_tokens"),
+     ({"session": {"turns": 2, "think_time_s": 1, "turn_tokens": 4, "tool_pause_s": 1, "tool_result_tokens": 1}},
+      "give one pair"),
+     ({"session": {"turns": 2, "think_time_s": 1, "tool_result_tokens": 4}}, "give one pair"),
+     ({"patience_for": "answer"}, "has patience_for but no patience_s")],
+)  # fmt: skip
+def test_session_that_says_half_or_too_much_is_refused(klass, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        scenario(classes=[CHAT | klass])
+
+
+def test_closed_loop_that_may_need_too_many_requests_is_refused():
+    longest = {"process": "concurrency", "in_flight": 100_000, "duration_s": 604_800}
+    with pytest.raises(ScenarioError, match=r"at most 10000000 fit one run: shorten arrivals\.duration_s"):
+        build_schedule(scenario(longest), 0, "x")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=8), st.booleans(), st.data())
+def test_answer_cut_out_of_the_bytes_is_the_text_that_the_cold_path_reads(pieces, ascii_only, data):
+    """Whatever the text and wherever the frames are cut: the joined JSON pieces are the JSON of the joined pieces."""
+    api = data.draw(st.sampled_from(["chat", "completions"]))
+    events = []
+    for piece in pieces:
+        choice = {"delta": {"content": piece}} if api == "chat" else {"text": piece}
+        events.append({"id": "x", "choices": [{"index": 0, **choice, "finish_reason": None}], "usage": {"a": 1}})
+    events.append({"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}]})
+    separators = data.draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    body = b"".join(
+        b"data: " + json.dumps(event, ensure_ascii=ascii_only, separators=separators).encode("utf-8", "surrogatepass")
+        + b"\n\n" for event in events
+    ) + b"data: [DONE]\n\n"  # fmt: skip
+    cut = data.draw(st.integers(1, len(body) - 1))
+    frames = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:cut], body[cut:])) + b"0\r\n\r\n"
+    reply = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + frames
+    reader = ReplyReader()
+    reader.feed(reply, 0)
+    answer, fault = answer_of(reply, api)
+    assert fault == "" and json.loads(b'"' + answer + b'"') == "".join(pieces) == reader.end().text
