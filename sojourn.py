@@ -313,8 +313,13 @@ def _program() -> str:
 
 def _tell(done: RunDirectory) -> None:
     """What every run ends with: the terminal report, the HTML report, and the line that opens the app."""
+    from metrics.goodput import measured
+    from metrics.prefix_share import workload_lines
+
     diagnosis = _diagnose(done)
     _print_diagnosis(diagnosis)
+    for line in workload_lines(done.meta(), measured(done.requests(), done.meta())):
+        out.print(line, highlight=False)
     out.print(f"client error   {client_error_sentence(done.meta()['client_error'])}", highlight=False)
     if importlib.util.find_spec("plotly"):
         from ui.report import write_report

@@ -24,6 +24,7 @@ from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
+from loadgen.workload_facts import workload_facts
 from metrics.adoption import adopt
 from metrics.recorder import FLUSH_SECONDS
 from metrics.rundir import SERVER_KEYS, RunDirectory, RunError
@@ -66,9 +67,9 @@ def run_scenario(
         )
     tokenizer = scenario.target.tokenizer or str(settings["model"])
     seed = scenario.measure.seed if seed is None else seed
-    _check(scenario, seed, tokenizer)
+    workload = _check(scenario, seed, tokenizer)
     command = repeat_command("run", scenario, seed, set=engine_overrides or {})
-    run = _begin(scenario, run_dir, seed, settings, command)
+    run = _begin(scenario, run_dir, seed, settings, command, workload)
     endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
     server = start(serve_command(settings, endpoint.port, run.path), run.path / SERVER_LOG)
     try:
@@ -109,7 +110,7 @@ def load_url(
     except RunError as error:
         raise ExperimentError(str(error)) from None
     tokenizer = tokenizer or scenario.target.tokenizer
-    _check(scenario, seed, tokenizer)
+    workload = _check(scenario, seed, tokenizer)
     try:
         endpoint = parse_base_url(base_url)
         chosen = model or scenario.target.model
@@ -121,7 +122,7 @@ def load_url(
     chosen = chosen or known[0]["id"]
     served = {"served": known[0]} if known else {}
     engine = {"base_url": endpoint.url, "model": chosen} | served
-    run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat))
+    run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
     scraper = Scraper(endpoint, run.path)
     with _finishing(run, progress) as reasons:
         try:
@@ -143,11 +144,15 @@ def load_url(
     return run
 
 
-def _check(scenario: Scenario, seed: int, tokenizer: str | None) -> None:
-    """Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there."""
-    build_schedule(scenario, seed, id_prefix="check")
+def _check(scenario: Scenario, seed: int, tokenizer: str | None) -> dict[str, Any]:
+    """What is known of the workload before it is sent.
+
+    Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there.
+    """
+    schedule = build_schedule(scenario, seed, id_prefix="check")
     if tokenizer:
         load_tokenizer(tokenizer)
+    return workload_facts(scenario, schedule)
 
 
 def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -165,13 +170,14 @@ def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any
 
 
 def _begin(
-    scenario: Scenario, run_dir: Path | str, seed: int, engine: dict[str, Any], command: list[str]
-) -> RunDirectory:
+    scenario: Scenario, run_dir: Path | str, seed: int, engine: dict[str, Any], command: list[str],
+    workload: dict[str, Any],
+) -> RunDirectory:  # fmt: skip
     path = Path(run_dir)
     if path.is_dir() and any(path.iterdir()):
         raise ExperimentError(f"{path} is not empty; choose another folder for the run, or remove it first")
     try:
-        run = begin_run(path, scenario, seed, engine, command)
+        run = begin_run(path, scenario, seed, engine, command, workload)
     except (RunError, OSError) as error:
         raise ExperimentError(f"the run cannot be recorded: {error}") from None
     document = yaml.safe_dump(scenario.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)

@@ -23,11 +23,13 @@ LAG_BOUND_WITHOUT_TTFT_MS = 50.0
 
 
 def begin_run(
-    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None
-) -> RunDirectory:
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None,
+    workload: dict[str, Any] | None = None,
+) -> RunDirectory:  # fmt: skip
     """Makes the run directory. Until it is finished it says that it is not valid. Raises RunError.
 
-    `command` are the words that repeat the run (see `repeat_command`), or None where no command does.
+    `command` are the words that repeat the run (see `repeat_command`), or None where no command does;
+    `workload` is what `workload_facts` found.
     """
     return RunDirectory.create(
         run_dir,
@@ -35,6 +37,7 @@ def begin_run(
             "scenario": scenario.model_dump(mode="json"),
             "seed": seed,
             "command": command,
+            "workload": workload or {},
             "engine": engine,
             "hardware": hardware(),
             "versions": versions(),

@@ -13,7 +13,8 @@ from loadgen.endpoint import EndpointError, parse_base_url, served_models
 from loadgen.rawlog import recording, write_progress
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import SCHEDULE_FILE, build_schedule, save_schedule
+from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule
+from loadgen.workload_facts import workload_facts
 
 if TYPE_CHECKING:
     from metrics.rundir import RunDirectory
@@ -56,7 +57,9 @@ def prepare_replay(options, host: str | None, on_finished: OnFinished) -> tuple[
         client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target, run_dir, loop), on_finished)
         begun = (run_dir / "run.json").exists()
         given = {"base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None}
-        run = None if begun else _begin(run_dir, scenario, seed, {"base_url": endpoint.url, "model": model}, given)
+        run = None if begun else _begin(
+            run_dir, scenario, seed, {"base_url": endpoint.url, "model": model}, given, schedule
+        )  # fmt: skip
         save_schedule(run_dir, schedule, scenario)
         write_progress(run_dir, {"total": len(schedule), "sent": 0, "finished": 0, "failed": 0})
     except (ScenarioError, EndpointError, OSError) as error:
@@ -78,11 +81,13 @@ def run_replay(client: OpenLoopClient, run: "RunDirectory | None") -> None:
 
 
 def _begin(
-    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None]
-) -> "RunDirectory":
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None],
+    schedule: list[ScheduledRequest],
+) -> "RunDirectory":  # fmt: skip
     from loadgen.gather import (
         begin_run,
         repeat_command,
     )  # duckdb and pandas stay out of a process that `sojourn run` finishes for
 
-    return begin_run(run_dir, scenario, seed, engine, repeat_command("load", scenario, seed, **given))
+    command = repeat_command("load", scenario, seed, **given)
+    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, schedule))

@@ -7,6 +7,7 @@ from metrics.calibration import client_error_sentence
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
 from metrics.join import uncertainty_sentence
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
+from metrics.prefix_share import prefix_share
 from ui.rundata import RunData
 from ui.tables import throughput_tokens_per_s
 from ui.theme import INK, MUTED, STATE_COLOURS
@@ -84,6 +85,10 @@ def key_numbers(run: RunData) -> list[Tile]:
             else:
                 value = float(run.requests[latency].quantile(int(quantile[1:]) / 100))
             tiles.append((f"{name} {quantile}", number(value), "ms", f"n = {known:,}"))
+    share = prefix_share(run.meta, run.requests)
+    if share is not None:
+        detail = f"ideal {percent(share.ideal)}: infinite cache, blocks of {share.block_tokens} tokens"
+        tiles.append(("prefix cache", percent(share.achieved), "of prompt tokens", detail))
     return tiles
 
 

@@ -75,6 +75,7 @@ def _checked_ids(path: Path, number: int, line: MooncakeLine | BailianLine, bloc
 
 
 MOONCAKE = TraceForm("mooncake", "JSONL with timestamp (ms), input_length, output_length, hash_ids of 512-token "
-                     "blocks (Mooncake)", _is_mooncake, _mooncake_rows)  # fmt: skip
+                     "blocks (Mooncake)", _is_mooncake, _mooncake_rows, MOONCAKE_BLOCK)  # fmt: skip
 BAILIAN = TraceForm("bailian", "JSONL with chat_id, parent_chat_id, timestamp (s), input_length, output_length, turn, "
-                    "hash_ids of 16-token blocks (Qwen-Bailian)", _is_bailian, _bailian_rows)  # fmt: skip
+                    "hash_ids of 16-token blocks (Qwen-Bailian)", _is_bailian, _bailian_rows,
+                    BAILIAN_BLOCK)  # fmt: skip

@@ -58,6 +58,7 @@ class TraceForm:
     looks_like: str
     recognises: Callable[[Head], bool]
     rows: Callable[[Path, Window, Tally], Iterator[TraceRow]]
+    block_tokens: int = 0  # that one of its hash ids stands for; 0 where it has none
 
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:

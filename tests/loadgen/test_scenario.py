@@ -33,7 +33,15 @@ def changed(**blocks) -> str:
 
 
 def test_every_bundled_scenario_validates_and_gives_a_schedule():
-    expected = {"demo", "steady-chat", "long-prompt-beside-chat", "shared-system-prompt", "kv-pressure", "burst"}
+    expected = {
+        "demo",
+        "mooncake",
+        "steady-chat",
+        "long-prompt-beside-chat",
+        "shared-system-prompt",
+        "kv-pressure",
+        "burst",
+    }
     assert expected <= set(bundled_scenarios())
     for name in bundled_scenarios():
         scenario = load_scenario(name)

@@ -1,0 +1,69 @@
+"""What `run.json` says of the workload: which traces, what was left out of them, how blocks were scaled, what an
+infinite prefix cache would find."""
+
+from typing import Any
+
+from loadgen.scenario import Scenario
+from loadgen.schedule import ScheduledRequest
+from loadgen.sharing import ideal_hit_rate
+from loadgen.traces.reader import find_trace, read_trace
+from loadgen.traces.row import Window
+
+
+def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, Any]:
+    """`traces`, `blocks`, `prefix` and `notes` (the same in words), each only where there is something to say."""
+    facts: dict[str, Any] = {}
+    if traces := _traces(scenario):
+        facts["traces"] = traces
+    if blocks := _blocks(scenario, traces):
+        facts["blocks"] = blocks
+    if prefix := ideal_hit_rate(scenario, schedule):
+        facts["prefix"] = prefix
+    if notes := _in_words(facts):
+        facts["notes"] = notes
+    return facts
+
+
+def _traces(scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Facts by the name that the scenario has for a trace."""
+    wanted = {klass.from_file: Window() for klass in scenario.workload.classes if klass.from_file}
+    if scenario.arrivals.process == "trace":
+        wanted[scenario.arrivals.file] = Window(
+            scenario.arrivals.start_s, scenario.arrivals.start_s + scenario.arrivals.duration_s
+        )
+    found = {file: read_trace(find_trace(file), window=window) for file, window in wanted.items()}
+    return {
+        file: {
+            "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
+            "left_out": slice_.left_out, "block_tokens": slice_.form.block_tokens or None,
+        }
+        for file, slice_ in found.items()
+    }  # fmt: skip
+
+
+def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By class: the tokens of a block in the trace and as sent, and what all prompts are multiplied by."""
+    blocks = {}
+    for klass in scenario.workload.classes:
+        if klass.content != "blocks":
+            continue
+        recorded = traces[klass.from_file or scenario.arrivals.file]["block_tokens"]
+        sent = klass.block_tokens or recorded
+        blocks[klass.klass] = {"trace_block_tokens": recorded, "block_tokens": sent, "prompt_scale": sent / recorded}
+    return blocks
+
+
+def _in_words(facts: dict[str, Any]) -> list[str]:
+    """A line for each thing that a reader of the results has to know."""
+    lines = []
+    for file, trace in facts.get("traces", {}).items():
+        dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())
+        if dropped:
+            lines.append(f"{file}: {trace['requests']:,} requests{dropped}")
+    for klass, scale in facts.get("blocks", {}).items():
+        if scale["prompt_scale"] != 1:
+            lines.append(
+                f"class {klass}: blocks of {scale['trace_block_tokens']} tokens are sent as {scale['block_tokens']}: "
+                f"prompts have {scale['prompt_scale']:.4g} of their length in the trace"
+            )
+    return lines

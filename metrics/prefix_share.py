@@ -1,0 +1,70 @@
+"""What share of the prompt tokens the prefix cache had, beside what an infinite cache would have had. Pure.
+
+Measures: cached tokens over prompt tokens of the served requests that tell both, from the server's usage, or from our
+engine's own records where usage tells nothing. The ideal is computed from the schedule before the run.
+Cannot measure: why a block was missed (the memory page does, for our engine), and what a chat template adds to prompts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixShare:
+    """Rates in 0 … 1; None where nobody tells."""
+
+    ideal: float  # an infinite cache, at the granularity of `block_tokens`
+    achieved: float | None
+    infinite: float | None  # what our engine's shadow index says an infinite cache would have had
+    block_tokens: int
+    num_requests: int  # that `achieved` rests on
+
+
+def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | None:
+    """Of the measured requests of a run (client and server joined); None where its load shares nothing."""
+    workload = meta.get("workload")
+    ideal = workload.get("prefix") if isinstance(workload, dict) else None
+    if not isinstance(ideal, dict) or not isinstance(ideal.get("ideal_hit_rate"), int | float):
+        return None
+    served = requests[requests.status == "ok"]
+    cached, prompt = (_first_told(served, name) for name in ("cached_tokens", "prompt_tokens"))
+    known = cached.notna() & prompt.notna()
+    shadow = _numbers(served, "infinite_hit_tokens")
+    seen = shadow.notna() & prompt.notna()
+    return PrefixShare(
+        ideal=float(ideal["ideal_hit_rate"]), achieved=_rate(cached[known], prompt[known]),
+        infinite=_rate(shadow[seen], prompt[seen]), block_tokens=int(ideal.get("block_tokens") or 0),
+        num_requests=int(known.sum()),
+    )  # fmt: skip
+
+
+def in_words(share: PrefixShare) -> str:
+    """One line for the terminal."""
+    ideal = f"ideal {share.ideal:.1%} (infinite cache, blocks of {share.block_tokens} tokens)"
+    if share.achieved is None:
+        return f"Prefix cache: {ideal}; the server does not tell what it found"
+    return f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
+
+
+def _first_told(frame: pd.DataFrame, name: str) -> pd.Series:
+    """What the client was told, and else what the server recorded."""
+    return _numbers(frame, name).fillna(_numbers(frame, f"server_{name}"))
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
+    if name not in frame:
+        return pd.Series(float("nan"), index=frame.index)
+    return frame[name].astype("float64")
+
+
+def _rate(found: pd.Series, asked: pd.Series) -> float | None:
+    return float(found.sum() / asked.sum()) if len(asked) and asked.sum() else None
+
+
+def workload_lines(meta: dict[str, Any], requests: pd.DataFrame) -> list[str]:
+    """What a reader of the results has to know of the workload: cache rates, scaled blocks, rows left out."""
+    share, workload = prefix_share(meta, requests), meta.get("workload")
+    notes = workload.get("notes", []) if isinstance(workload, dict) else []
+    return ([in_words(share)] if share else []) + [f"Workload: {note}" for note in notes]

@@ -1,0 +1,97 @@
+"""What a run says of its workload: the ideal beside what the cache had, and how a trace was scaled or thinned."""
+
+import pandas as pd
+import pytest
+
+from loadgen.experiment import load_url, run_scenario
+from loadgen.scenario import load_scenario
+from loadgen.schedule import build_schedule
+from loadgen.workload_facts import workload_facts
+from metrics.goodput import measured
+from metrics.prefix_share import in_words, prefix_share, workload_lines
+from metrics.rundir import RunDirectory
+from tests.loadgen.scenarios import CHAT, replay, scenario
+from tests.loadgen.scripted_server import ScriptedServer
+from tests.loadgen.test_contents import BLOCKS, MOONCAKE
+from tests.loadgen.traces import write
+
+REQUESTS = pd.DataFrame({
+    "status": ["ok", "ok", "ok", "error"], "cached_tokens": [32, None, 0, 99], "prompt_tokens": [64, 100, 36, 99],
+    "server_cached_tokens": [None, None, 50, None], "infinite_hit_tokens": [48, None, 2, 0],
+})  # fmt: skip
+META = {"workload": {"prefix": {"ideal_hit_rate": 0.5, "block_tokens": 16}, "notes": ["scaled"]}}
+
+URL = ScriptedServer().start().url
+
+
+def test_share_is_of_the_served_requests_whose_cache_is_told():
+    share = prefix_share(META, REQUESTS)
+    assert (share.achieved, share.infinite, share.num_requests) == (0.32, 0.5, 2)
+    assert workload_lines(META, REQUESTS)[1:] == ["Workload: scaled"]
+    assert "32.0% of the prompt tokens were cached, ideal 50.0% (infinite cache, blocks of 16" in in_words(share)
+
+
+def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():
+    silent = REQUESTS.assign(cached_tokens=None, server_cached_tokens=None)
+    assert "the server does not tell what it found" in workload_lines(META, silent)[0]
+    for meta in ({}, {"workload": None}, {"workload": {}}):
+        assert prefix_share(meta, REQUESTS) is None and workload_lines(meta, REQUESTS) == []
+    assert workload_facts(scenario(), build_schedule(scenario(), 0, "x")) == {}
+
+
+def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
+    file = str(write(tmp_path, "burst6.csv"))
+    classes = [BLOCKS, CHAT | {"klass": "dealt", "from_file": file}]
+    facts = workload_facts(chosen := scenario(MOONCAKE, classes), build_schedule(chosen, 1, "x"))
+    assert facts["traces"][file]["left_out"] == {"failed: 0 response tokens": 1}
+    assert (
+        facts["traces"][MOONCAKE["file"]] | {"form": "mooncake", "requests": 12_031, "block_tokens": 512}
+        == (facts["traces"][MOONCAKE["file"]])
+    )
+    assert facts["blocks"] == {"chat": {"trace_block_tokens": 512, "block_tokens": 16, "prompt_scale": 1 / 32}}
+    assert 0 < facts["prefix"]["ideal_hit_rate"] < 1
+    assert [note.split(":")[0] for note in facts["notes"]] == [file, "class chat"]
+
+
+def test_shared_system_prompt_is_ideal_but_for_the_first_request_of_each():
+    chosen = load_scenario("shared-system-prompt")
+    schedule = build_schedule(chosen, 1, "x")
+    ideal = workload_facts(chosen, schedule)["prefix"]
+    counted = [request for request in schedule if request.measured]
+    first_by_prelude = {request.shared_prefix for request in schedule if request.prelude}
+    assert ideal["ideal_hit_tokens"] == 512 * (len(counted) - (4 - len(first_by_prelude)))
+
+
+LENGTH = {"distribution": "trace", "min_tokens": 1, "max_tokens": 4000}
+ARRIVALS = {"process": "trace", "duration_s": 60, "speedup": 100, "count": 20}
+
+
+@pytest.mark.parametrize("file", ["AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"])
+def test_slice_of_each_bundled_azure_trace_replays(tmp_path, file):
+    parsed = replay(scenario(ARRIVALS | {"file": file}, [CHAT | {"prompt_tokens": LENGTH}]), URL, tmp_path)
+    assert len(parsed.records) == 20 and {record.status for record in parsed.records} == {"ok"}
+
+
+def test_slice_of_mooncake_replays_and_the_run_says_what_it_was(tmp_path):
+    chosen = scenario(ARRIVALS | {"file": MOONCAKE["file"]}, [BLOCKS])
+    run = load_url(chosen, URL, tmp_path / "run", tokenizer="tiny-model")
+    client = RunDirectory.open(run.path).table("client")
+    assert len(client) == 20 and set(client.status) == {"ok"}
+    workload = run.meta()["workload"]
+    assert workload["traces"][MOONCAKE["file"]]["in_slice"] > 20
+    share = prefix_share(run.meta(), run.requests())
+    assert 0 < share.ideal < 1 and share.achieved == pytest.approx(3 / 7)  # what the scripted server says
+
+
+@pytest.mark.slow
+def test_our_engine_finds_in_a_large_pool_exactly_what_is_ideal(tmp_path):
+    """Blocks of requests that are in flight together are the only ones that it may miss: one block a request."""
+    chosen = load_scenario("mooncake")
+    arrivals = chosen.arrivals.model_copy(update={"duration_s": 40.0})
+    run = run_scenario(chosen.model_copy(update={"arrivals": arrivals}), tmp_path / "run")
+    counted = measured(run.requests(), run.meta())
+    share = prefix_share(run.meta(), counted)
+    assert share.num_requests == len(counted) > 80
+    per_request = 16 * len(counted) / counted.prompt_tokens.sum()
+    assert share.ideal - per_request <= share.achieved <= share.ideal
+    assert share.infinite == pytest.approx(share.ideal, abs=1e-9)
