@@ -54,7 +54,7 @@ def calibrate(
 def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: float = STREAM_S) -> Point:
     """One run of the real client at one load. Only what is written while all streams are open is compared."""
     window_s = max(window_s, FEWEST_TOKENS / (streams * tokens_per_s))
-    scenario = _scenario(streams, tokens_per_s, window_s, stream_s)
+    scenario = open_streams(streams, tokens_per_s, window_s, stream_s, TTFT_S)
     truth = Truth(ttft_s=TTFT_S, token_s=1 / tokens_per_s, in_step=True)
     folder = Path(tempfile.mkdtemp(prefix="sojourn-calibrate-"))
     try:
@@ -100,9 +100,9 @@ def truth_log(endpoint: Endpoint) -> TruthLog:
     return msgspec.json.decode(get(endpoint, "/truth", timeout_s=60.0)[1], type=TruthLog)
 
 
-def _scenario(streams: int, tokens_per_s: float, window_s: float, stream_s: float) -> Scenario:
+def open_streams(streams: int, tokens_per_s: float, window_s: float, stream_s: float, ttft_s: float) -> Scenario:
     """Requests at a constant rate, each streaming for `stream_s`: as many are open then as begin in that time."""
-    duration_s = stream_s / streams + TTFT_S + stream_s + window_s  # the first one begins after a gap
+    duration_s = stream_s / streams + ttft_s + stream_s + window_s  # the first one begins after a gap
     return Scenario(
         name=f"calibrate-{streams}x{tokens_per_s:g}",
         description="the client against a server of known truth",
@@ -110,5 +110,5 @@ def _scenario(streams: int, tokens_per_s: float, window_s: float, stream_s: floa
         workload={
             "classes": [{"klass": "stream", "prompt_tokens": 32, "output_tokens": round(stream_s * tokens_per_s)}]
         },
-        objectives=[{"e2e_ms": 1000 * (TTFT_S + 2 * stream_s), "source": "none: the server's times are known"}],
+        objectives=[{"e2e_ms": 1000 * (ttft_s + 2 * stream_s), "source": "none: the server's times are known"}],
     )  # fmt: skip
