@@ -14,7 +14,7 @@ from metrics.records import ClientRecord
 from metrics.roofline import device_name
 
 # The code between a due time and a stamp. Another version of it has another error.
-CLIENT_FILES = ("client.py", "hotpath.py", "rawlog.py", "locustfile.py")
+CLIENT_FILES = ("client.py", "connection.py", "hotpath.py", "outgoing.py", "rawlog.py", "stamps.py", "locustfile.py")
 CLIENT_LIBRARIES = ("python", "gevent", "locust")
 
 
