@@ -28,10 +28,11 @@ def build_wire_requests(
     named = tokenizer or scenario.target.tokenizer
     source = PromptSource(seed, load_tokenizer(named) if named else None)
     writer = PromptWriter(scenario, source)
+    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
     wire: list[bytes | TurnParts] = []
     for request in schedule:
         body = json_body(scenario, request, writer.prompt(request), model)
-        if request.session_id:
+        if request.klass in in_turns and not request.prelude:
             wire.append(_turn_parts(endpoint, scenario.target, request, body))
         else:
             wire.append(http_bytes(endpoint, scenario.target, request, _json(body)))

@@ -169,6 +169,10 @@ class RequestClass(Sampling):
             raise ValueError(f"has block_tokens, but content is {self.content}; set content: blocks, or leave it out")
         if self.content in ("prose", "random"):
             return self
+        if self.session is not None:
+            raise ValueError(
+                f"has content {self.content} and a session, whose later turns no row of a trace tells; leave one out"
+            )
         if self.prompt_tokens.distribution != "trace" or self.prompt_tokens.scale != 1:
             raise ValueError(
                 f"has content {self.content}, so its prompts are as long as the trace says: set prompt_tokens to "

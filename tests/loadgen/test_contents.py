@@ -22,6 +22,7 @@ ENDPOINT = parse_base_url("http://127.0.0.1:1")
 MOONCAKE = {"process": "trace", "file": "mooncake_conversation_trace.jsonl", "duration_s": 30}
 TRACED = {"distribution": "trace", "min_tokens": 1, "max_tokens": 4000}
 BLOCKS = CHAT | {"content": "blocks", "block_tokens": 16, "prompt_tokens": TRACED}
+SESSION = {"turns": 2, "think_time_s": 1, "turn_tokens": 5}
 PROSE = CORPUS.read_text(encoding="utf-8").split() if CORPUS.exists() else []
 TOKENIZER = load_tokenizer("tiny-model")
 WORDS = WordSource(7, TOKENIZER, PROSE)
@@ -236,6 +237,7 @@ def test_sampling_and_the_answers_form_are_sent_and_variants_come_by_weight():
         ({"extra_body": {"max_tokens": 3}}, r"has extra_body\.max_tokens, which another key"),
         ({"variants": [{"extra_body": {"stream": True}}]}, r"has extra_body\.stream"),
         ({"variants": []}, "at least 1"),
+        (BLOCKS | {"session": SESSION}, "has content blocks and a session"),
     ],
 )
 def test_contradictions_of_a_class_are_refused(klass, sentence):
