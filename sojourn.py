@@ -1,14 +1,11 @@
 """The command line: parses, calls one function of a package, prints."""
 
-import importlib.util
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 import typer
 from pydantic import ValidationError
 
@@ -27,12 +24,10 @@ from commands.frame import (
     out,
 )  # fmt: skip
 from commands.sweep import sweep
+from commands.telling import diagnose_run, print_diagnosis, program, tell
 from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
-from metrics.calibration import client_error_sentence
-from metrics.diagnosis.verdict import Diagnosis
-from metrics.rundir import RunDirectory
 
 app = typer.Typer(
     name="sojourn",
@@ -78,7 +73,7 @@ def run(
         done = run_scenario(
             loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
         )
-    _tell(done)
+    tell(done)
 
 
 @app.command()
@@ -108,7 +103,7 @@ def load(
             loaded, base_url, run_dir or new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, progress=progress,
         )  # fmt: skip
-    _tell(done)
+    tell(done)
 
 
 for verb in (sweep, capacity):
@@ -125,11 +120,11 @@ def diagnose(
 ) -> None:
     """Say what a run suffers from, which lifecycle it comes from, and what would prove it."""
     opened = open_run(run)
-    diagnosis = _diagnose(opened, open_run(against) if against else None)
+    diagnosis = diagnose_run(opened, open_run(against) if against else None)
     if json:
         print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
     else:
-        _print_diagnosis(diagnosis)
+        print_diagnosis(diagnosis)
 
 
 @app.command()
@@ -161,7 +156,7 @@ def join(
     out.print(f"{joined.matched} of {joined.of} requests are joined in {client.path}", highlight=False)
     said = uncertainty_sentence(client.meta())
     out.print(said if said else "both ran on one host, whose clock they share", highlight=False)
-    _tell(client)
+    tell(client)
 
 
 @app.command()
@@ -175,7 +170,7 @@ def report(
     from ui.report import write_report
 
     opened = open_run(run)
-    diagnosis = _diagnose(opened, open_run(against) if against else None)
+    diagnosis = diagnose_run(opened, open_run(against) if against else None)
     out.print(f"wrote {write_report(opened, diagnosis, output or opened.path / 'report.html')}", highlight=False)
 
 
@@ -278,7 +273,7 @@ def bench(context: typer.Context) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from tests.bench.command import app as bench_app
 
-    sys.exit(bench_app(args=context.args, prog_name=f"{_program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
+    sys.exit(bench_app(args=context.args, prog_name=f"{program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
 
 
 def _engine_config(settings: dict[str, Any]) -> EngineConfig:
@@ -287,48 +282,6 @@ def _engine_config(settings: dict[str, Any]) -> EngineConfig:
         return EngineConfig(**settings)
     except ValidationError as error:
         raise Failure(complaint(error), code=2) from None
-
-
-def _diagnose(opened: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
-    """Diagnoses a run and keeps the answer beside it."""
-    from metrics.diagnosis.diagnose import diagnose as run_diagnosis
-
-    diagnosis = run_diagnosis(opened, against)
-    opened.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
-    return diagnosis
-
-
-def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    from metrics.diagnosis.terminal import render
-
-    out.print(render(diagnosis))
-
-
-def _program() -> str:
-    """How to call this program again from here."""
-    if shutil.which("sojourn"):
-        return "sojourn"
-    return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
-
-
-def _tell(done: RunDirectory) -> None:
-    """What every run ends with: the terminal report, the HTML report, and the line that opens the app."""
-    from metrics.goodput import measured
-    from metrics.prefix_share import workload_lines
-
-    diagnosis = _diagnose(done)
-    _print_diagnosis(diagnosis)
-    for line in workload_lines(done.meta(), measured(done.requests(), done.meta())):
-        out.print(line, highlight=False)
-    out.print(f"client error   {client_error_sentence(done.meta()['client_error'])}", highlight=False)
-    if importlib.util.find_spec("plotly"):
-        from ui.report import write_report
-
-        out.print(f"HTML report    {write_report(done, diagnosis, done.path / 'report.html')}", highlight=False)
-    else:
-        out.print("HTML report    needs plotly: pip install '.[ui]', then sojourn report", highlight=False)
-    out.print(f"run directory  {done.path}", highlight=False)
-    out.print(f"open the app   {_program()} ui {done.path}", highlight=False)
 
 
 # The errors that carry a sentence for the user, and the exit code of each.

@@ -29,7 +29,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
             name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
             error_x=_interval_bars(goodput) if name == "all objectives" else None,
             marker_color=colour, text=[percent(share) for share in shares], textposition="auto", textangle=0,
-            insidetextanchor="end", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
+            insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
