@@ -4,30 +4,86 @@ import numpy as np
 
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
+from loadgen.stable import stable_seed
 from loadgen.traces.reader import find_trace, read_trace
 from loadgen.traces.row import TraceRow, Window
+
+MICROSECONDS = 1_000_000
+SHORTEST_BIN_S = 0.01  # times in milliseconds are a clock's resolution, not a bin
+FEWEST_STAMPS = 8  # fewer gaps have a common divisor by chance
 
 
 def draw_arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
     """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
     if arrivals.process == "trace":
         rows = _trace_slice(arrivals, rng)
-        return np.array([(row.offset_s - arrivals.start_s) / arrivals.speedup for row in rows]), rows
+        times_s = np.array([row.offset_s for row in rows])
+        if arrivals.dequantize:
+            times_s = _dequantized(times_s, arrivals.file, rng)
+        return (times_s - arrivals.start_s) / arrivals.speedup, rows
     if arrivals.process == "times":
         offsets = np.sort(np.array(arrivals.times_s))
     elif arrivals.process == "at_once":
         offsets = np.zeros(arrivals.count)
+    elif arrivals.process == "phases":
+        offsets = _phases(arrivals.phases, rng)
     else:
-        offsets = _renewal(arrivals, rng)
+        offsets = _offsets(arrivals, rng)
+    if not len(offsets):
+        raise ScenarioError(
+            [f"arrivals of the process {arrivals.process} give no request with this seed; raise the rate, or "
+             "arrivals.duration_s"]
+        )  # fmt: skip
     return offsets, [None] * len(offsets)
+
+
+def _offsets(process, rng: np.random.Generator) -> np.ndarray:
+    """One process by itself, from 0 on; it may give nothing."""
+    if process.process == "silence":
+        return np.empty(0)
+    return _ramp(process, rng) if process.process == "ramp" else _renewal(process, rng)
+
+
+def _phases(phases, rng: np.random.Generator) -> np.ndarray:
+    """One process after the other. Each has a generator of its own, so that changing one leaves the others alone."""
+    begins_s = np.concatenate([[0.0], np.cumsum([phase.duration_s for phase in phases])])
+    parts = [_offsets(phase, own) + begin_s
+             for phase, own, begin_s in zip(phases, rng.spawn(len(phases)), begins_s, strict=False)]  # fmt: skip
+    offsets = np.concatenate(parts)
+    _check_number(len(offsets))
+    return offsets
+
+
+def _ramp(ramp, rng: np.random.Generator) -> np.ndarray:
+    """A Poisson process whose rate moves, by inversion: points of a unit process, taken back through the cumulated
+    rate (Cinlar, Introduction to Stochastic Processes, 1975, 4.7). With regular gaps the points are 1, 2, 3, ..."""
+    start, end, seconds = ramp.start_rps, ramp.end_rps, ramp.duration_s
+    if ramp.shape == "linear":
+        total = (start + end) / 2 * seconds
+    else:
+        growth = np.log(end / start)
+        total = start * seconds * (np.expm1(growth) / growth if growth else 1.0)
+    _check_number(total)
+    if ramp.gaps == "regular":
+        points = np.arange(1, np.ceil(total))
+    else:
+        points = np.sort(rng.uniform(0.0, total, rng.poisson(total)))
+    if ramp.shape == "linear":
+        slope = (end - start) / seconds
+        return 2 * points / (start + np.sqrt(np.maximum(start**2 + 2 * slope * points, 0.0)))
+    return points / start if not growth else seconds / growth * np.log1p(points * growth / (start * seconds))
+
+
+def _check_number(expected: float) -> None:
+    if expected > MAX_REQUESTS:
+        raise ScenarioError([f"arrivals ask for about {expected:.0f} requests; at most {MAX_REQUESTS} fit one run"])
 
 
 def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
     """Arrivals with independent gaps of mean 1/rate. The first one comes after a gap, so that the rate is unbiased."""
     mean = 1 / arrivals.rate_rps
     expected = arrivals.count or arrivals.duration_s * arrivals.rate_rps
-    if expected > MAX_REQUESTS:
-        raise ScenarioError([f"arrivals ask for about {expected:.0f} requests; at most {MAX_REQUESTS} fit one run"])
+    _check_number(expected)
     cv = {"poisson": 1.0, "constant": 0.0}.get(arrivals.process, getattr(arrivals, "cv", 1.0))
     offsets = np.empty(0)
     while (arrivals.count is None or len(offsets) < arrivals.count) and (
@@ -39,11 +95,6 @@ def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
     offsets = offsets[: arrivals.count]
     if arrivals.duration_s is not None:
         offsets = offsets[offsets < arrivals.duration_s]
-    if not len(offsets):
-        raise ScenarioError(
-            [f"arrivals.rate_rps {arrivals.rate_rps:g} gives no request within {arrivals.duration_s:g} s with this "
-             "seed; raise the rate or arrivals.duration_s"]
-        )  # fmt: skip
     return offsets
 
 
@@ -63,3 +114,32 @@ def _trace_slice(arrivals, rng: np.random.Generator) -> list[TraceRow]:
              f"it ends at {found.end_s:.0f} s"]
         )  # fmt: skip
     return kept
+
+
+def trace_bin_s(arrivals, seed: int) -> float | None:
+    """The bin that the times of a scenario's slice of a trace are rounded to; None where they are not."""
+    rng = np.random.default_rng(stable_seed(seed, "arrivals"))
+    return bin_s(np.array([row.offset_s for row in _trace_slice(arrivals, rng)]))
+
+
+def bin_s(times_s: np.ndarray) -> float | None:
+    """The largest number of seconds that all gaps are multiples of, if it is long enough and seen often enough.
+
+    It cannot tell a trace that was rounded from one whose requests really came at such moments.
+    """
+    stamps = np.unique(np.round(times_s * MICROSECONDS).astype(np.int64))
+    if len(stamps) < FEWEST_STAMPS:
+        return None
+    found = float(np.gcd.reduce(np.diff(stamps))) / MICROSECONDS
+    return found if found >= SHORTEST_BIN_S else None
+
+
+def _dequantized(times_s: np.ndarray, file: str, rng: np.random.Generator) -> np.ndarray:
+    """Times spread evenly at random within their bin; their order stays."""
+    width_s = bin_s(times_s)
+    if width_s is None:
+        raise ScenarioError(
+            [f"arrivals.dequantize is true, but the times of this slice of {file} are not rounded to any bin; leave it "
+             "out"]
+        )  # fmt: skip
+    return np.sort(times_s + rng.uniform(0.0, width_s, len(times_s)))

@@ -55,6 +55,7 @@ class Trace(Block):
     duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
     speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")
     keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
+    dequantize: bool = Field(False, description="spread times that the trace rounded to a bin, evenly within it")
     count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
 
 
@@ -70,6 +71,53 @@ class Times(Block):
 
     process: Literal["times"]
     times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
+
+
+class Ramp(Block):
+    """A rate that moves from one value to another. `exponential` grows by the same factor in the same time."""
+
+    process: Literal["ramp"]
+    start_rps: Number = Field(ge=0, le=1_000_000)
+    end_rps: Number = Field(ge=0, le=1_000_000)
+    duration_s: Number = Field(gt=0, le=604_800)
+    shape: Literal["linear", "exponential"] = "linear"
+    gaps: Literal["random", "regular"] = Field("random", description="random: Poisson; regular: none but the rate's")
+
+    @model_validator(mode="after")
+    def _moves(self):
+        if self.start_rps == self.end_rps == 0:
+            raise ValueError("has start_rps 0 and end_rps 0, so nothing would come; raise one of them")
+        if self.shape == "exponential" and not (self.start_rps and self.end_rps):
+            raise ValueError(
+                f"has shape exponential from {self.start_rps:g} to {self.end_rps:g}, but nothing grows from or to 0 by "
+                "a factor; raise it, or set shape to linear"
+            )
+        return self
+
+
+class Silence(Block):
+    """A phase in which nothing comes."""
+
+    process: Literal["silence"]
+    duration_s: Number = Field(gt=0, le=604_800)
+
+
+class Phases(Block):
+    """Processes one after the other, each for its `duration_s`."""
+
+    process: Literal["phases"]
+    phases: list[Annotated[Poisson | Constant | Gamma | Ramp | Silence, Field(discriminator="process")]] = Field(
+        min_length=1, max_length=1_000
+    )
+
+    @model_validator(mode="after")
+    def _timed(self):
+        for place, phase in enumerate(self.phases):
+            if phase.duration_s is None or getattr(phase, "count", None) is not None:
+                raise ValueError(f"phases[{place}] must end by its duration_s; add it, and leave count out")
+        if all(phase.process == "silence" for phase in self.phases):
+            raise ValueError("phases are all silence; add one in which requests come")
+        return self
 
 
 class _Closed(Block):
@@ -104,5 +152,6 @@ class Users(_Closed):
 
 
 Arrivals = Annotated[
-    Poisson | Constant | Gamma | Trace | AtOnce | Times | Concurrency | Users, Field(discriminator="process")
+    Poisson | Constant | Gamma | Ramp | Phases | Trace | AtOnce | Times | Concurrency | Users,
+    Field(discriminator="process"),
 ]

@@ -15,7 +15,9 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encod
 HEADING_OF = {
     "Scenario": "Top level", "Target": "target", "Poisson": "poisson, constant, gamma",
     "Constant": "poisson, constant, gamma", "Gamma": "poisson, constant, gamma", "Trace": "trace", "AtOnce": "at_once",
-    "Times": "times", "Concurrency": "concurrency, users", "Users": "concurrency, users", "Session": "A session",
+    "Times": "times", "Ramp": "ramp", "Phases": "phases, silence",
+    "Silence": "phases, silence", "Concurrency": "concurrency, users", "Users": "concurrency, users",
+    "Session": "A session",
     "FixedTurns": "A number of turns", "UniformTurns": "A number of turns", "GeometricTurns": "A number of turns",
     "FixedSeconds": "A time", "UniformSeconds": "A time", "ExponentialSeconds": "A time", "LognormalSeconds": "A time",
     "Workload": "workload", "RequestClass": "A class", "Fixed": "fixed",
