@@ -11,7 +11,7 @@ from commands.frame import need, out
 def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="three points at 50 tokens/s, half a minute")] = False,
     bound_ms: Annotated[
-        float, typer.Option(min=0.01, help="p99 error of a stamp above which a run is not valid")
+        float, typer.Option(min=0.01, help="p99 error of a stamp, TTFT or ITL above which a run is not valid")
     ] = 5.0,
     output: Annotated[
         Path | None, typer.Option("--out", help="file to write; by default where every run looks")

@@ -8,6 +8,8 @@ What this cannot tell: the error over a network card, of TLS, or of a machine th
 """
 
 import math
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from metrics.kept import keep, kept_path
 
 DEFAULT_BOUND_MS = 5.0
 KINDS = ("stamp", "ttft", "itl")
+WORST = "worst"  # of the three: what a bound is held against
 # Of the tokens that a point was meant to carry: with fewer, the server was the limit, and the point tells nothing.
 SMALLEST_DELIVERED = 0.95
 
@@ -51,6 +54,9 @@ class Point(msgspec.Struct, frozen=True):
     server_late_p99_ms: float  # a write − when it was due: how far the server kept its own schedule
 
 
+_streams = attrgetter("streams")
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """What was measured of one machine's client."""
 
@@ -58,24 +64,27 @@ class Calibration(msgspec.Struct, frozen=True):
     client: str  # fingerprint of the code and of the libraries that were measured
     measured_at: str  # ISO 8601, UTC
     versions: dict[str, str]
-    bound_ms: float  # the p99 error of a stamp above which figures are not trusted
+    bound_ms: float  # the p99 error of a stamp, of a TTFT or of an ITL above which figures are not trusted
     points: list[Point]
     company: str | None = None  # what else ran here meanwhile
 
     def rates(self) -> list[float]:
-        """Tokens a second of a stream that were measured, ascending. The client's limit needs at least one."""
-        return sorted({point.tokens_per_s for point in self.points if point.delivered >= SMALLEST_DELIVERED})
+        """Tokens a second of a stream that were measured, ascending."""
+        return sorted(rate for rate in {point.tokens_per_s for point in self.points} if self._sound(rate))
 
-    def curve(self, tokens_per_s: float, kind: str = "stamp") -> tuple[np.ndarray, np.ndarray]:
+    def curve(self, tokens_per_s: float, kind: str = WORST) -> tuple[np.ndarray, np.ndarray]:
         """(streams, p99 error in ms) of a measured rate, ascending. An error never falls as streams are added: where a
         point with fewer streams was worse, its error counts."""
-        points = sorted(
-            (point for point in self.points
-             if point.tokens_per_s == tokens_per_s and point.delivered >= SMALLEST_DELIVERED),
-            key=lambda point: point.streams,
-        )  # fmt: skip
-        errors = [getattr(point, kind).p99_ms for point in points]
+        points = self._sound(tokens_per_s)
+        kinds = KINDS if kind == WORST else (kind,)
+        errors = [max(getattr(point, each).p99_ms for each in kinds) for point in points]
         return np.array([point.streams for point in points], dtype=float), np.maximum.accumulate(errors)
+
+    def _sound(self, tokens_per_s: float) -> list[Point]:
+        """The points of a rate up to the first that counted wrongly, without those whose limit was the server."""
+        points = sorted((point for point in self.points if point.tokens_per_s == tokens_per_s), key=_streams)
+        right = takewhile(lambda point: not point.wrong_counts, points)
+        return [point for point in right if point.delivered >= SMALLEST_DELIVERED]
 
     def capacity(self) -> Point | None:
         """The point with the most tokens a second whose p99 error, and that of all with fewer streams, is in bounds."""
@@ -88,7 +97,7 @@ class Calibration(msgspec.Struct, frozen=True):
         _, count, rate = max(kept)
         return next(each for each in self.points if (each.streams, each.tokens_per_s) == (count, rate))
 
-    def error_ms(self, streams: float, chunks_per_s: float, kind: str = "stamp") -> float | None:
+    def error_ms(self, streams: float, chunks_per_s: float, kind: str = WORST) -> float | None:
         """The p99 error at a load of one client process, interpolated; None above what was measured.
 
         Streams that are faster than the fastest measured ones count as more of them: the work is the chunks'. Slower
@@ -170,7 +179,7 @@ def error_at_load(calibration: Calibration, streams: float, chunks_per_s: float,
         "streams": round(streams, 1),
         "chunks_per_s": round(chunks_per_s, 2),
         "processes": processes,
-        **{f"{kind}_p99_ms": _rounded(calibration.error_ms(each, chunks_per_s, kind)) for kind in KINDS},
+        **{f"{kind}_p99_ms": _rounded(calibration.error_ms(each, chunks_per_s, kind)) for kind in (*KINDS, WORST)},
         "bound_ms": calibration.bound_ms,
         "capacity_streams": capacity.streams if capacity else 0,
         "capacity_tokens_per_s": capacity.tokens_per_s if capacity else 0.0,
@@ -179,9 +188,9 @@ def error_at_load(calibration: Calibration, streams: float, chunks_per_s: float,
 
 def beyond_capacity(found: dict[str, Any] | None) -> str | None:
     """Why a run's stamps are not trusted, by its `client_error.calibration`; None where they are, or nobody knows."""
-    if not found or "stamp_p99_ms" not in found:
+    if not found or "unknown" in found:
         return None
-    error_ms = found["stamp_p99_ms"]
+    error_ms = found["worst_p99_ms"]
     if error_ms is not None and error_ms <= found["bound_ms"]:
         return None
     reached = "more than was measured" if error_ms is None else f"an error of {error_ms:.1f} ms (p99)"
@@ -199,10 +208,11 @@ def client_error_sentence(client_error: dict[str, Any] | None) -> str:
         return "not calibrated; run `sojourn calibrate`"
     if "unknown" in found:
         return found["unknown"]
-    if found["stamp_p99_ms"] is None:
+    if found["worst_p99_ms"] is None:
         said = f"not known: {_load(found)} is above what was calibrated"
     else:
-        said = f"±{_ms(found['stamp_p99_ms'])} ms (p99) at this load, {_load(found)}"
+        kinds = f"TTFT ±{_ms(found['ttft_p99_ms'])}, ITL ±{_ms(found['itl_p99_ms'])}"
+        said = f"±{_ms(found['worst_p99_ms'])} ms (p99) at this load, {_load(found)}; {kinds}"
     return said + (f"; calibrated beside other work: {found['company']}" if found["company"] else "")
 
 
@@ -214,7 +224,7 @@ def calibration_table(calibration: Calibration) -> Table:
     else:
         caption = (
             f"capacity of one process: {capacity.streams} streams of {capacity.tokens_per_s:g} tokens/s "
-            f"within {calibration.bound_ms:g} ms (p99 of a stamp)"
+            f"within {calibration.bound_ms:g} ms (p99)"
         )
     table = Table(
         title=f"{calibration.machine}: error of the client, ms", caption=caption, box=box.SIMPLE, title_justify="left",

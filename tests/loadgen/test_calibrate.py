@@ -96,5 +96,5 @@ def test_run_beyond_the_measured_capacity_is_not_valid(tmp_path, monkeypatch, p9
     finish_run(run, [])
     meta = run.meta()
     assert meta["valid"] is valid
-    assert meta["client_error"]["calibration"]["stamp_p99_ms"] == p99_ms
+    assert meta["client_error"]["calibration"]["worst_p99_ms"] == p99_ms
     assert any("beyond its capacity" in reason for reason in meta["invalid_reasons"]) is not valid

@@ -1,5 +1,6 @@
 """The client's error by load: looked up between measured points, never below a point with less load, never beyond."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,6 +68,22 @@ def test_capacity_is_the_largest_load_below_which_all_is_within_the_bound():
     assert bad_below.capacity() is None and "too busy" in calibration_table(bad_below).caption
 
 
+def test_point_with_wrong_counts_ends_what_was_measured():
+    wrong = msgspec.structs.replace(point(100, 50, 0.3), wrong_counts=1)
+    measured = calibration(point(1, 50, 0.2), wrong, point(400, 50, 0.4))
+    assert measured.capacity().streams == 1 and measured.error_ms(50, 50) is None
+    assert calibration(wrong).rates() == [] and calibration(wrong).capacity() is None
+
+
+def test_bound_is_held_against_the_worst_of_stamps_first_tokens_and_gaps():
+    good, bad = Error(0.1, 0.2), Error(0.1, 9.0)
+    for stamp, ttft, itl in ((bad, good, good), (good, bad, good), (good, good, bad)):
+        measured = calibration(Point(10, 50, 10, 1000, 0, 1.0, stamp, ttft, itl, good, 0.5))
+        assert measured.capacity() is None and measured.error_ms(10, 50) == 9.0
+    late = calibration(Point(10, 50, 10, 1000, 0, 1.0, good, good, good, bad, 0.5))
+    assert late.capacity() is not None  # how late it sent is measured in every run itself, as client.lag
+
+
 def test_point_where_the_server_was_the_limit_is_not_counted():
     measured = calibration(point(1, 50, 0.2), point(100, 50, 0.3, delivered=0.9))
     assert measured.capacity().streams == 1 and measured.error_ms(50, 50) is None
@@ -82,7 +99,7 @@ def test_sentence_and_validity_follow_the_load():
     beyond = error_at_load(GRID, 500, 50.0)
     assert "more than was measured" in beyond_capacity(beyond)
     assert client_error_sentence({"calibration": beyond}).startswith("not known: 500 streams")
-    assert error_at_load(GRID, 400, 50.0, processes=4)["stamp_p99_ms"] == pytest.approx(2.0)
+    assert error_at_load(GRID, 400, 50.0, processes=4)["worst_p99_ms"] == pytest.approx(2.0)
 
 
 def test_run_without_a_calibration_says_how_to_make_one():

@@ -7,6 +7,7 @@ import pytest
 
 from metrics.rundir import RunDirectory
 from tests.ui.conftest import HOSTILE_ID
+from ui import fragments
 from ui.report import render, write_report
 from ui.rundata import load
 
@@ -89,3 +90,16 @@ def test_report_of_a_foreign_server_and_of_an_empty_run_says_what_is_missing(run
     assert "unseen by vLLM's metrics" in scraped.text and "What its own metrics showed" in scraped.text
     empty = Page(render(load(runs / "empty")))
     assert "No request has been recorded yet" in empty.text and "not recorded" in empty.text
+
+
+def test_error_of_the_load_generator_stands_beside_the_figures_where_one_recorded():
+    found = {
+        "streams": 250.0, "chunks_per_s": 20.0, "processes": 1, "stamp_p99_ms": 0.3, "ttft_p99_ms": 0.4,
+        "itl_p99_ms": 0.21, "worst_p99_ms": 0.4, "bound_ms": 5.0, "company": "<b>other</b> work",
+    }  # fmt: skip
+    page = Page(fragments.client_error({"client_error": {"calibration": found}}))
+    assert "±0.4 ms (p99) at this load, 250 streams of 20 chunks/s; TTFT ±0.4, ITL ±0.2" in page.text
+    assert "<b>other</b> work" in page.text and "b" not in page.tags
+    uncalibrated = Page(fragments.client_error({"client_error": {"lag_p50_ms": 0.1}}))
+    assert "not calibrated; run sojourn calibrate" in uncalibrated.text and "code" in uncalibrated.tags
+    assert fragments.client_error({"client_error": None}) == fragments.wrap("")
