@@ -5,7 +5,7 @@ from typing import Any
 
 from loadgen.conversation import TurnParts
 from loadgen.endpoint import Endpoint, authorisation
-from loadgen.prompts import Prompt, PromptSource, load_tokenizer
+from loadgen.prompts import Prompt, PromptSource, tokenizer_of
 from loadgen.scenario import Scenario, Target
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import ScheduledRequest
@@ -26,7 +26,7 @@ def build_wire_requests(
     Raises ScenarioError where the tokenizer or the prose cannot be read.
     """
     named = tokenizer or scenario.target.tokenizer
-    source = PromptSource(seed, load_tokenizer(named) if named else None)
+    source = PromptSource(seed, tokenizer_of(named, endpoint, model))
     writer = PromptWriter(scenario, source)
     in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
     wire: list[bytes | TurnParts] = []

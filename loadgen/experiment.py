@@ -24,6 +24,7 @@ from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
+from loadgen.server_tokenizer import SERVER
 from loadgen.workload_facts import workload_facts
 from metrics.adoption import adopt
 from metrics.recorder import FLUSH_SECONDS
@@ -150,7 +151,7 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None) -> dict[str, An
     Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there.
     """
     schedule = build_schedule(scenario, seed, id_prefix="check")
-    if tokenizer:
+    if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)
     return workload_facts(scenario, schedule)
 

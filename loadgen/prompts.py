@@ -1,8 +1,8 @@
 """Prompts of a wanted length, cut from prose, all different unless a shared prefix is asked for.
 
 With the target's tokenizer a prompt has the wanted number of tokens, but for the rare cut that no prefix of the text
-hits exactly. Without one it is measured in words at TOKENS_PER_WORD, right within some 15 % for English and a
-vocabulary of 30,000 or more; the server's own count is what the records keep.
+hits exactly; counted by a server, within a word. Without one it is measured in words at TOKENS_PER_WORD, right
+within some 15 % for English and a vocabulary of 30,000 or more; the server's own count is what the records keep.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,16 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from loadgen.endpoint import Endpoint
 from loadgen.scenario import SCENARIO_FOLDER
 from loadgen.scenario_faults import ScenarioError
+from loadgen.server_tokenizer import SERVER, ServerTokenizer
 from loadgen.stable import stable_seed
 from loadgen.traces.plain import TOKENS_PER_WORD
-from loadgen.words import WordSource
+from loadgen.words import Encoder, WordSource
 
 CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
+WORDS_A_QUESTION = 256  # to a server that measures
 _CUT_ATTEMPTS = 8
 
 
@@ -32,6 +35,13 @@ class Prompt:
     @property
     def text(self) -> str:
         return f"{self.prefix} {self.body}" if self.prefix else self.body
+
+
+def tokenizer_of(named: str | None, endpoint: Endpoint, model: str) -> Encoder | None:
+    """What prompts are measured with: a file, the server itself, or nothing. Raises ScenarioError."""
+    if named is None:
+        return None
+    return ServerTokenizer(endpoint, model) if named == SERVER else load_tokenizer(named)
 
 
 def load_tokenizer(path_or_name: str) -> Tokenizer:
@@ -52,7 +62,7 @@ def load_tokenizer(path_or_name: str) -> Tokenizer:
 class PromptSource:
     """Cuts prompts out of one circle of prose. The same seed gives the same prompts, in the same order."""
 
-    def __init__(self, seed: int, tokenizer: Tokenizer | None = None, corpus: Path = CORPUS):
+    def __init__(self, seed: int, tokenizer: Encoder | None = None, corpus: Path = CORPUS):
         try:
             text = corpus.read_text(encoding="utf-8")
         except OSError as error:
@@ -114,6 +124,8 @@ class PromptSource:
 
     def _trim(self, text: str, surplus: int, best: tuple[int, str]) -> str:
         """Cuts the last word short by whole tokens, where the rest still encodes as it did."""
+        if not isinstance(self._tokenizer, Tokenizer):  # a server does not tell where a token ends
+            return best[1]
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if surplus >= len(encoding.ids):
             return best[1]
@@ -138,13 +150,23 @@ class PromptSource:
         return laps * len(self._words) + int(np.searchsorted(self._tokens_before, target)) - start
 
 
-def _tokens_before_each_word(words: list[str], tokenizer: Tokenizer | None) -> np.ndarray:
+def _tokens_before_each_word(words: list[str], tokenizer: Encoder | None) -> np.ndarray:
     """[num_words + 1] tokens of the text before each word; an estimate, as words are counted one by one."""
     if tokenizer is None:
         counts = np.full(len(words), TOKENS_PER_WORD)
+    elif not isinstance(tokenizer, Tokenizer):
+        counts = _counts_by_stretch(words, tokenizer)
     else:
         distinct = list(dict.fromkeys(words))
         encoded = tokenizer.encode_batch([f" {word}" for word in distinct], add_special_tokens=False)
         size = {word: len(encoding.ids) for word, encoding in zip(distinct, encoded, strict=True)}
         counts = np.array([size[word] for word in words])
     return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _counts_by_stretch(words: list[str], tokenizer: Encoder) -> np.ndarray:
+    """[num_words] the mean of the stretch that a word is in: a server is asked for stretches, not for words."""
+    stretches = [words[start : start + WORDS_A_QUESTION] for start in range(0, len(words), WORDS_A_QUESTION)]
+    encoded = tokenizer.encode_batch([" ".join(stretch) for stretch in stretches], add_special_tokens=False)
+    means = [len(encoding.ids) / len(stretch) for encoding, stretch in zip(encoded, stretches, strict=True)]
+    return np.repeat(means, [len(stretch) for stretch in stretches])

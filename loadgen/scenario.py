@@ -39,7 +39,9 @@ class Target(Block):
     )
     model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
     tokenizer: str | None = Field(
-        None, min_length=1, description="tokenizer.json, its folder, or `tiny-model`; without one, prompts are in words"
+        None,
+        min_length=1,
+        description="tokenizer.json, its folder, `tiny-model`, or `server`: POST /tokenize; without one, in words",
     )
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from loadgen.scenario_faults import ScenarioError
 from loadgen.stable import stable_seed
@@ -19,6 +20,7 @@ from loadgen.traces.plain import TOKENS_PER_WORD
 
 FEWEST_WORDS = 64  # 64 words in blocks of 8 tokens: 3e14 blocks
 MOST_WORDS = 4096
+MOST_ASKED = 1500  # of a server, one by one
 SAMPLE = 400
 
 
@@ -83,16 +85,14 @@ def single_token_words(encoder: Encoder, prose: list[str]) -> list[str]:
 
 def _candidates(encoder: Encoder, prose: list[str]) -> list[str]:
     """Words of the vocabulary, lowest id first; of the prose where the vocabulary is a server's."""
-    vocabulary = getattr(encoder, "get_vocab", None)
-    if vocabulary is None:
-        return prose_words(prose)[:MOST_WORDS]
-    spelled = sorted(vocabulary().items(), key=lambda entry: entry[1])
+    if not isinstance(encoder, Tokenizer):
+        return prose_words(prose)[:MOST_ASKED]
+    spelled = sorted(encoder.get_vocab().items(), key=lambda entry: entry[1])
     after_space = (token[1:] for token, _ in spelled if token[:1] in ("Ġ", "▁"))
     return [word for word in dict.fromkeys(after_space) if word.isascii() and word.isalpha() and len(word) > 1]
 
 
 def _fit(encoder: Encoder, words: list[str]) -> list[bool]:
-    """Whether each word is one token at the beginning and one token behind another word."""
-    alone = encoder.encode_batch(words, add_special_tokens=False)
+    """Whether each word is one token at the beginning and one token behind another word: twice it is two."""
     twice = encoder.encode_batch([f"{word} {word}" for word in words], add_special_tokens=False)
-    return [len(one.ids) == 1 and len(two.ids) == 2 for one, two in zip(alone, twice, strict=True)]
+    return [len(two.ids) == 2 for two in twice]

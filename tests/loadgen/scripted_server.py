@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -28,6 +29,7 @@ class Script:
     hang: bool = False  # read the request and never answer
     usage: bool = True
     metrics: bool = True
+    tokenize: Callable[[str], list[int]] | None = None  # POST /tokenize, where there is one
 
 
 @dataclass
@@ -66,6 +68,9 @@ class ScriptedServer:
                 await self._text(
                     writer, b"# TYPE scripted_requests counter\nscripted_requests_total %d\n" % len(self.seen)
                 )
+            elif path == "/tokenize" and self.script.tokenize:
+                ids = self.script.tokenize(json.loads(body)["prompt"])
+                await self._document(writer, 200, {"tokens": ids, "count": len(ids), "max_model_len": 4096})
             elif path in ("/v1/completions", "/v1/chat/completions"):
                 self.seen.append({"headers": headers, "body": json.loads(body), "arrived_ns": arrived_ns})
                 await self._complete(writer, path, json.loads(body), arrived_ns)
