@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from commands.calibrate import calibrate
 from commands.capacity import capacity
+from commands.compare import compare
 from commands.frame import (
     RUNS,
     Failure,
@@ -106,7 +107,7 @@ def load(
     tell(done)
 
 
-for verb in (sweep, capacity):
+for verb in (sweep, capacity, compare):
     app.command()(verb)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgen.processes import ExperimentError
+from metrics.differences import differences
 from metrics.search_file import Search, read_search
 from metrics.search_points import Point
 
@@ -61,19 +62,3 @@ class SearchFolder:
         for folder in self.path.iterdir() if self.path.is_dir() else ():
             if RUN_FOLDER.fullmatch(folder.name) and folder.name not in finished:
                 shutil.rmtree(folder)
-
-
-def differences(before: Any, now: Any, place: str = "") -> list[str]:
-    """Which values of two documents differ, each as `place is X there and Y here`."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            found
-            for key in dict.fromkeys([*before, *now])
-            for found in differences(before.get(key), now.get(key), f"{place}.{key}" if place else str(key))
-        ]
-    return [] if before == now else [f"{place} is {_short(before)} there and {_short(now)} here"]
-
-
-def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -33,6 +33,9 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["sweep", "steady-chat", "--rates", "1", "--set", "dtype=x", "--base-url", "http://a"], 2, ["--set", "drop"]),
         (["capacity", "steady-chat", "--slo", "itl:5"], 2, ["--slo", "itl:5", "ttft, tpot or e2e"]),
         (["capacity", "steady-chat", "--start", "8", "--highest", "4"], 2, ["--start 8", "--highest 4"]),
+        (["compare", "absent", "absent"], 2, ["absent", "not a folder"]),
+        (["compare", ".", ".", "--margin", "-5%"], 2, ["--margin is -5%"]),
+        (["compare", ".", "."], 2, ["neither a run directory nor a folder of some"]),
         (["diagnose", "absent"], 1, ["absent", "not a folder"]),
         (["diagnose", "."], 1, ["run.json"]),
         (["report", "absent"], 1, ["absent"]),
@@ -85,6 +88,7 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
         "calibrate-device",
         "sweep",
         "capacity",
+        "compare",
     ],
 )
 def test_every_command_has_a_help_that_names_its_options(command):

@@ -27,6 +27,8 @@ class Device:
     noise: float = 0.03  # relative spread of the device time
     slowdown: float = 1.0  # of the device from `slow_from` of the requests on; the prediction knows nothing of it
     slow_from: float = 1.0
+    stretched_share: float = 0.0  # of the steps, drawn at random, which take `stretch` times as long
+    stretch: float = 1.2
     host_ns: int = 400 * US  # receive, schedule, prepare, launch and commit, not hidden by the device
     sample_ns: int = 100 * US
     encode_ns: int = 500 * US
@@ -232,6 +234,8 @@ class SimulatedServer:
         context = sum(job.computed + n for job, n in jobs)
         expected = device.step_ns + device.token_ns * tokens + device.context_ns * context if jobs else 0
         slow = device.slowdown if begin >= self.slow_at_ns and device.slow_from < 1 else 1.0
+        if device.stretched_share and self.random.random() < device.stretched_share:
+            slow *= device.stretch
         busy = int(expected * slow * max(0.5, self.random.normal(1, device.noise)))
         host = device.host_ns
         sample = device.sample_ns if jobs else 0

@@ -129,6 +129,7 @@ def synthetic_run(
     *,
     plant: str | Plant | None = "healthy",
     seed: int = 0,
+    device_seed: int | None = None,
     requests: int = 200,
     name: str = "synthetic",
     objectives: list[dict] | None = None,
@@ -138,12 +139,14 @@ def synthetic_run(
     """Simulates `requests` requests and writes them as a run directory.
 
     `plant` is a name of PLANTS, a Plant, or None for the healthy server. `compact=False` leaves segments, as in a run
-    that is still going on; `keep` may take records away before they are written.
+    that is still going on; `device_seed` draws other noise for the same requests; `keep` may take records away before
+    they are written.
     """
     chosen = plant if isinstance(plant, Plant) else PLANTS[plant or "healthy"]
     random = np.random.default_rng(seed)
     arrivals = schedule(chosen, requests, random)
-    records = SimulatedServer(arrivals, chosen.settings, chosen.device, seed, name).run()
+    noise = seed if device_seed is None else device_seed
+    records = SimulatedServer(arrivals, chosen.settings, chosen.device, noise, name).run()
     _fail_some(records, chosen.failing_share, random)
     keep(records)
     run = RunDirectory.create(

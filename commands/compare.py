@@ -1,0 +1,103 @@
+"""`sojourn compare`: whether B is worse than A, for people and for CI."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from commands.frame import RUNS, Failure, open_run, out
+from metrics.compare import Compared, Comparison
+from metrics.compare_runs import CompareError, compare_runs
+from metrics.compare_samples import METRICS
+from metrics.rundir import RunDirectory, RunError
+
+EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
+RunsArgument = Annotated[Path, typer.Argument(help="a run directory, or a folder of several")]
+
+
+def compare(
+    a: RunsArgument,
+    b: RunsArgument,
+    metric: Annotated[
+        list[str] | None, typer.Option(help=f"one of {', '.join(METRICS)}; repeatable; by default six of them")
+    ] = None,
+    margin: Annotated[str, typer.Option(help="how much worse is tolerated, as a share of A: 5% or 0.05")] = "5%",
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="of either verdict")] = 0.95,
+    force: Annotated[
+        bool, typer.Option("--force", help="compare runs that are not valid, or of other load, model or hardware")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
+) -> None:
+    """Say whether B is worse than A beyond a margin: exit code 0 no worse, 1 worse, 3 cannot tell, 2 wrong use.
+
+    Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Several runs a
+    side also see what differs from run to run; one run a side does not.
+    """
+    tolerated = _share(margin)
+    try:
+        found = compare_runs(
+            _runs(a), _runs(b), metrics=metric or (), margin=tolerated, confidence=confidence, force=force
+        )
+    except (CompareError, RunError) as error:
+        raise Failure(str(error), code=2) from None
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _print(found)
+    sys.exit(EXIT_CODES[found.verdict])
+
+
+def _share(text: str) -> float:
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise Failure(f"--margin is {text}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
+    return share
+
+
+def _runs(path: Path) -> list[RunDirectory]:
+    """The run at a path, or all of a folder, by name."""
+    found = path if path.exists() or not (RUNS / path).is_dir() else RUNS / path
+    if found.is_dir() and not (found / "run.json").exists():
+        folders = sorted(file.parent for file in found.glob("*/run.json"))
+        if not folders:
+            raise Failure(f"{found} is neither a run directory nor a folder of some; give one of the two", code=2)
+        return [open_run(folder) for folder in folders]
+    return [open_run(found)]
+
+
+def _print(found: Comparison) -> None:
+    table = Table(box=None, padding=(0, 1))
+    for name in ("metric", "A", "B", "B / A", f"{found.confidence:.0%} bounds", "verdict"):
+        table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", no_wrap=True)
+    for each in found.metrics:
+        bounds = "–" if each.low is None else f"{each.low:.3f}–{each.high:.3f}"
+        ratio = "–" if each.ratio is None else f"{each.ratio:.3f}"
+        table.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
+    out.print(table)
+    for each in found.metrics:
+        if said := _said(each):
+            out.print(f"{each.metric}: {said}", highlight=False)
+    for note in found.notes:
+        out.print(note, highlight=False, markup=False)
+    out.print(
+        f"\n[bold]{found.verdict}[/bold]: B against A, margin {found.margin:.3g}, confidence {found.confidence:.0%}",
+        highlight=False,
+    )
+
+
+def _said(each: Compared) -> str:
+    if each.needs is not None:
+        more = f"about {max(each.needs, 1.2):.1f} times as many requests or runs would tell"
+        return f"{each.reason}; {more}" if each.reason else more
+    return each.reason
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,178 @@
+"""Whether B is worse than A, on runs whose truth is known: how often it errs, and what it can see."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from metrics.compare import Compared, runs_evidence, statistic, together, weigh, windows_evidence
+from metrics.compare_runs import CompareError, compare_runs
+from metrics.compare_samples import METRICS, Samples
+from metrics.rundir import RunDirectory
+from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
+
+USUAL = replace(PLANTS["healthy"], rate_rps=8.0)
+TENTH_SLOWED = replace(USUAL, device=replace(USUAL.device, stretched_share=0.1, stretch=1.2))
+E2E = METRICS["e2e_mean"]
+
+
+def run_of(folder, plant: Plant, seed: int, noise: int, requests: int = 150) -> RunDirectory:
+    return synthetic_run(folder, plant=plant, seed=seed, device_seed=noise, requests=requests)
+
+
+def windows(random: np.random.Generator, scale: float = 1.0, count: int = 20, each: int = 10) -> Samples:
+    """Latencies whose windows hang together: a window shares half of its variance."""
+    shared = random.normal(0, 0.15, count).repeat(each)
+    values = 100 * scale * np.exp(shared + random.normal(0, 0.15, count * each))
+    return Samples(values, np.arange(count).repeat(each), count)
+
+
+@pytest.mark.parametrize("name", ["e2e_mean", "e2e_p50", "e2e_p90"])
+def test_at_the_margin_itself_each_verdict_is_as_rare_as_the_confidence_says(name):
+    """B is truly worse by exactly the margin: both verdicts are wrong, at most 5 % of the time each."""
+    metric, told, random = METRICS[name], Counter(), np.random.default_rng(5)
+    for _ in range(300):
+        a, b = windows(random), windows(random, scale=1.1)
+        told[weigh(name, metric, windows_evidence(a, b, metric, False, random), 0.1, 0.95).verdict] += 1
+    assert told["worse"] <= 27 and told["no worse"] <= 27, told  # 15 expected; 27 has a chance of 0.3 %
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5])
+@pytest.mark.parametrize("paired", [True, False])
+def test_few_runs_a_side_do_not_make_it_sure_of_itself(runs, paired):
+    told, random = Counter(), np.random.default_rng(runs)
+    for _ in range(1_000):
+        a, b = np.exp(random.normal(0, 0.1, runs)), 1.1 * np.exp(random.normal(0, 0.1, runs))
+        told[weigh("e2e_mean", E2E, runs_evidence(a, b, E2E, paired), 0.1, 0.95).verdict] += 1
+    assert told["worse"] <= 75 and told["no worse"] <= 75, told  # 50 expected; 75 has a chance of 0.02 %
+
+
+def test_a_pair_of_runs_sees_what_two_unpaired_ones_cannot():
+    random = np.random.default_rng(0)
+    a = windows(random)
+    b = Samples(a.values * 1.01 * np.exp(random.normal(0, 0.01, len(a.values))), a.window, a.windows)
+    paired = windows_evidence(a, b, E2E, True, random)
+    assert paired.effect == pytest.approx(math.log(1.01), abs=0.003)
+    assert paired.error < windows_evidence(a, b, E2E, False, random).error / 10
+
+
+def test_requests_that_share_a_queue_count_once():
+    """Were they independent, the error of the mean would be half of what it truly is."""
+    random = np.random.default_rng(1)
+
+    def error(one_by_one: bool) -> float:
+        sides = [windows(random) for _ in range(2)]
+        if one_by_one:
+            sides = [Samples(side.values, np.arange(len(side.values)), len(side.values)) for side in sides]
+        return windows_evidence(*sides, E2E, False, random).error
+
+    truth = float(np.std([math.log(statistic(windows(random), E2E)) for _ in range(400)])) * math.sqrt(2)
+    assert np.mean([error(False) for _ in range(20)]) == pytest.approx(truth, rel=0.15)
+    assert np.mean([error(True) for _ in range(5)]) < 0.6 * truth
+
+
+def test_the_ratio_is_of_b_to_a_and_worse_is_less_where_more_is_better():
+    random = np.random.default_rng(2)
+    a = Samples(np.array([1.0, 0.9] * 20), np.arange(40) // 2, 20)
+    b = Samples(a.values / 2, a.window, 20)
+    for name, verdict in (("e2e_mean", "no worse"), ("attainment", "worse"), ("tokens_per_s", "worse")):
+        metric = METRICS[name]
+        found = weigh(name, metric, windows_evidence(a, b, metric, True, random), 0.05, 0.95)
+        assert found.ratio == pytest.approx(0.5) and found.low <= 0.5 <= found.high and found.verdict == verdict
+
+
+def test_a_failed_request_is_slower_than_all_and_half_of_them_leave_no_median():
+    some = Samples(np.array([1.0, 2.0, 3.0, math.inf]), np.zeros(4, dtype=int), 1)
+    assert statistic(some, METRICS["e2e_p50"]) == 2.0 and statistic(some, METRICS["e2e_p90"]) == math.inf
+
+
+def verdict_of(name: str, verdict: str, p_worse: float) -> Compared:
+    return Compared(metric=name, verdict=verdict, a=1.0, b=1.0, ratio=1.0, low=0.9, high=1.1, paired=True, clusters=20,
+                    p_worse=p_worse)  # fmt: skip
+
+
+def test_one_metric_among_many_must_be_surer_and_no_worse_takes_all_of_them():
+    fine = [verdict_of(f"fine{place}", "no worse", 0.9) for place in range(4)]
+    alone = verdict_of("slow", "worse", 0.03)
+    assert together([alone], 0.05, 0.95).verdict == "worse"
+    among = together([*fine, alone], 0.05, 0.95)
+    assert among.verdict == "cannot tell" and among.metrics[-1].reason.startswith("worse on its own")
+    assert together([*fine, verdict_of("slow", "worse", 0.009)], 0.05, 0.95).verdict == "worse"
+    # Holm: the second is held to a fourth of the error once the first is through
+    both = together([*fine[:3], verdict_of("a", "worse", 0.001), verdict_of("b", "worse", 0.012)], 0.05, 0.95)
+    assert [each.verdict for each in both.metrics[-2:]] == ["worse", "worse"]
+    assert together(fine, 0.05, 0.95).verdict == "no worse"
+    assert together([*fine, verdict_of("wide", "cannot tell", 0.4)], 0.05, 0.95).verdict == "cannot tell"
+
+
+def test_the_same_system_is_no_worse_and_a_tenth_of_the_steps_slowed_by_a_fifth_is(tmp_path):
+    """Few of the seeds of the test below."""
+    a = run_of(tmp_path / "a", USUAL, 1, 100)
+    same, slowed = (run_of(tmp_path / name, plant, 1, 200) for name, plant in (("s", USUAL), ("w", TENTH_SLOWED)))
+    found = compare_runs([a], [same])
+    assert found.verdict == "no worse", found
+    assert all(each.paired == (not each.metric.startswith("step")) for each in found.metrics)
+    worse = compare_runs([a], [slowed])
+    assert worse.verdict == "worse", worse
+    by_name = {each.metric: each for each in worse.metrics}
+    assert by_name["step_p95"].verdict == "worse" and by_name["step_p95"].ratio > 1.1
+    assert by_name["e2e_mean"].verdict == "no worse" and by_name["e2e_mean"].ratio == pytest.approx(1.02, abs=0.015)
+    other = run_of(tmp_path / "o", USUAL, 2, 100)
+    assert not any(each.paired for each in compare_runs([a], [other]).metrics)
+
+
+@pytest.mark.slow
+def test_false_alarms_and_power_over_many_seeds(tmp_path):
+    """The same system: never worse in more than 5 % of pairs, no worse in 95 %; slowed: worse in 95 %."""
+    told = {"same": Counter(), "slowed": Counter()}
+    for seed in range(60):
+        a = run_of(tmp_path / f"a{seed}", USUAL, seed, 1_000 + seed, 250)
+        for name, plant in (("same", USUAL), ("slowed", TENTH_SLOWED)):
+            told[name][compare_runs([a], [run_of(tmp_path / f"{name}{seed}", plant, seed, seed, 250)]).verdict] += 1
+    assert told["same"]["worse"] <= 3 and told["same"]["no worse"] >= 57, told
+    assert told["slowed"]["worse"] >= 57, told
+
+
+def test_several_runs_a_side_are_weighed_by_their_runs(tmp_path):
+    sides = [
+        [run_of(tmp_path / f"{name}{seed}", plant, seed, noise + seed, 60) for seed in range(3)]
+        for name, plant, noise in (("a", USUAL, 10), ("b", TENTH_SLOWED, 20))
+    ]
+    found = compare_runs(*sides, metrics=["step_p95", "e2e_mean"])
+    assert found.verdict == "worse" and [each.clusters for each in found.metrics] == [3, 3]
+    with pytest.raises(CompareError, match="A has 3 runs and B has 1"):
+        compare_runs(sides[0], sides[1][:1])
+
+
+def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
+    a = run_of(tmp_path / "a", USUAL, 1, 1, 60)
+    faster = run_of(tmp_path / "b", replace(USUAL, rate_rps=9.0), 1, 2, 60)
+    with pytest.raises(CompareError, match=r"arrivals.rate_rps is 8.0 there and 9.0 here"):
+        compare_runs([a], [faster])
+    forced = compare_runs([a], [faster], force=True)
+    assert any(note.startswith("forced: ") and "rate_rps" in note for note in forced.notes)
+    invalid = run_of(tmp_path / "c", USUAL, 1, 3, 60)
+    invalid.update_meta(valid=False, invalid_reasons=["the load generator sent late"])
+    with pytest.raises(CompareError, match="c is not valid: the load generator sent late"):
+        compare_runs([a], [invalid])
+    changed = run_of(tmp_path / "d", USUAL, 1, 4, 60)
+    changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
+    assert "what differs: engine.max_num_seqs is null there and 8 here" in compare_runs([a], [changed]).notes
+    with pytest.raises(CompareError, match="no metric nonsense"):
+        compare_runs([a], [changed], metrics=["nonsense"])
+
+
+def test_a_run_without_steps_or_too_short_says_so(tmp_path):
+    def forget(records):
+        records.steps.clear()
+        records.requests.clear()
+
+    foreign = [synthetic_run(tmp_path / name, plant=USUAL, requests=60, keep=forget) for name in ("a", "b")]
+    assert [each.metric for each in compare_runs(*([run] for run in foreign)).metrics][-1] == "attainment"
+    with pytest.raises(CompareError, match="which metrics of steps need"):
+        compare_runs(*([run] for run in foreign), metrics=["step_p95"])
+    short = [run_of(tmp_path / f"short{number}", USUAL, 1, number, 12) for number in range(2)]
+    found = compare_runs(*([run] for run in short), metrics=["e2e_mean"])
+    assert found.verdict == "cannot tell" and "run longer" in found.metrics[0].reason
