@@ -4,7 +4,6 @@ import numpy as np
 
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
-from loadgen.stable import stable_seed
 from loadgen.traces.reader import find_trace, read_trace
 from loadgen.traces.row import TraceRow, Window
 
@@ -114,12 +113,6 @@ def _trace_slice(arrivals, rng: np.random.Generator) -> list[TraceRow]:
              f"it ends at {found.end_s:.0f} s"]
         )  # fmt: skip
     return kept
-
-
-def trace_bin_s(arrivals, seed: int) -> float | None:
-    """The bin that the times of a scenario's slice of a trace are rounded to; None where they are not."""
-    rng = np.random.default_rng(stable_seed(seed, "arrivals"))
-    return bin_s(np.array([row.offset_s for row in _trace_slice(arrivals, rng)]))
 
 
 def bin_s(times_s: np.ndarray) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from loadgen.accuracy import with_calibration
+from loadgen.arrival_facts import arrival_facts
 from loadgen.closed_loop import loop_doubt
 from loadgen.outgoing import STOPPED
 from loadgen.parse import Parsed, build_client_table
@@ -38,6 +39,7 @@ def begin_run(
             "seed": seed,
             "command": command,
             "workload": workload or {},
+            "arrivals": arrival_facts(scenario, _quantised_into_s(scenario, workload or {})),
             "engine": engine,
             "hardware": hardware(),
             "versions": versions(),
@@ -48,6 +50,12 @@ def begin_run(
             "invalid_reasons": [UNFINISHED],
         },
     )
+
+
+def _quantised_into_s(scenario: Scenario, workload: dict[str, Any]) -> float | None:
+    if scenario.arrivals.process != "trace":
+        return None
+    return workload.get("traces", {}).get(scenario.arrivals.file, {}).get("quantised_into_s")
 
 
 def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:

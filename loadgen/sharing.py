@@ -62,13 +62,32 @@ def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
 
 def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, float | int] | None:
     """For `run.json`: the share of measured prompt tokens that an infinite cache has. None where nothing is shared."""
-    prompts = [(segments_of(request, scenario), request.prompt_tokens) for request in schedule]
-    if not any(segments for segments, _ in prompts):
+    prompts = list(_prompts(scenario, schedule))
+    if not any(segments for segments, _, _ in prompts):
         return None
     stated = scenario.engine.get("block_size")
     block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS
-    hits = list(ideal_hits(prompts, block))
+    hits = [hit for hit, (_, _, asked) in zip(ideal_hits(((path, size) for path, size, _ in prompts), block), prompts,
+                                              strict=True) if asked]  # fmt: skip
     counted = [(hit, request.prompt_tokens) for hit, request in zip(hits, schedule, strict=True) if request.measured]
     total = sum(tokens for _, tokens in counted)
     found = sum(hit for hit, _ in counted)
     return {"ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total, "block_tokens": block}
+
+
+def _prompts(scenario: Scenario, schedule: list[ScheduledRequest]) -> Iterator[tuple[list[Segment], int, bool]]:
+    """Segments and length of each prompt, and True; after one that a session goes on from, the same with its answer,
+    which the cache then has too, and False. Answers at full length."""
+    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
+    history: list[Segment] = []
+    for request in schedule:
+        if request.klass not in in_turns or request.prelude:
+            yield segments_of(request, scenario), request.prompt_tokens, True
+            continue
+        if not request.turn:
+            history = segments_of(request, scenario)
+        said = request.prompt_tokens - sum(size for _, size in history)
+        asked = [*history, ((request.session_id, request.turn), said)]
+        yield asked, request.prompt_tokens, True
+        history = [*asked, ((request.session_id, request.turn, "answer"), request.max_tokens)]
+        yield history, request.prompt_tokens + request.max_tokens, False

@@ -3,6 +3,9 @@ infinite prefix cache would find."""
 
 from typing import Any
 
+import numpy as np
+
+from loadgen.arrivals import bin_s
 from loadgen.scenario import Scenario
 from loadgen.schedule import ScheduledRequest
 from loadgen.sharing import ideal_hit_rate
@@ -36,6 +39,7 @@ def _traces(scenario: Scenario) -> dict[str, dict[str, Any]]:
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
             "left_out": slice_.left_out, "block_tokens": slice_.form.block_tokens or None,
+            "quantised_into_s": bin_s(np.array([row.offset_s for row in slice_.rows])) if slice_.timed else None,
         }
         for file, slice_ in found.items()
     }  # fmt: skip

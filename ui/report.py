@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 from metrics.diagnosis.verdict import Diagnosis, without_finding
 from metrics.energy import energy_line
 from metrics.goodput import goodput_by_tpot
+from metrics.load import latency_origin
 from metrics.objectives import OBJECTIVE_NAMES
 from metrics.rundir import RunDirectory
 from ui import fragments, results, server
@@ -98,7 +99,7 @@ def _goodput(run: RunData) -> str:
         bounds = goodput.bounds(run.requests, objectives, latency)
         parts.append(f"<h3>{OBJECTIVE_NAMES[latency].capitalize()}</h3>")
         parts.append(_figure(goodput.latency_distribution(run.requests, latency, bounds)))
-        parts.append(_caption(f"{latency} of served requests, from the intended send; client.parquet."))
+        parts.append(_caption(f"{latency} of served requests, {latency_origin(run.meta)}; client.parquet."))
     if run.diagnosis is not None:
         table = goodput.quantile_table(run.diagnosis.goodput)
         right = tuple(range(2, len(table.columns)))

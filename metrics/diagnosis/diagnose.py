@@ -18,6 +18,7 @@ from metrics.energy import run_energy
 from metrics.goodput import class_goodput
 from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
+from metrics.load import load_told
 from metrics.objectives import short
 from metrics.results import results
 from metrics.rundir import RunDirectory
@@ -208,7 +209,7 @@ def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | No
 
 
 def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
-    warnings = []
+    warnings = load_told(facts.meta)
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")

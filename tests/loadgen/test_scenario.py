@@ -6,6 +6,7 @@ import sys
 import pytest
 import yaml
 
+from loadgen.closed_loop import closed_loop
 from loadgen.scenario import bundled_scenarios, load_scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule
@@ -41,13 +42,18 @@ def test_every_bundled_scenario_validates_and_gives_a_schedule():
         "shared-system-prompt",
         "kv-pressure",
         "burst",
+        "ramp",
+        "sessions",
+        "agents",
     }
     assert expected <= set(bundled_scenarios())
     for name in bundled_scenarios():
         scenario = load_scenario(name)
         schedule = build_schedule(scenario, scenario.measure.seed, "x")
         assert scenario.name == name and scenario.engine["model"] == "tiny-model"
-        assert 20 <= schedule[-1].due_offset_ns / 1e9 <= 75
+        loop = closed_loop(scenario.arrivals)
+        offsets_ns = [request.due_offset_ns for request in schedule if request.due_offset_ns is not None]
+        assert 20 <= (max(offsets_ns) / 1e9 if loop is None else loop.duration_s) <= 75
         assert (
             max(request.prompt_tokens + request.max_tokens for request in schedule) < 4096 - 64
         )  # room for a template

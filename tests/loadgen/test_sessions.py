@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from loadgen.answer import answer_of
 from loadgen.closed_loop import loop_doubt
+from loadgen.gather import begin_run
 from loadgen.outgoing import STOPPED
 from loadgen.parse import build_client_table
 from loadgen.reply import ReplyReader
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, chains_of
+from loadgen.sharing import ideal_hit_rate
+from metrics.diagnosis.diagnose import diagnose
+from metrics.load import latency_origin, load_told
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -237,3 +241,31 @@ def test_answer_cut_out_of_the_bytes_is_the_text_that_the_cold_path_reads(pieces
     reader.feed(reply, 0)
     answer, fault = answer_of(reply, api)
     assert fault == "" and json.loads(b'"' + answer + b'"') == "".join(pieces) == reader.end().text
+
+
+def test_ideal_hit_rate_of_sessions_counts_the_conversation_that_a_cache_would_have():
+    klass = CHAT | {
+        "prompt_tokens": 100, "output_tokens": 30, "shared_prefix_tokens": 64,
+        "session": {"turns": 3, "think_time_s": 1, "turn_tokens": 20},
+    }  # fmt: skip
+    chosen = scenario({"process": "at_once", "count": 2}, [klass])
+    found = ideal_hit_rate(chosen, build_schedule(chosen, 0, "x"))
+    # prompts of 100, 150 and 200 tokens, and the second session finds the prefix of the first: blocks of 16
+    assert found["prompt_tokens"] == 2 * (100 + 150 + 200)
+    assert found["ideal_hit_tokens"] == (0 + 128 + 176) + (64 + 128 + 176)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "klass", "loop", "words"),
+    [({"process": "concurrency", "in_flight": 3, "count": 9}, CHAT, "closed", "closed loop: 3 in flight"),
+     ({"process": "users", "users": 2, "think_time_s": 1, "count": 9}, TALK, "closed", "closed loop: 2 users"),
+     ({"process": "at_once", "count": 9}, TALK, "open, closed within a session", "sessions begin as an open load"),
+     ({"process": "at_once", "count": 9}, CHAT, "open", None)],
+)  # fmt: skip
+def test_run_says_which_loop_it_was_and_its_diagnosis_repeats_it(tmp_path, arrivals, klass, loop, words):
+    run = begin_run(tmp_path / "run", scenario(arrivals, [klass]), 0, {})
+    meta = run.meta()
+    assert meta["arrivals"]["loop"] == loop
+    assert [sentence.startswith(words) for sentence in load_told(meta)] == ([True] if words else [])
+    assert ("closed loop" in latency_origin(meta)) is (loop == "closed")
+    assert load_told(meta) == [told for told in diagnose(run).warnings if told in load_told(meta)]

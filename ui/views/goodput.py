@@ -3,6 +3,7 @@
 import streamlit as st
 
 from metrics.goodput import goodput_by_tpot
+from metrics.load import latency_origin
 from metrics.objectives import OBJECTIVE_NAMES
 from ui import fragments, frame, results
 from ui.figures import goodput
@@ -46,7 +47,7 @@ for column, latency in ((left, "ttft_ms"), (right, "tpot_ms")):
         frame.draw(
             goodput.latency_distribution(run.requests, latency, goodput.bounds(run.requests, objectives, latency)),
             latency,
-            f"`client.parquet`: `{latency}` of served requests, from the intended send.",
+            f"`client.parquet`: `{latency}` of served requests, {latency_origin(run.meta)}.",
         )
 if run.diagnosis is not None:
     st.subheader("Quantiles", anchor=False)

@@ -1,0 +1,17 @@
+"""What a run says of how its load came, for whoever reads its latencies."""
+
+from typing import Any
+
+
+def load_told(meta: dict[str, Any]) -> list[str]:
+    """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
+    arrivals = meta.get("arrivals")
+    told = arrivals.get("told") if isinstance(arrivals, dict) else None
+    return [str(sentence) for sentence in told] if isinstance(told, list) else []
+
+
+def latency_origin(meta: dict[str, Any]) -> str:
+    """Where a latency of the run begins, in words."""
+    arrivals = meta.get("arrivals")
+    closed = isinstance(arrivals, dict) and arrivals.get("loop") == "closed"
+    return "from the moment its turn had come (closed loop)" if closed else "from the intended send"
