@@ -16,7 +16,8 @@ TEXT_KEYS = {
     "chat": re.compile(rb'"content"\s*:\s*"(%s)"' % _STRING, re.DOTALL),
     "completions": re.compile(rb'"text"\s*:\s*"(%s)"' % _STRING, re.DOTALL),
 }
-_FINISHED = re.compile(rb'data:\s*\[DONE\]|"finish_reason"\s*:\s*"')
+_LAST_EVENT = b"\ndata: [DONE]"
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 FIRST_TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]')
 
 
@@ -37,7 +38,8 @@ def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
     try:
         parser.feed_data(reply)
         body = b"".join(collected.parts)
-        doubtful = parser.get_status_code() != 200 or b'"error"' in body or not _FINISHED.search(body)
+        finished = body.rstrip().endswith(_LAST_EVENT) or _FINISHED.search(body)  # the first costs nothing
+        doubtful = parser.get_status_code() != 200 or b'"error"' in body or not finished
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         body, doubtful = b"", True
     if doubtful and (fault := _fault(reply)):
