@@ -12,7 +12,7 @@ from loadgen.prompts import CORPUS, load_tokenizer
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, read_schedule, save_schedule
-from loadgen.sharing import ideal_hit_rate, ideal_hits
+from loadgen.sharing import Path, ideal_hit_rate, ideal_hits
 from loadgen.traces.reader import TRACE_FOLDER, read_trace
 from loadgen.words import WordSource
 from tests.loadgen.scenarios import CHAT, scenario
@@ -87,7 +87,7 @@ def test_ideal_hits_are_those_of_a_cache_that_keeps_every_block_of_every_prompt(
             found += 1
         brute.append(found * cache_block)
         kept |= set(chains)
-        asked.append((list(zip(blocks, sizes, strict=True)), len(spelled)))
+        asked.append(Path(list(zip(blocks, sizes, strict=True)), len(spelled)))
     assert list(ideal_hits(asked, cache_block)) == brute
 
 
@@ -101,8 +101,8 @@ def test_mooncake_conversation_shares_what_its_authors_count():
         total += len(row.hash_ids)
         seen.update(row.hash_ids)
     assert known / total == pytest.approx(0.366, abs=0.0005)
-    prompts = [([(block, 512) for block in row.hash_ids], len(row.hash_ids) * 512 + 1) for row in rows]
-    hits = sum(ideal_hits(prompts, 512))
+    paths = [Path([(block, 512) for block in row.hash_ids], len(row.hash_ids) * 512 + 1) for row in rows]
+    hits = sum(ideal_hits(paths, 512))
     assert hits / (512 * total) == pytest.approx(0.366, abs=0.005)
 
 
@@ -125,6 +125,16 @@ def test_replayed_slice_has_the_blocks_of_the_trace_scaled_and_says_its_ideal(tm
         kept |= {tuple(each[:end]) for end in range(16, len(each) + 1, 16)}
     assert ideal["ideal_hit_tokens"] == hits > 0
     assert ideal["ideal_hit_rate"] == hits / sum(map(len, sent))
+
+
+def test_turns_of_a_conversation_share_all_that_was_said_and_answered_before():
+    """By hand: 40 said, 8 answered, 24 said, 8 answered, 24 said; whole blocks of 16 of what stood before."""
+    session = {"turns": 3, "think_time_s": 0.1, "turn_tokens": 24}
+    chosen = scenario({"process": "at_once", "count": 2},
+                      [CHAT | {"prompt_tokens": 40, "output_tokens": 8, "session": session}])  # fmt: skip
+    ideal = ideal_hit_rate(chosen, build_schedule(chosen, 1, "x"))
+    assert ideal["prompt_tokens"] == 2 * (40 + 72 + 104)
+    assert ideal["ideal_hit_tokens"] == 2 * (0 + 48 + 80)
 
 
 def test_prompt_longer_than_asked_for_loses_its_last_blocks_and_keeps_what_it_shares():
