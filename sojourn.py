@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
+from commands.bench_serve import bench_serve
 from commands.calibrate import calibrate
 from commands.capacity import capacity
 from commands.compare import compare
+from commands.export import VLLM_FILE, export
 from commands.frame import (
     RUNS,
     Failure,
@@ -91,6 +93,9 @@ def load(
     ] = None,
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
+    save_result: Annotated[
+        bool, typer.Option("--save-result", help=f"write {VLLM_FILE} too: the result file of vllm bench serve")
+    ] = False,
 ) -> None:
     """Replay a scenario against a server that is running already, diagnose. Causes need the server's records too."""
     need("loadgen", "locust", "gevent", "httptools")
@@ -105,9 +110,11 @@ def load(
             server_run=server_run, progress=progress,
         )  # fmt: skip
     tell(done)
+    if save_result:
+        export(done.path)
 
 
-for verb in (sweep, capacity, compare):
+for verb in (sweep, capacity, compare, export):
     app.command()(verb)
 
 
@@ -265,7 +272,11 @@ def calibrate_device(
     out.print(f"kept in {store_ceilings(ceilings, output)}", highlight=False)
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+FOREIGN = {"allow_extra_args": True, "ignore_unknown_options": True}  # the verb reads its own words
+app.command("bench-serve", add_help_option=False, context_settings=FOREIGN)(bench_serve)
+
+
+@app.command(add_help_option=False, context_settings=FOREIGN)
 def bench(context: typer.Context) -> None:
     """Measure the engine: throughput, latency and kernels, beside peers and the measured limits."""
     need("engine", "torch", "zmq", "tokenizers", "safetensors")

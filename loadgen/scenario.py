@@ -52,12 +52,20 @@ class Objective(Block):
     ttft_ms: Number | None = Field(None, gt=0)
     tpot_ms: Number | None = Field(None, gt=0)
     e2e_ms: Number | None = Field(None, gt=0)
+    ttft_ms_per_prompt_token: Number | None = Field(
+        None, gt=0, le=10_000, description="added to ttft_ms for the first token's deadline (fluidity, smooth goodput)"
+    )
     source: str = Field(min_length=1, description="where the numbers come from, and how they were scaled")
 
     @model_validator(mode="after")
     def _says_something(self):
         if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
             raise ValueError("names no bound; give at least one of ttft_ms, tpot_ms and e2e_ms")
+        if self.ttft_ms_per_prompt_token is not None and (self.ttft_ms is None or self.tpot_ms is None):
+            raise ValueError(
+                f"has ttft_ms_per_prompt_token {self.ttft_ms_per_prompt_token:g}, but tokens have deadlines only where "
+                "ttft_ms and tpot_ms stand too; add both, or leave it out"
+            )
         return self
 
 
@@ -67,6 +75,9 @@ class Measure(Block):
     seed: Whole = Field(0, ge=0, lt=2**63)
     warmup_requests: Whole = Field(0, ge=0, le=10_000, description="sent and awaited before the first arrival")
     warmup_s: Number = Field(0.0, ge=0, le=86_400, description="arrivals this soon after the first are not measured")
+    usd_per_hour: Number | None = Field(
+        None, gt=0, le=1_000_000, description="price of the server's machine: gives dollars per million tokens"
+    )
 
     @model_validator(mode="after")
     def _one_warmup(self):
@@ -92,6 +103,12 @@ class Scenario(Block):
     def given_as(self) -> str:
         """What `load_scenario` was asked for: a path or a bundled name. The bare name where no file was read."""
         return self._given_as or self.name
+
+    def given_as_file(self, path: Path) -> "Scenario":
+        """The same, as if it had been read from there: the command that repeats its run names that file."""
+        same = self.model_copy()
+        same._given_as = str(path)
+        return same
 
     @model_validator(mode="after")
     def _blocks_agree(self):

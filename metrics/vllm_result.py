@@ -82,7 +82,7 @@ def _traffic(meta: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
     scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
     arrivals = scenario.get("arrivals") or {}
     process, rate = arrivals.get("process"), arrivals.get("rate_rps")
-    burstiness = {"poisson": 1.0, "constant": "inf"}.get(process)
+    burstiness = {"constant": "inf", "trace": None, "times": None}.get(process, 1.0)
     if process == "gamma":
         burstiness = 1 / float(arrivals["cv"]) ** 2
     if process in ("at_once", "concurrency", "users"):

@@ -1,0 +1,55 @@
+"""`sojourn bench-serve`: the flags of `vllm bench serve`, our measurement."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import typer
+
+from commands.export import vllm_document
+from commands.frame import Failure, need, new_run, out
+from commands.telling import tell
+
+
+def bench_serve(context: typer.Context) -> None:
+    """Load a running server as `vllm bench serve` would, by its flags; --help lists them. Recorded as a scenario."""
+    need("loadgen", "locust", "gevent", "httptools")
+    from loadgen.experiment import SCENARIO_FILE, load_url
+    from loadgen.progress_bar import ProgressBar
+    from loadgen.vllm_flags import flag_parser, parse
+    from loadgen.vllm_scenario import FlagError
+
+    if {"-h", "--help"} & set(context.args) or not context.args:
+        out.print(flag_parser().format_help(), highlight=False, markup=False)
+        return
+    try:
+        asked = parse(context.args)
+    except FlagError as error:
+        raise Failure(str(error), code=2) from None
+    run_dir = asked.run_dir or new_run(asked.scenario.name)
+    recorded = asked.scenario.given_as_file(run_dir / SCENARIO_FILE)
+    with ProgressBar(out) if asked.show_progress else nullcontext(lambda _: None) as progress:
+        done = load_url(
+            recorded, asked.base_url, run_dir, model=asked.model, tokenizer=asked.tokenizer, seed=asked.seed,
+            progress=progress,
+        )  # fmt: skip
+    tell(done)
+    if asked.save is not None:
+        save = asked.save
+        label = {"label": save.label} if save.label else {}
+        document = vllm_document(
+            done, metrics=save.metrics, percentiles=save.percentiles, detailed=save.detailed,
+            metadata=label | save.metadata,
+        )  # fmt: skip
+        out.print(f"result file    {_write(save.path(document), document, save.append)}", highlight=False)
+
+
+def _write(path: Path, document: dict, append: bool) -> Path:
+    text = json.dumps(document, allow_nan=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Failure(f"the result file {path} cannot be written: {error.strerror}; the run itself is kept") from None
+    return path
