@@ -1,5 +1,6 @@
 """Begins a run directory before the load and finishes it after: whoever begins it finishes it."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from loadgen.parse import Parsed, build_client_table
 from loadgen.rawlog import discard_progress
 from loadgen.scenario import Scenario
 from loadgen.schedule import SCHEDULE_FILE
+from loadgen.shards import SHARDS_FILE, doubts_about, read_shards
 from metrics.calibration import beyond_capacity
 from metrics.machine import hardware, versions
 from metrics.rundir import RunDirectory, wall_anchor
@@ -78,17 +80,19 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     run.compact()
     discard_progress(run.path)
     client_error = with_calibration(parsed.client_error, parsed.records) if parsed else None
-    meta = run.meta()
-    found = [*reasons, *_doubts(parsed, meta["objectives"])]
+    meta, shards = run.meta(), read_shards(run.path)
+    found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
     if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], len(parsed.records), parsed.num_never_due)):
         found.append(doubt)
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):
         found.append(beyond)
     run.update_meta(
+        load_processes=[asdict(shard) for shard in shards],
         client_error=client_error,
         valid=not found,
         invalid_reasons=list(dict.fromkeys(found)),
     )
+    (run.path / SHARDS_FILE).unlink(missing_ok=True)
     return parsed
 
 

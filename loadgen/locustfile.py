@@ -1,17 +1,19 @@
 """Replays a scenario open loop:  locust -f loadgen/locustfile.py --host http://127.0.0.1:8000 --scenario demo
 
-One Locust user is the whole load: its task is the dispatcher, which sends every request at its own moment, however
-many are in flight. Locust's statistics round and are there for watching; the run directory has the measurement.
+Add --processes 4, or --master and workers on several machines: each sends its own part of one schedule. Every request
+is sent at its own moment, however many are in flight. Locust's users only stand for the load while it runs; its
+statistics round and are there for watching; the run directory has the measurement.
 """
 
 import sys
 
 from locust import User, events, task  # first: it replaces what blocks in the standard library
+from locust.runners import MasterRunner, WorkerRunner
 
 import gevent  # isort: skip
-from locust.exception import StopUser
 
-from loadgen.replay import ReplayError, prepare_replay, refuse_distributed, run_replay
+from loadgen.distributed import MasterReplay, WorkerReplay
+from loadgen.replay import ReplayError, begin_replay, replay_alone
 
 
 @events.init_command_line_parser.add_listener
@@ -22,29 +24,66 @@ def add_arguments(parser):
     group.add_argument("--seed", type=int, default=None, help="replaces the scenario's measure.seed")
     group.add_argument("--model-name", default="", help="by default the scenario's, or what GET /v1/models names")
     group.add_argument("--tokenizer", default="", help="tokenizer.json to measure prompts with, or its folder")
-    # Before Locust forks: a worker that outlives its refused master looks for it a minute long.
-    refuse_distributed(parser.parse_known_args()[0])
 
 
-class Dispatcher(User):
+class Load(User):
+    """Stands for the load on Locust's page."""
+
     fixed_count = 1
 
     @task
-    def replay(self):
-        self.end(exit_code=self.send_once())
+    def stand_by(self):
+        gevent.sleep(3600)
 
-    def send_once(self):
-        """Sends the load and returns the exit code. Nothing may be raised here: Locust would run the task again."""
+
+class Session:
+    """Owns the replay of this process: alone, as the master or as a worker."""
+
+    def __init__(self, environment):
+        self.environment = environment
+        self.replaying = None
+        runner = environment.runner
+        self.master = MasterReplay(runner) if isinstance(runner, MasterRunner) else None
+        self.worker = WorkerReplay(runner, self.show) if isinstance(runner, WorkerRunner) else None
+
+    def begin(self, **_):
+        if self.worker is None:
+            self.replaying = gevent.spawn(self.replay)
+
+    def replay(self):
+        """Sends the load, and ends Locust with an exit code. Nothing may be raised here: nobody would hear it."""
+        self.environment.process_exit_code = 1  # of a load that is cut short
         try:
-            client, run = prepare_replay(self.environment.parsed_options, self.host, self.show)
-            run_replay(client, run)
+            begun = begin_replay(self.environment.parsed_options, self.environment.host)
+            if self.master is not None:
+                self.master.run(begun)
+            else:
+                replay_alone(begun, self.show)
+            self.environment.process_exit_code = 0
         except ReplayError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
-            return 2
+            self.environment.process_exit_code = 2
         except Exception as error:
             print(f"error: the replay ended early: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            return 1
-        return 0
+        runner = self.environment.runner
+        # in a greenlet of its own: both wait for this one
+        gevent.spawn(runner.quit if self.environment.parsed_options.headless else runner.stop)
+
+    def stop(self, **_):
+        """Locust stops: by its page, Ctrl-C, or because all is sent."""
+        if self.worker is not None:
+            self.worker.stop()
+        elif self.master is not None:
+            self.master.stop()
+        elif self.replaying is not None:
+            self.replaying.kill()
+
+    def end(self, **_):
+        """Before the process ends, what was recorded is written."""
+        if self.worker is not None:
+            self.environment.process_exit_code = 0  # the master speaks for all
+        if self.replaying is not None:
+            self.replaying.join()
 
     def show(self, request, latency_ms, num_bytes, reason):
         self.environment.events.request.fire(
@@ -52,9 +91,10 @@ class Dispatcher(User):
             exception=RuntimeError(reason) if reason else None, context={},
         )  # fmt: skip
 
-    def end(self, exit_code):
-        self.environment.process_exit_code = exit_code
-        runner = self.environment.runner
-        # in a greenlet of its own: both end by killing this one
-        gevent.spawn(runner.quit if self.environment.parsed_options.headless else runner.stop)
-        raise StopUser
+
+@events.init.add_listener
+def begin_session(environment, **_):
+    session = Session(environment)
+    environment.events.test_start.add_listener(session.begin)
+    environment.events.test_stopping.add_listener(session.stop)
+    environment.events.quitting.add_listener(session.end)

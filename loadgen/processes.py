@@ -54,6 +54,10 @@ def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict
     """Locust, headless, on our locustfile; an option that is None is left out."""
     locustfile = Path(__file__).parent / "locustfile.py"
     given = {"scenario": scenario_file, "host": base_url, "run-dir": run_dir, **options}
+    if given.get("processes"):
+        port = free_port()  # Locust's own is one for all runs of a machine
+        given |= {"master-host": "127.0.0.1", "master-port": port, "master-bind-host": "127.0.0.1"}
+        given["master-bind-port"] = port
     flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
     return [sys.executable, "-m", "locust", "-f", str(locustfile), "--headless", "--only-summary", *flags]
 

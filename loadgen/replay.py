@@ -1,19 +1,24 @@
-"""What the locustfile needs: a client made of its options, and the run directory begun and finished around it."""
+"""What a process of the load needs: a run directory begun, a part of its schedule made ready, the run finished."""
 
 import secrets
-import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import gevent
 
 from loadgen.bodies import build_wire_requests
 from loadgen.client import OnFinished, OpenLoopClient, Replay
 from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import EndpointError, parse_base_url, served_models
+from loadgen.pace import Wire
 from loadgen.rawlog import recording, write_progress
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule
+from loadgen.shards import loop_of, part_of
 from loadgen.workload_facts import workload_facts
 
 if TYPE_CHECKING:
@@ -24,23 +29,33 @@ class ReplayError(Exception):
     """A replay that cannot begin, with a sentence for the user."""
 
 
-def refuse_distributed(options) -> None:
-    """Exits where Locust was asked for several processes: each would send the whole schedule."""
-    if options.master or options.worker or options.processes:
-        print(
-            "error: --master, --worker and --processes are not supported: every process would send the whole schedule; "
-            "leave them out, one process sends what a few hundred streams need",
-            file=sys.stderr,
-            flush=True,
-        )
-        sys.exit(2)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every process of a run has to know, in words that a message can carry."""
+
+    scenario: dict[str, Any]
+    seed: int
+    id_prefix: str
+    base_url: str
+    model: str
+    tokenizer: str | None
+    run_dir: str
+
+    def as_message(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def prepare_replay(options, host: str | None, on_finished: OnFinished) -> tuple[OpenLoopClient, "RunDirectory | None"]:
-    """Reads, checks, builds and saves all that the run needs; nothing is sent yet. Raises ReplayError.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that has begun. `run` is None where `sojourn run` began it and will finish it."""
 
-    The second value is the run directory if it began here, None where `sojourn run` has begun it and will finish it.
-    """
+    plan: Plan
+    schedule: list[ScheduledRequest]
+    run: "RunDirectory | None"
+
+
+def begin_replay(options, host: str | None) -> Begun:
+    """Reads, checks and saves what all processes share; nothing is sent yet. Raises ReplayError."""
     if not host:
         raise ReplayError("no server is named; add --host, such as --host http://127.0.0.1:8000")
     try:
@@ -51,33 +66,83 @@ def prepare_replay(options, host: str | None, on_finished: OnFinished) -> tuple[
             raise ReplayError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
         endpoint = parse_base_url(host)
         model = options.model_name or scenario.target.model or served_models(endpoint)[0]["id"]
-        schedule = build_schedule(scenario, seed, id_prefix=f"{scenario.name}-{secrets.token_hex(4)}")
-        loop = closed_loop(scenario.arrivals)
-        wire = build_wire_requests(scenario, seed, schedule, endpoint, model, options.tokenizer or None)
-        client = OpenLoopClient(Replay(schedule, wire, endpoint, scenario.target, run_dir, loop), on_finished)
+        id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
+        schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
         begun = (run_dir / "run.json").exists()
-        given = {"base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None}
-        run = None if begun else _begin(
-            run_dir, scenario, seed, {"base_url": endpoint.url, "model": model}, given, schedule
-        )  # fmt: skip
+        given = {
+            "base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None,
+            "processes": options.processes or None,
+        }  # fmt: skip
+        engine = {"base_url": endpoint.url, "model": model}
+        run = None if begun else _begin(run_dir, scenario, seed, engine, given, schedule)
         save_schedule(run_dir, schedule, scenario)
-        write_progress(run_dir, {"total": len(schedule), "sent": 0, "finished": 0, "failed": 0})
     except (ScenarioError, EndpointError, OSError) as error:
         raise ReplayError(str(error)) from None
-    return client, run
+    document = scenario.model_dump(mode="json", exclude_none=True)
+    plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()))
+    return Begun(plan, schedule, run)
 
 
-def run_replay(client: OpenLoopClient, run: "RunDirectory | None") -> None:
-    """Sends the load, then parses and closes the run directory if it began here."""
-    with recording(client.run_dir):
+def prepare_part(
+    plan: Plan, number: int, of: int, on_finished: OnFinished, schedule: list[ScheduledRequest] | None = None,
+    shift_ns: int = 0,
+) -> OpenLoopClient:  # fmt: skip
+    """Builds the requests of one part of the schedule. Raises ReplayError.
+
+    A process that was not given the schedule makes it again: the same scenario and seed give the same one. The bytes of
+    a request do not depend on the number of parts, so each process writes the prompts of all and keeps its own.
+    """
+    try:
+        scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
+
+        def build() -> tuple[list[ScheduledRequest], Wire]:
+            whole = schedule if schedule is not None else build_schedule(scenario, plan.seed, plan.id_prefix)
+            wire = build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer)
+            mine = part_of(whole, number, of)
+            return mine, {request.index: wire[request.index] for request in mine}
+
+        mine, wire = beside_the_hub(build)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        loop = loop_of(closed_loop(scenario.arrivals), number, of)
+        replay = Replay(mine, wire, endpoint, scenario.target, run_dir, loop, number, shift_ns)
+        client = OpenLoopClient(replay, on_finished)
+        write_progress(run_dir, {"total": len(mine), "sent": 0, "finished": 0, "failed": 0}, number)
+    except (ScenarioError, EndpointError, OSError) as error:
+        raise ReplayError(str(error)) from None
+    return client
+
+
+def beside_the_hub(work: Callable[[], Any]) -> Any:
+    """Does what takes long in a native thread: a process that gives no sign of life for three seconds counts as lost."""
+
+    def fails_quietly() -> tuple[Any, Exception | None]:
         try:
-            client.run()
-        finally:
-            if run is not None:
-                from loadgen.gather import finish_run
+            return work(), None
+        except Exception as error:  # gevent would print it before it raises it
+            return None, error
 
-                finish_run(run, [])
-                print(f"recorded in {run.path}", flush=True)
+    done, error = gevent.get_hub().threadpool.apply(fails_quietly)
+    if error is not None:
+        raise error
+    return done
+
+
+def finish_replay(begun: Begun) -> None:
+    """Parses and closes the run directory if it began here."""
+    if begun.run is not None:
+        from loadgen.gather import finish_run
+
+        finish_run(begun.run, [])
+        print(f"recorded in {begun.run.path}", flush=True)
+
+
+def replay_alone(begun: Begun, on_finished: OnFinished) -> None:
+    """Sends the whole schedule from this process. Raises ReplayError."""
+    with recording(Path(begun.plan.run_dir)):
+        try:
+            prepare_part(begun.plan, 0, 1, on_finished, begun.schedule).run()
+        finally:
+            finish_replay(begun)
 
 
 def _begin(

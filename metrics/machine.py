@@ -35,7 +35,7 @@ def hardware() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
         "system": platform.platform(),
-        "boot_id": _boot_id(),
+        "boot_id": boot_id(),
     }
 
 
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _boot_id() -> str | None:
+def boot_id() -> str | None:
     """Linux draws one at each start; None elsewhere."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
