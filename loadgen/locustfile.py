@@ -5,6 +5,7 @@ is sent at its own moment, however many are in flight. Locust's users only stand
 statistics round and are there for watching; the run directory has the measurement.
 """
 
+import os
 import sys
 
 from locust import User, events, task  # first: it replaces what blocks in the standard library
@@ -13,6 +14,7 @@ from locust.runners import MasterRunner, WorkerRunner
 import gevent  # isort: skip
 
 from loadgen.distributed import MasterReplay, WorkerReplay
+from loadgen.processes import end_with
 from loadgen.replay import ReplayError, begin_replay, replay_alone
 
 
@@ -82,7 +84,8 @@ class Session:
         """Before the process ends, what was recorded is written."""
         if self.worker is not None:
             self.environment.process_exit_code = 0  # the master speaks for all
-        if self.replaying is not None:
+        elif self.replaying is not None and not self.replaying.dead:
+            self.environment.runner.stop()  # a signal ends Locust without it
             self.replaying.join()
 
     def show(self, request, latency_ms, num_bytes, reason):
@@ -95,6 +98,8 @@ class Session:
 @events.init.add_listener
 def begin_session(environment, **_):
     session = Session(environment)
+    if session.worker is not None and environment.parsed_options.processes:
+        end_with(os.getppid())  # it was forked: a master that is killed takes it along
     environment.events.test_start.add_listener(session.begin)
     environment.events.test_stopping.add_listener(session.stop)
     environment.events.quitting.add_listener(session.end)

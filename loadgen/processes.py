@@ -72,13 +72,14 @@ def start(command: list[str], log: Path, environment: dict[str, str] | None = No
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-            preexec_fn=(lambda: _end_with(parent)) if sys.platform == "linux" else None,
+            preexec_fn=(lambda: end_with(parent)) if sys.platform == "linux" else None,
         )  # fmt: skip
 
 
-def _end_with(parent: int) -> None:
-    """Between fork and exec: one system call, no lock and no allocation of ours."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+def end_with(parent: int) -> None:
+    """Asks the kernel for SIGTERM when that parent is no more. Between fork and exec: one system call, no lock."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != parent:  # it died before it could be watched
         os._exit(1)
 

@@ -242,17 +242,13 @@ def test_engine_without_telemetry_is_given_nothing_that_it_could_only_refuse():
     assert "--run-dir" not in serve_command(chosen, 8123, Path("runs/x"))
 
 
-def test_locust_alone_records_a_run_and_refuses_to_share_a_schedule(tmp_path):
+def test_locust_alone_records_a_run(tmp_path):
     server = ScriptedServer().start()
     alone = start_load(tmp_path, scenario(), server.url, tmp_path / "run")
     assert alone.wait(60) == 0, alone.stdout.read()
     assert "recorded in" in alone.stdout.read()
     assert RunDirectory.open(tmp_path / "run").meta()["valid"] in (True, False)
     assert set(RunDirectory.open(tmp_path / "run").table("client").status) == {"ok"}
-    command = load_command(scenario_file(tmp_path, scenario()), server.url, tmp_path / "other", {"processes": 2})
-    shared = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert shared.returncode != 0 and "every process would send the whole schedule" in shared.stderr
-    assert not (tmp_path / "other").exists()
 
 
 def test_locust_refuses_a_bad_scenario_with_its_sentence(tmp_path):

@@ -1,0 +1,106 @@
+"""One schedule on several processes: every request is sent once, or reported as not sent."""
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.distributed import clock_shift
+from loadgen.processes import load_command
+from loadgen.schedule import build_schedule
+from loadgen.shards import DONE, LOST, Shard, doubts_about, part_of
+from metrics.rundir import RunDirectory
+from tests.loadgen.scenarios import scenario
+from tests.loadgen.scripted_server import Script, ScriptedServer
+from tests.loadgen.test_experiment import scenario_file, wait_for
+
+FOUR = 4
+
+
+def start_four(folder: Path, chosen, url: str) -> tuple[subprocess.Popen, list[str]]:
+    command = load_command(scenario_file(folder, chosen), url, folder / "run", {"processes": FOUR})
+    output = (folder / "load.log").open("w")
+    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder), command
+
+
+def test_four_workers_send_the_schedule_exactly_once_from_one_start(tmp_path):
+    server = ScriptedServer().start()
+    chosen = scenario({"process": "constant", "rate_rps": 60, "count": 61}, measure={"warmup_requests": 2})
+    load, _ = start_four(tmp_path, chosen, server.url)
+    assert load.wait(60) == 0, (tmp_path / "load.log").read_text()
+    run = RunDirectory.open(tmp_path / "run")
+    client = run.table("client")
+    assert sorted(seen["headers"]["x-request-id"] for seen in server.seen) == sorted(client.request_id)
+    assert len(client) == 63 and set(client.status) == {"ok"}
+    due = client.sort_values("request_id").due_ns.tolist()[2:]
+    assert {round((after - before) / 1e5) for before, after in pairwise(due)} <= {166, 167}
+    assert (client.sent_ns >= client.due_ns).all()
+    parts = run.meta()["load_processes"]
+    assert [part["requests"] for part in parts] == [18, 15, 15, 15] and {part["state"] for part in parts} == {DONE}
+    assert not any("processes" in reason for reason in run.meta()["invalid_reasons"])
+    starts = pq.read_table(run.path / "client_raw.parquet", filters=[("index", "==", -1)]).column("ns").to_pylist()
+    assert len(starts) == FOUR and len(set(starts)) == 1
+
+
+def test_requests_of_a_killed_worker_are_missing_and_nobody_sends_them_again(tmp_path):
+    """One worker is killed in the middle, and another one comes late: it has no part."""
+    server = ScriptedServer(Script(gap_s=0.02)).start()
+    load, command = start_four(tmp_path, scenario({"process": "constant", "rate_rps": 40, "count": 120}), server.url)
+    wait_for(lambda: len(server.seen) >= 20)
+    os.kill(psutil.Process(load.pid).children()[0].pid, signal.SIGKILL)
+    words = [word for word in command if word != "--headless"]
+    at = words.index("--processes")
+    late = subprocess.Popen([*words[:at], *words[at + 2 :], "--worker"], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, cwd=tmp_path)  # fmt: skip
+    try:
+        assert load.wait(60) == 0, (tmp_path / "load.log").read_text()
+    finally:
+        late.kill()
+    assert "(index 4) reported as ready" in (tmp_path / "load.log").read_text()
+    run = RunDirectory.open(tmp_path / "run")
+    client, sent = run.table("client"), Counter(seen["headers"]["x-request-id"] for seen in server.seen)
+    assert len(client) == client.request_id.nunique() == 120 and set(sent.values()) == {1}
+    assert set(client.status) == {"ok", "missing"}
+    missing = (client.status == "missing").sum()
+    assert 120 // FOUR - 15 <= missing <= 120 // FOUR  # what it had sent, but for its last second, is recorded
+    lost = [part for part in run.meta()["load_processes"] if part["state"] == LOST]
+    assert len(lost) == 1 and lost[0]["requests"] == 30
+    assert run.meta()["valid"] is False
+    assert any(reason.startswith("1 of 4 load processes did not reach") for reason in run.meta()["invalid_reasons"])
+    assert f"{missing} of 120 scheduled requests" in " ".join(run.meta()["invalid_reasons"])
+
+
+@given(count=st.integers(1, 60), of=st.integers(1, 9), warmup=st.integers(0, 3))
+def test_parts_of_a_schedule_make_the_schedule(count, of, warmup):
+    chosen = scenario({"process": "at_once", "count": count}, measure={"warmup_requests": warmup})
+    schedule = build_schedule(chosen, 0, "t")
+    parts = [part_of(schedule, number, of) for number in range(of)]
+    assert sorted(request.index for part in parts for request in part) == list(range(len(schedule)))
+    sizes = [sum(not request.prelude for request in part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1 and not any(request.prelude for part in parts[1:] for request in part)
+
+
+@given(
+    shift_ns=st.integers(-(10**12), 10**12),
+    ways=st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), min_size=1, max_size=30),
+)
+def test_clocks_are_compared_within_the_uncertainty_that_is_told(shift_ns, ways):
+    now, rounds = 10**15, []
+    for there, back in ways:
+        rounds.append((now, now + there + shift_ns, now + there + back))
+        now += there + back + 1_000
+    found_ns, uncertainty_ms = clock_shift(rounds)
+    assert abs(found_ns - shift_ns) <= uncertainty_ms * 1e6 + 1
+
+
+@pytest.mark.parametrize(("states", "doubted"), [([DONE, DONE], 0), ([DONE, LOST], 1), ([], 0)])
+def test_only_a_part_that_did_not_end_is_doubted(states, doubted):
+    assert len(doubts_about([Shard(number, "w", 5, state) for number, state in enumerate(states)])) == doubted
