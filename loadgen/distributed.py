@@ -125,6 +125,7 @@ class WorkerReplay:
         self._start = gevent.event.AsyncResult()
         self._times: gevent.event.AsyncResult = gevent.event.AsyncResult()
         self._sending: gevent.Greenlet | None = None
+        self._stopping = False
         runner.register_message(PART, self._heard_part)
         runner.register_message(START, self._heard_start)
         runner.register_message(CLOCK, self._heard_time)
@@ -132,10 +133,14 @@ class WorkerReplay:
     def stop(self) -> None:
         """Cancels what is in flight and returns once it is written."""
         if self._sending is not None:
-            self._sending.kill()
+            if not self._stopping:
+                self._stopping = True  # a second kill would cut off the writing that the first one began
+                self._sending.kill(block=False)
+            self._sending.join()
 
     def _heard_part(self, environment, msg, **_: Any) -> None:
-        if self._sending is None or self._sending.dead:
+        if self._sending is None or self._sending.ready():
+            self._stopping = False
             self._start = gevent.event.AsyncResult()
             self._sending = gevent.spawn(self._send, msg.data)
 

@@ -44,12 +44,14 @@ class Session:
     def __init__(self, environment):
         self.environment = environment
         self.replaying = None
+        self.stopping = False
         runner = environment.runner
         self.master = MasterReplay(runner) if isinstance(runner, MasterRunner) else None
         self.worker = WorkerReplay(runner, self.show) if isinstance(runner, WorkerRunner) else None
 
     def begin(self, **_):
         if self.worker is None:
+            self.stopping = False
             self.replaying = gevent.spawn(self.replay)
 
     def replay(self):
@@ -77,14 +79,17 @@ class Session:
             self.worker.stop()
         elif self.master is not None:
             self.master.stop()
-        elif self.replaying is not None:
-            self.replaying.kill()
+        elif self.replaying is not None and not self.stopping:
+            self.stopping = (
+                True  # a second kill, by a second signal, would cut off the writing that the first one began
+            )
+            self.replaying.kill(block=False)
 
     def end(self, **_):
         """Before the process ends, what was recorded is written."""
         if self.worker is not None:
             self.environment.process_exit_code = 0  # the master speaks for all
-        elif self.replaying is not None and not self.replaying.dead:
+        elif self.replaying is not None and not self.replaying.ready():
             self.environment.runner.stop()  # a signal ends Locust without it
             self.replaying.join()
 

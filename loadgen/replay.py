@@ -113,7 +113,7 @@ def prepare_part(
 
 
 def beside_the_hub(work: Callable[[], Any]) -> Any:
-    """Does what takes long in a native thread: a process without a sign of life for three seconds counts as lost."""
+    """Does what takes long in a native thread: a process that is silent for three seconds counts as lost."""
 
     def fails_quietly() -> tuple[Any, Exception | None]:
         try:
