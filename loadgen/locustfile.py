@@ -81,7 +81,7 @@ class Session:
             self.master.stop()
         elif self.replaying is not None and not self.stopping:
             self.stopping = (
-                True  # a second kill, by a second signal, would cut off the writing that the first one began
+                True  # a second signal must not cut off the writing that the first began
             )
             self.replaying.kill(block=False)
 
