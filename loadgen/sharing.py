@@ -1,13 +1,14 @@
 """What an infinite prefix cache would find in a schedule: the ideal that a server's hit rate is held against. Pure.
 
 A prompt is a path of segments (a trace's blocks, a shared prefix, the nodes of a tree, the turns of a conversation with
-their answers at full length) and then tokens of its own. What it shares is the longest path that an earlier request has taken, in whole blocks of the cache, and never the last token:
-a server has to compute one to answer. It cannot tell what a chat template adds, nor that two requests in flight at the
-same time find nothing of each other.
+their answers at full length) and then tokens of its own. What it shares is the longest path that an earlier request has
+taken, in whole blocks of the cache, and never the last token: a server has to compute one to answer. It cannot tell
+what a chat template adds, what recorded texts share, nor that two requests in flight together find nothing of each
+other.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loadgen.scenario import Scenario
 from loadgen.schedule import ScheduledRequest
@@ -25,30 +26,21 @@ class Node:
     seen: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """What a request leaves in a cache: its prompt's segments, and behind them its answer, if anybody can ask for it."""
-
-    segments: list[Segment]
-    prompt_tokens: int
-    answer: list[Segment] = field(default_factory=list)
-
-
-def ideal_hits(paths: Iterable[Path], block_tokens: int) -> Iterator[int]:
-    """Tokens of each prompt that an infinite cache has, in the order of the prompts."""
+def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) -> Iterator[int]:
+    """Tokens of each prompt (its segments, its length) that an infinite cache has, in the order of the prompts."""
     root = Node({})
-    for path in paths:
+    for segments, num_tokens in prompts:
         shared, node, on_the_way = 0, root, True
-        for place, (name, size) in enumerate([*path.segments, *path.answer]):
+        for name, size in segments:
             known = node.children.get(name)
-            if on_the_way and place < len(path.segments):
+            if on_the_way:
                 shared += min(known.seen, size) if known else 0
                 on_the_way = known is not None and known.seen >= size
             if known is None:
                 known = node.children[name] = Node({})
             known.seen = max(known.seen, size)
             node = known
-        yield max(0, min(shared, path.prompt_tokens - 1)) // block_tokens * block_tokens
+        yield max(0, min(shared, num_tokens - 1)) // block_tokens * block_tokens
 
 
 def segments_of(request: ScheduledRequest, scenario: Scenario) -> list[Segment]:
@@ -71,7 +63,6 @@ def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
 
 def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, float | int] | None:
     """For `run.json`: the share of measured prompt tokens that an infinite cache has. None where nothing is shared."""
-<<<<<<< HEAD
     prompts = list(_prompts(scenario, schedule))
     if not any(segments for segments, _, _ in prompts):
         return None
@@ -79,21 +70,12 @@ def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict
     block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS
     hits = [hit for hit, (_, _, asked) in zip(ideal_hits(((path, size) for path, size, _ in prompts), block), prompts,
                                               strict=True) if asked]  # fmt: skip
-=======
-    paths = _paths(scenario, schedule)
-    if not any(path.segments for path in paths):
-        return None
-    stated = scenario.engine.get("block_size")
-    block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS
-    hits = list(ideal_hits(paths, block))
->>>>>>> 969eb23 (Count a conversation's history as ideally shared)
     counted = [(hit, request.prompt_tokens) for hit, request in zip(hits, schedule, strict=True) if request.measured]
     total = sum(tokens for _, tokens in counted)
     found = sum(hit for hit, _ in counted)
     return {"ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total, "block_tokens": block}
 
 
-<<<<<<< HEAD
 def _prompts(scenario: Scenario, schedule: list[ScheduledRequest]) -> Iterator[tuple[list[Segment], int, bool]]:
     """Segments and length of each prompt, and True; after one that a session goes on from, the same with its answer,
     which the cache then has too, and False. Answers at full length."""
@@ -110,22 +92,3 @@ def _prompts(scenario: Scenario, schedule: list[ScheduledRequest]) -> Iterator[t
         yield asked, request.prompt_tokens, True
         history = [*asked, ((request.session_id, request.turn, "answer"), request.max_tokens)]
         yield history, request.prompt_tokens + request.max_tokens, False
-=======
-def _paths(scenario: Scenario, schedule: list[ScheduledRequest]) -> list[Path]:
-    """Of every request. A turn's prompt is the one before it, that one's answer, and what it adds."""
-    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
-    paths: list[Path] = []
-    for request in schedule:
-        if request.klass not in in_turns or request.prelude:
-            paths.append(Path(segments_of(request, scenario), request.prompt_tokens))
-            continue
-        if request.turn:
-            before, added = [*paths[-1].segments, *paths[-1].answer], request.message_tokens
-        else:
-            before = segments_of(request, scenario)
-            added = request.prompt_tokens - sum(size for _, size in before)
-        said = [((request.session_id, request.turn, "said"), added)]
-        answer = [((request.session_id, request.turn, "answered"), request.max_tokens)]
-        paths.append(Path([*before, *said], request.prompt_tokens, answer))
-    return paths
->>>>>>> 969eb23 (Count a conversation's history as ideally shared)

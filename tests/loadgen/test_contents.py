@@ -12,7 +12,7 @@ from loadgen.prompts import CORPUS, load_tokenizer
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, read_schedule, save_schedule
-from loadgen.sharing import Path, ideal_hit_rate, ideal_hits
+from loadgen.sharing import ideal_hit_rate, ideal_hits
 from loadgen.traces.reader import TRACE_FOLDER, read_trace
 from loadgen.words import WordSource
 from tests.loadgen.scenarios import CHAT, scenario
@@ -87,7 +87,7 @@ def test_ideal_hits_are_those_of_a_cache_that_keeps_every_block_of_every_prompt(
             found += 1
         brute.append(found * cache_block)
         kept |= set(chains)
-        asked.append(Path(list(zip(blocks, sizes, strict=True)), len(spelled)))
+        asked.append((list(zip(blocks, sizes, strict=True)), len(spelled)))
     assert list(ideal_hits(asked, cache_block)) == brute
 
 
@@ -101,8 +101,8 @@ def test_mooncake_conversation_shares_what_its_authors_count():
         total += len(row.hash_ids)
         seen.update(row.hash_ids)
     assert known / total == pytest.approx(0.366, abs=0.0005)
-    paths = [Path([(block, 512) for block in row.hash_ids], len(row.hash_ids) * 512 + 1) for row in rows]
-    hits = sum(ideal_hits(paths, 512))
+    prompts = [([(block, 512) for block in row.hash_ids], len(row.hash_ids) * 512 + 1) for row in rows]
+    hits = sum(ideal_hits(prompts, 512))
     assert hits / (512 * total) == pytest.approx(0.366, abs=0.005)
 
 
