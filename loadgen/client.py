@@ -102,6 +102,7 @@ class OpenLoopClient:
                 start_ns = agree_start()
                 self._loop.log.add(NO_REQUEST, start_ns, STARTED)
                 self._send_all(self._pace.begin(start_ns))
+                self._counts["total"] = self._counts["finished"] + self._counts["failed"]  # slots may not need all
         finally:
             self._closing.set()
             gevent.joinall(beside)

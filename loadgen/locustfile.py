@@ -1,4 +1,4 @@
-"""Replays a scenario open loop:  locust -f loadgen/locustfile.py --host http://127.0.0.1:8000 --scenario demo
+"""Replays a scenario:  locust -f loadgen/locustfile.py --host http://127.0.0.1:8000 --scenario demo
 
 Add --processes 4, or --master and workers on several machines: each sends its own part of one schedule. Every request
 is sent at its own moment, however many are in flight. Locust's users only stand for the load while it runs; its

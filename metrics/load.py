@@ -10,8 +10,12 @@ def load_told(meta: dict[str, Any]) -> list[str]:
     return [str(sentence) for sentence in told] if isinstance(told, list) else []
 
 
+def is_closed(meta: dict[str, Any]) -> bool:
+    """Whether the load waited for the server: its due times then tell of the server too, not of the load alone."""
+    arrivals = meta.get("arrivals")
+    return isinstance(arrivals, dict) and arrivals.get("loop") == "closed"
+
+
 def latency_origin(meta: dict[str, Any]) -> str:
     """Where a latency of the run begins, in words."""
-    arrivals = meta.get("arrivals")
-    closed = isinstance(arrivals, dict) and arrivals.get("loop") == "closed"
-    return "from the moment its turn had come (closed loop)" if closed else "from the intended send"
+    return "from the moment its turn had come (closed loop)" if is_closed(meta) else "from the intended send"

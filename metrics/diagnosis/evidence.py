@@ -14,6 +14,7 @@ from metrics.diagnosis.stepfacts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.goodput import judged, measured, measured_steps, window_ns
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
+from metrics.load import is_closed
 from metrics.objectives import objectives_of
 from metrics.rundir import RunDirectory, engine_settings
 from metrics.sources.view import ServerView, observe
@@ -41,7 +42,7 @@ class Facts:
     joined: int  # served requests that have a server record
     seconds: float  # first due → last byte
     offered_rps: float  # NaN where all requests were due at once: such a run offers no rate
-    arrival_cv: float | None  # of the gaps between due times; None for fewer than three requests
+    arrival_cv: float | None  # of the gaps between due times; None for fewer than three requests, and a closed loop
     lag_p90_ms: float | None
     device_busy: float | None  # share of the time with a request in the server in which the device worked
     declared_shared_share: float  # of the prompt tokens, what the scenario says is alike between requests
@@ -86,6 +87,7 @@ def gather(run: RunDirectory) -> Facts:
     served = rows[rows.status == "ok"]
     unserved = rows[rows.status != "ok"]
     gaps = np.diff(np.sort(rows.due_ns.to_numpy(dtype="float64"))) if len(rows) > 2 else np.array([])
+    own_gaps = len(gaps) > 2 and not is_closed(meta)  # in a closed loop they are the server's too
     lag = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")).dropna() / 1e6
     joined = int(served.arrived_ns.notna().sum())
     scenario = meta.get("scenario")
@@ -105,7 +107,7 @@ def gather(run: RunDirectory) -> Facts:
         joined=joined,
         seconds=(span[1] - span[0]) / 1e9 if span else 0.0,
         offered_rps=float(len(gaps) / (gaps.sum() / 1e9)) if gaps.sum() > 0 else math.nan,
-        arrival_cv=float(gaps.std() / gaps.mean()) if len(gaps) > 2 and gaps.mean() > 0 else None,
+        arrival_cv=float(gaps.std() / gaps.mean()) if own_gaps and gaps.mean() > 0 else None,
         lag_p90_ms=float(lag.quantile(0.9)) if len(lag) else None,
         device_busy=_device_busy(rows, steps),
         declared_shared_share=_declared_shared_share(meta),
