@@ -146,11 +146,11 @@ class Exporter:
         return page.encode()
 
     def _fold_requests(self) -> None:
-        for request in self._ended:
+        ended, self._ended = self._ended, []
+        for request in ended:
             self._requests.observe(request)
             if self._vllm is not None:
                 self._vllm.observe_request(request)
-        self._ended.clear()
 
 
 def _bounds_by_class(objectives: Objectives) -> dict[str, dict[str, float]]:

@@ -91,7 +91,7 @@ def _frames(path: Path) -> Iterator[bytes]:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             size, whole_size = _HEAD.unpack(head)
             compressed = file.read(size)
-            if len(compressed) < size:
+            if not size or len(compressed) < size:  # cut off, or zeros: the power went before the disk had it
                 return
             yield pa.decompress(compressed, whole_size, codec="lz4_raw", asbytes=True)
 

@@ -192,8 +192,8 @@ class CoreClient:
         return work
 
     async def tell_all(self) -> None:
-        """Returns when the core has told of its finished steps; at once without a core, and after TELL_SECONDS in any
-        case: a long step may be under way."""
+        """Returns when the core has told of the steps that it had finished, then or when somebody else asked; at once
+        without a core, and after TELL_SECONDS in any case: a long step may be under way."""
         if self.state not in ("ready", "draining") or self._to_core.closed or self.config.telemetry == "off":
             return
         if self._telling is None:  # else somebody asks already

@@ -25,7 +25,7 @@ class Recent:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def add_steps(self, steps: Steps) -> None:
-        self._batches.append(steps)
+        self._batches.append(Steps(steps.numbers, steps.makeups, steps.others))  # without what it has worked out
         self._num_steps += len(steps)
         while self._num_steps - len(self._batches[0]) >= KEPT_STEPS:
             self._num_steps -= len(self._batches.popleft())
