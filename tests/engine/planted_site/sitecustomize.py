@@ -23,6 +23,8 @@ PLACES = {
 }
 NUMBERS = struct.Struct("dd")
 VARIABLE = "SOJOURN_PLANTS"
+# `N:SHARE`: every N-th step takes longer by this share of itself, by work and not by sleep, as on a slower device.
+STRETCH = "SOJOURN_STRETCH"
 
 
 class Delay:
@@ -73,6 +75,24 @@ def delayed_write(function, delay: Delay):
     return send
 
 
+def stretched(function, every: int, share: float):
+    """The end of a step (`Engine._collect_next`), before the clock is read that ends it."""
+    calls = 0
+
+    def call(engine, readings):
+        nonlocal calls
+        result = function(engine, readings)
+        calls += 1
+        if calls % every == 0:
+            now = time.monotonic_ns()
+            until = now + share * (now - readings[0])
+            while time.monotonic_ns() < until:
+                pass
+        return result
+
+    return call
+
+
 class Planter(importlib.abc.MetaPathFinder):
     """Wraps the functions of PLACES as soon as their modules have been loaded."""
 
@@ -99,5 +119,29 @@ class Planter(importlib.abc.MetaPathFinder):
         return spec
 
 
+class Stretcher(importlib.abc.MetaPathFinder):
+    """Stretches the steps of the engine as soon as its module has been loaded."""
+
+    def __init__(self, told: str):
+        every, share = told.split(":")
+        self._every, self._share = int(every), float(share)
+
+    def find_spec(self, name, path, target=None):
+        if name != "engine.engine":
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(spec for spec in others if spec is not None)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            module.Engine._collect_next = stretched(module.Engine._collect_next, self._every, self._share)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if STRETCH in os.environ:
+    sys.meta_path.insert(0, Stretcher(os.environ[STRETCH]))
 if VARIABLE in os.environ:
     sys.meta_path.insert(0, Planter(mapped(os.environ[VARIABLE])))
