@@ -50,14 +50,14 @@ def compare_runs(
     Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware (unless
     `force`), and for a metric that is not there.
     """
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
     notes = check(a, b, force)
     sides = [[read_run(run) for run in side] for side in (a, b)]
     for each in (*sides[0], *sides[1]):
         if not len(each.requests):
             raise CompareError(f"{each.run.path} has no measured request, so there is nothing to compare")
     steps, share = _steps(sides)
-    if unknown := [name for name in metrics if name not in METRICS]:
-        raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
     chosen = list(metrics) or [*OF_REQUESTS, *(OF_STEPS if steps else ())]
     if steps is None and any(METRICS[name].source == "steps" for name in chosen):
         raise CompareError(

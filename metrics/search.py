@@ -168,9 +168,12 @@ def _upwards(low: float, largest: float, ceiling: float, goal: Goal, end) -> Pro
 def _between(low, high, undecided, unclear, ceiling, goal: Goal, end) -> Proposal | Outcome:
     """Bisection. Around the rate that is nearest to the bound and stays undecided, the two rates that would make a
     bracket just narrow enough."""
+    top = min(high, ceiling)
+    if top < high and top / low - 1 <= goal.tolerance:
+        return end(f"{low:g} requests/s meet, {high:g} miss, and the load generator could not send {ceiling:g} between")
     if not undecided:
-        middle = float(f"{math.sqrt(low * high):.4g}")
-        return Proposal(rate_rps=middle, why=f"between {low:g} and {high:g}")
+        middle = float(f"{math.sqrt(low * top):.4g}")
+        return Proposal(rate_rps=middle, why=f"between {low:g} and {top:g}")
     centre = min(undecided, key=lambda rate: abs(unclear[rate].attainment - goal.attainment))
     reach = math.sqrt(1 + goal.tolerance) * 0.999
     for wanted in (centre / reach, centre * reach):

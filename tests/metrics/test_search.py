@@ -135,6 +135,17 @@ def test_a_load_generator_that_cannot_send_is_not_taken_for_a_server_that_misses
     assert outcome.meets_rps >= 8 and len(trials) < 15
 
 
+def test_a_rate_that_cannot_be_sent_between_two_that_can_ends_the_search():
+    def run(step):
+        known = cliff(30, step)
+        spoilt = Trial(rate_rps=step.rate_rps, sent=200, good=0, effective=200, valid=False)
+        return spoilt if 18 < step.rate_rps < 31 else known
+
+    outcome, trials = search(Goal(), run)
+    assert not outcome.resolved and outcome.meets_rps >= 16 and outcome.misses_rps == 32
+    assert "could not send" in outcome.reason and len(trials) < 15
+
+
 def test_a_rate_that_is_too_near_to_tell_is_tried_again_and_then_left():
     def run(step):
         good = 100 if step.rate_rps < 7 else 90 if step.rate_rps < 9 else 0
