@@ -63,10 +63,10 @@ class TruthServer:
         if len(self.log.answers) == 1 and self.log.truth.stall_s:
             self._loop.call_later(self.log.truth.stall_at_s, self._stall)
 
-    def first_due_ns(self) -> int:
-        """When the first chunk of a request that was read just now is due, by the server's own time."""
+    def first_due_ns(self, read_ns: int) -> int:
+        """When the first chunk of a request that was read then is due, by the server's own time."""
         truth = self.log.truth
-        due_ns = self.now_ns() + round(truth.ttft_s * 1e9)
+        due_ns = read_ns - self._stopped_ns + round(truth.ttft_s * 1e9)
         if not truth.in_step:
             return due_ns
         step_ns = round(truth.token_s * truth.tokens_per_chunk * 1e9)
@@ -127,7 +127,7 @@ class Stream:
         self._card = {"id": answer.request_id, "created": int(time.time()), "model": body.get("model") or MODEL}
         opening = json.dumps({**self._card, "object": f"{kind}.chunk" if self._chat else kind})[:-1]
         self._opening = f"{opening}, "
-        first_ns = server.first_due_ns()
+        first_ns = server.first_due_ns(answer.read_ns)
         if self._streamed:
             connection.send(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"

@@ -78,7 +78,7 @@ def test_fingerprint_follows_the_code_that_stamps(tmp_path, monkeypatch):
 
 def test_real_client_is_measured_at_a_small_load():
     found = measure_point(16, 50.0, window_s=0.8, stream_s=1.0)
-    assert found.wrong_counts == 0 and found.tokens >= 600 and found.delivered == pytest.approx(1, abs=0.1)
+    assert found.wrong_counts == 0 and found.tokens >= 400 and found.delivered == pytest.approx(1, abs=0.3)
     assert found.stamp.bias_ms > 0 and found.stamp.p99_ms >= found.stamp.bias_ms
     assert found.ttft.p99_ms > 0 and found.send.bias_ms > 0
 

@@ -81,7 +81,7 @@ def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path, quick_se
         due_ns = np.array(answer.due_ns)
         assert np.all(np.array(answer.write_ns) >= due_ns)
         assert np.all(np.diff(due_ns) == 5_000_000)  # however late a write was, the next one is due when it was due
-        assert 0 <= due_ns[0] - answer.read_ns - 30_000_000 < 5_000_000
+        assert due_ns[0] - answer.read_ns == 30_000_000
 
 
 def test_streams_in_step_share_the_moments_of_their_writes(tmp_path):
@@ -90,7 +90,7 @@ def test_streams_in_step_share_the_moments_of_their_writes(tmp_path):
         log = told(url)
     due_ns = np.array([ns for answer in log.answers for ns in answer.due_ns])
     assert len(np.unique(due_ns % 5_000_000)) == 1
-    assert all(answer.due_ns[0] - answer.read_ns >= 30_000_000 - 1e6 for answer in log.answers)
+    assert all(30_000_000 <= answer.due_ns[0] - answer.read_ns < 35_000_000 for answer in log.answers)
 
 
 @pytest.mark.parametrize("usage", ["continuous", "final", "none"])
@@ -119,7 +119,7 @@ def test_reply_that_is_not_streamed_comes_when_its_last_token_would(tmp_path, qu
     parsed = replay(whole, quick_server, tmp_path, model="truth", id_prefix="whole")
     assert [record.output_tokens for record in parsed.records] == [24, 24]
     for answer in answers_to(parsed, quick_server):
-        assert 0 <= answer.due_ns[0] - answer.read_ns - (30_000_000 + 23 * 5_000_000) < 5_000_000
+        assert answer.due_ns[0] - answer.read_ns == 30_000_000 + 23 * 5_000_000
 
 
 def test_stall_shows_in_full_in_the_latencies_of_the_requests_that_were_due_in_it(tmp_path):
@@ -132,15 +132,18 @@ def test_stall_shows_in_full_in_the_latencies_of_the_requests_that_were_due_in_i
         ((from_ns, to_ns),) = told(url).stalls
         answers = answers_to(parsed, url)
     assert {record.status for record in parsed.records} == {"ok"}
-    stalled = [record for record in parsed.records if from_ns <= record.due_ns < to_ns]
-    latencies_s = np.array([record.first_token_ns - record.due_ns for record in stalled]) / 1e9
-    closed_form_s = np.array([to_ns - record.due_ns for record in stalled]) / 1e9 + QUICK["ttft_s"]
+    pairs = zip(parsed.records, answers, strict=True)
+    stalled = [(record, answer) for record, answer in pairs if from_ns <= record.due_ns < to_ns]
+    latencies_s = np.array([record.first_token_ns - record.due_ns for record, _ in stalled]) / 1e9
+    closed_form_s = np.array([to_ns - record.due_ns for record, _ in stalled]) / 1e9 + QUICK["ttft_s"]
     assert len(stalled) >= 99 and (to_ns - from_ns) / 1e9 >= 1.0
     assert np.all(latencies_s >= closed_form_s)
-    assert latencies_s.sum() == pytest.approx(closed_form_s.sum(), rel=0.1)  # some 53 s; 5 s are 50 ms a request
+    # some 53 s, and what the server itself took after the stall on a machine that does other work
+    after_s = np.array([answer.write_ns[0] - to_ns for _, answer in stalled]) / 1e9 - QUICK["ttft_s"]
+    assert latencies_s.sum() == pytest.approx(closed_form_s.sum() + after_s.sum(), rel=0.02)
     for answer in answers:  # its own time stood still, too
         if answer.read_ns < from_ns < answer.read_ns + 29_000_000:
-            assert answer.due_ns[0] >= answer.read_ns + 30_000_000 + (to_ns - from_ns)
+            assert answer.due_ns[0] == answer.read_ns + 30_000_000 + (to_ns - from_ns)
 
 
 def test_nobody_is_read_before_the_delay_of_a_slow_accept(tmp_path):
