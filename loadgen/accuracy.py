@@ -1,15 +1,16 @@
 """How far the client's record is from the truth: measured against a truth server, and told of a run by its load."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from loadgen.shards import Shard
 from loadgen.truth import Answer
 from metrics.calibration import CalibrationError, Error, Point, error_at_load, load_calibration, stream_load
-from metrics.machine import versions
+from metrics.machine import hardware, versions
 from metrics.records import ClientRecord
 from metrics.roofline import device_name
 
@@ -82,9 +83,16 @@ def _error(differences_ns: list[np.ndarray]) -> Error:
 
 
 def with_calibration(
-    client_error: dict[str, Any], records: list[ClientRecord], processes: int = 1
+    client_error: dict[str, Any], records: list[ClientRecord], shards: Sequence[Shard]
 ) -> dict[str, Any]:  # fmt: skip
-    """A run's `client_error`, and below `calibration` the error at its load, or `unknown` with the reason."""
+    """A run's `client_error`, and below `calibration` the error at its load, or `unknown` with the reason.
+
+    Several processes share the load, as far as each can have a core of its own.
+    """
+    if any(shard.clock_uncertainty_ms is not None for shard in shards):
+        unknown = "not known: other hosts sent too, and what is kept here is of this one"
+        return client_error | {"calibration": {"unknown": unknown}}
+    processes = max(1, min(len(shards), hardware()["cores"]))
     streamed = [record for record in records if record.chunk_ns]
     first, last, chunks = (
         np.array(column, dtype=np.int64)

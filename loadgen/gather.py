@@ -79,8 +79,8 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
     run.compact()
     discard_progress(run.path)
-    client_error = with_calibration(parsed.client_error, parsed.records) if parsed else None
     meta, shards = run.meta(), read_shards(run.path)
+    client_error = with_calibration(parsed.client_error, parsed.records, shards) if parsed else None
     found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
     if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], len(parsed.records), parsed.num_never_due)):
         found.append(doubt)

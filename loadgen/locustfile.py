@@ -80,9 +80,7 @@ class Session:
         elif self.master is not None:
             self.master.stop()
         elif self.replaying is not None and not self.stopping:
-            self.stopping = (
-                True  # a second signal must not cut off the writing that the first began
-            )
+            self.stopping = True  # a second signal must not cut off the writing that the first began
             self.replaying.kill(block=False)
 
     def end(self, **_):

@@ -30,6 +30,7 @@ from loadgen.rawlog import (
 )  # fmt: skip
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, read_schedule
+from loadgen.shards import read_shards
 from metrics.records import SCHEMAS, ClientRecord, row
 from metrics.rundir import RunDirectory
 from metrics.segments import discard_segments, replace_table
@@ -60,7 +61,8 @@ def recover(run_dir: Path | str) -> bool:
         if is_abandoned:
             parsed = build_client_table(run_dir)
             discard_progress(run_dir)
-            RunDirectory(run_dir).update_meta(client_error=with_calibration(parsed.client_error, parsed.records))
+            client_error = with_calibration(parsed.client_error, parsed.records, read_shards(run_dir))
+            RunDirectory(run_dir).update_meta(client_error=client_error)
     return is_abandoned
 
 

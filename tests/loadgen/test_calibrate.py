@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from loadgen import accuracy
-from loadgen.accuracy import CLIENT_FILES, client_fingerprint, compare
+from loadgen.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
 from loadgen.calibrate import measure_point
 from loadgen.gather import begin_run, finish_run
+from loadgen.shards import Shard
 from loadgen.truth import Answer
-from metrics.calibration import Calibration, CalibrationError, Error, Point, store_calibration
+from metrics.calibration import Calibration, CalibrationError, Error, Point, client_error_sentence, store_calibration
+from metrics.machine import hardware
 from metrics.records import ClientRecord
 from metrics.roofline import device_name
 from tests.loadgen.scenarios import replay, scenario
@@ -83,12 +85,34 @@ def test_real_client_is_measured_at_a_small_load():
     assert found.ttft.p99_ms > 0 and found.send.bias_ms > 0
 
 
+def kept(tmp_path, monkeypatch, *points: Point) -> None:
+    """Plants a calibration of this machine and client."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store_calibration(Calibration(device_name(), client_fingerprint(), "2026-11-21", {}, 5.0, list(points)))
+
+
+def planted(streams: int, tokens_per_s: float, p99_ms: float) -> Point:
+    error = Error(p99_ms / 2, p99_ms)
+    return Point(streams, tokens_per_s, 10, 1000, 0, 1.0, error, error, error, error, 0.5)
+
+
+def test_processes_share_the_load_as_far_as_they_have_cores(tmp_path, monkeypatch):
+    kept(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
+    records = [pair(0, np.zeros(50))[0]] * 81
+    cores = hardware()["cores"]
+    for processes in (0, 1, 2, 1000):
+        shards = [Shard(number, "w", 1) for number in range(processes)]
+        found = with_calibration({"lag_p50_ms": 0.2}, records, shards)
+        sharing = max(1, min(processes, cores))
+        assert found["lag_p50_ms"] == 0.2 and found["calibration"]["processes"] == sharing
+        assert found["calibration"]["worst_p99_ms"] == pytest.approx(max(81 / sharing / 10, 0.1))
+    elsewhere = with_calibration({}, records, [Shard(0, "w", 1, clock_uncertainty_ms=0.3)])
+    assert client_error_sentence(elsewhere).startswith("not known: other hosts sent too")
+
+
 @pytest.mark.parametrize(("p99_ms", "valid"), [(0.4, True), (7.0, False)])
 def test_run_beyond_the_measured_capacity_is_not_valid(tmp_path, monkeypatch, p99_ms, valid):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    error = Error(p99_ms / 2, p99_ms)
-    planted = Point(512, 1000.0, 10, 1000, 0, 1.0, error, error, error, error, 0.5)
-    store_calibration(Calibration(device_name(), client_fingerprint(), "2026-11-21", {}, 5.0, [planted]))
+    kept(tmp_path, monkeypatch, planted(512, 1000.0, p99_ms))
     server = ScriptedServer(Script(first_token_s=0.02, gap_s=0.01)).start()
     asked = scenario(objectives=[{"ttft_ms": 60_000, "source": "made up: no lag of this machine counts"}])
     run = begin_run(tmp_path / "run", asked, 0, {})
