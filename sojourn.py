@@ -17,6 +17,7 @@ from commands.export import VLLM_FILE, export
 from commands.frame import (
     RUNS,
     Failure,
+    ProcessesOption,
     RunArgument,
     RunDirOption,
     ScenarioArgument,
@@ -61,6 +62,7 @@ def run(
     ] = None,
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
+    processes: ProcessesOption = 1,
 ) -> None:
     """Start the engine as a scenario says, replay the scenario, stop the engine, diagnose."""
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
@@ -74,8 +76,9 @@ def run(
     _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
     with ProgressBar(out) as progress:
         done = run_scenario(
-            loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, progress=progress
-        )
+            loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, processes=processes,
+            progress=progress,
+        )  # fmt: skip
     tell(done)
 
 
@@ -93,6 +96,7 @@ def load(
     ] = None,
     run_dir: RunDirOption = None,
     seed: SeedOption = None,
+    processes: ProcessesOption = 1,
     save_result: Annotated[
         bool, typer.Option("--save-result", help=f"write {VLLM_FILE} too: the result file of vllm bench serve")
     ] = False,
@@ -107,7 +111,7 @@ def load(
     with ProgressBar(out) as progress:
         done = load_url(
             loaded, base_url, run_dir or new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
-            server_run=server_run, progress=progress,
+            server_run=server_run, processes=processes, progress=progress,
         )  # fmt: skip
     tell(done)
     if save_result:

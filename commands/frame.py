@@ -17,6 +17,9 @@ ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenari
 RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
 RunDirOption = Annotated[Path | None, typer.Option(help="where the run goes; by default a new folder below runs/")]
 SeedOption = Annotated[int | None, typer.Option(help="another draw of the scenario's arrivals, lengths and prompts")]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, max=64, help="share the schedule among so many processes of the load generator")
+]
 
 
 class Failure(Exception):

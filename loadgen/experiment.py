@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
+from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
 from loadgen.gather import begin_run, finish_run, repeat_command
 from loadgen.live import LiveTable
@@ -25,6 +26,7 @@ from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
 from loadgen.server_tokenizer import SERVER
+from loadgen.shards import loop_of
 from loadgen.workload_facts import workload_facts
 from metrics.adoption import adopt
 from metrics.recorder import FLUSH_SECONDS
@@ -53,11 +55,12 @@ OnProgress = Callable[[Progress], None]
 
 def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
-    seed: int | None = None, progress: OnProgress = lambda _: None,
+    seed: int | None = None, processes: int = 1, progress: OnProgress = lambda _: None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
-    `engine_overrides` replaces keys of the scenario's engine block. Raises ExperimentError or ScenarioError; nothing is
+    `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. Raises
+    ExperimentError or ScenarioError; nothing is
     left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
@@ -68,8 +71,8 @@ def run_scenario(
         )
     tokenizer = scenario.target.tokenizer or str(settings["model"])
     seed = scenario.measure.seed if seed is None else seed
-    workload = _check(scenario, seed, tokenizer)
-    command = repeat_command("run", scenario, seed, set=engine_overrides or {})
+    workload = _check(scenario, seed, tokenizer, processes)
+    command = repeat_command("run", scenario, seed, set=engine_overrides or {}, processes=_several(processes))
     run = _begin(scenario, run_dir, seed, settings, command, workload)
     endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
     server = start(serve_command(settings, endpoint.port, run.path), run.path / SERVER_LOG)
@@ -86,7 +89,7 @@ def run_scenario(
     run.update_meta(engine=settings | {"served": served})  # apart: what was chosen, and what the server made of it
     with _finishing(run, progress) as reasons:
         try:
-            _load(scenario, run, endpoint, seed, served["id"], tokenizer, server, progress, reasons)
+            _load(scenario, run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
         finally:
             progress(Progress("stopping server"))
             stop(server)
@@ -95,7 +98,8 @@ def run_scenario(
 
 def load_url(
     scenario: Scenario, base_url: str, run_dir: Path | str, *, model: str | None = None, tokenizer: str | None = None,
-    seed: int | None = None, server_run: Path | str | None = None, progress: OnProgress = lambda _: None,
+    seed: int | None = None, server_run: Path | str | None = None, processes: int = 1,
+    progress: OnProgress = lambda _: None,
 ) -> RunDirectory:  # fmt: skip
     """Replays the scenario against a running OpenAI-compatible server, and scrapes its /metrics if it has one.
 
@@ -106,12 +110,13 @@ def load_url(
     """
     seed = scenario.measure.seed if seed is None else seed
     repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": server_run}
+    repeat["processes"] = _several(processes)
     try:
         server = RunDirectory.open(server_run) if server_run is not None else None
     except RunError as error:
         raise ExperimentError(str(error)) from None
     tokenizer = tokenizer or scenario.target.tokenizer
-    workload = _check(scenario, seed, tokenizer)
+    workload = _check(scenario, seed, tokenizer, processes)
     try:
         endpoint = parse_base_url(base_url)
         chosen = model or scenario.target.model
@@ -129,7 +134,7 @@ def load_url(
         try:
             scraper.start()
             begin_ns = time.monotonic_ns()
-            _load(scenario, run, endpoint, seed, chosen, tokenizer, None, progress, reasons)
+            _load(scenario, run, endpoint, seed, chosen, tokenizer, processes, None, progress, reasons)
             if server is not None:
                 with suppress(EndpointError):
                     get(endpoint, "/metrics")  # its core tells of the steps that it holds back
@@ -145,11 +150,18 @@ def load_url(
     return run
 
 
-def _check(scenario: Scenario, seed: int, tokenizer: str | None) -> dict[str, Any]:
+def _several(processes: int) -> str | None:
+    """The option for Locust and for whoever repeats the run; one process is the default of both."""
+    return str(processes) if processes > 1 else None
+
+
+def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int) -> dict[str, Any]:
     """What is known of the workload before it is sent.
 
-    Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there.
+    Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there, more
+    processes than a closed loop has slots.
     """
+    loop_of(closed_loop(scenario.arrivals), 0, processes)
     schedule = build_schedule(scenario, seed, id_prefix="check")
     if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)
@@ -188,11 +200,11 @@ def _begin(
 
 def _load(
     scenario: Scenario, run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
-    server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
+    processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
 ) -> None:  # fmt: skip
     """Runs the load generator to its end and shows how far it is. A server that dies ends the load."""
     log = run.path / LOAD_LOG
-    options = {"seed": seed, "model-name": model, "tokenizer": tokenizer}
+    options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
     live, live_due_s = LiveTable(run.path), time.monotonic() + LIVE_S
     try:

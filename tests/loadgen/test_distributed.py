@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.closed_loop import ClosedLoop
 from loadgen.distributed import clock_shift
+from loadgen.experiment import load_url
 from loadgen.processes import load_command
+from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule
-from loadgen.shards import DONE, LOST, Shard, doubts_about, part_of
+from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of
 from metrics.rundir import RunDirectory
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -86,6 +89,33 @@ def test_parts_of_a_schedule_make_the_schedule(count, of, warmup):
     assert sorted(request.index for part in parts for request in part) == list(range(len(schedule)))
     sizes = [sum(not request.prelude for request in part) for part in parts]
     assert max(sizes) - min(sizes) <= 1 and not any(request.prelude for part in parts[1:] for request in part)
+
+
+@given(slots=st.integers(1, 40), of=st.integers(1, 9))
+def test_slots_of_a_closed_loop_are_shared_or_refused(slots, of):
+    loop = ClosedLoop(slots, 2.0)
+    if slots < of:
+        with pytest.raises(ScenarioError, match=f"keep {slots} at a time, fewer than the {of} processes"):
+            loop_of(loop, 0, of)
+        return
+    parts = [loop_of(loop, number, of) for number in range(of)]
+    assert sum(part.slots for part in parts) == slots and all(part.slots and part.duration_s == 2.0 for part in parts)
+
+
+def test_load_with_processes_is_one_run_that_says_how_to_repeat_it(tmp_path):
+    """A closed loop: three slots on two processes."""
+    server = ScriptedServer(Script(first_token_s=0.05)).start()
+    chosen = scenario({"process": "concurrency", "in_flight": 3, "count": 12})
+    run = load_url(chosen, server.url, tmp_path / "run", processes=2)
+    meta, client = run.meta(), run.table("client")
+    assert set(client.status) == {"ok"} and len(server.seen) == len(client) == 12
+    assert meta["command"][-4:] == ["--processes", "2", "--seed", "0"]
+    assert [part["requests"] for part in meta["load_processes"]] == [6, 6]
+    starts, ends = client.sent_ns.to_numpy(), client.last_byte_ns.to_numpy()
+    assert max(((starts <= moment) & (ends > moment)).sum() for moment in starts) <= 3
+    with pytest.raises(ScenarioError, match="start at most 3 processes"):
+        load_url(chosen, server.url, tmp_path / "other", processes=4)
+    assert not (tmp_path / "other").exists()
 
 
 @given(
