@@ -60,8 +60,7 @@ def run_scenario(
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. Raises
-    ExperimentError or ScenarioError; nothing is
-    left behind if the server never became ready.
+    ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
