@@ -1,0 +1,199 @@
+"""The socket loop: what is sent when, on which connection, how long anybody waits, and when bytes came."""
+
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from loadgen import stamps
+from loadgen.client import limits_of
+from loadgen.hotpath import SocketLoop
+from loadgen.outgoing import Limits, Outgoing
+from loadgen.rawlog import BYTES, RECONNECTED, event_files, read_events
+from loadgen.stamps import KernelClock
+from tests.loadgen.scenarios import replay, scenario
+from tests.loadgen.scripted_server import Script, ScriptedServer
+
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class PlainServer:
+    """Answers every request on a connection with the same bytes, and hangs up after `hang_up_after` of them."""
+
+    def __init__(self, hang_up_after: int = 10**6, delay_s: float = 0.0):
+        self.connections, self.requests = 0, 0
+        self._hang_up_after, self._delay_s = hang_up_after, delay_s
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = (socket.AF_INET, self._listening.getsockname())
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        answered = 0
+        with connection:
+            while answered < self._hang_up_after and connection.recv(65_536):
+                self.requests += 1
+                time.sleep(self._delay_s)
+                connection.sendall(REPLY)
+                answered += 1
+
+
+def sent(server: PlainServer, dues_ms: list[int], reuse: bool) -> tuple[list, SocketLoop]:
+    """Sends a request at each of these milliseconds and returns how they ended."""
+    ends = []
+    loop = SocketLoop(server.address, None, lambda outgoing, ended: ends.append((outgoing.index, ended)), reuse=reuse)
+    start_ns = time.monotonic_ns() + 10_000_000
+    for index, due_ms in enumerate(dues_ms):
+        wire = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+        loop.at(Outgoing(index, start_ns + due_ms * 1_000_000, wire, Limits(5.0)))
+    loop.run()
+    loop.close()
+    return ends, loop
+
+
+@pytest.mark.parametrize(("reuse", "connections"), [(False, 4), (True, 1)])
+def test_connections_are_kept_only_where_the_target_says_so(reuse, connections):
+    server = PlainServer()
+    ends, _ = sent(server, [0, 60, 120, 180], reuse)
+    assert [index for index, ended in ends if not ended.reason] == [0, 1, 2, 3]
+    assert (server.connections, server.requests) == (connections, 4)
+
+
+def test_requests_that_overlap_never_share_a_connection():
+    server = PlainServer(delay_s=0.3)
+    ends, _ = sent(server, [0, 50, 100], reuse=True)
+    assert len(ends) == 3 and server.connections == 3
+
+
+def test_connection_that_the_server_has_closed_is_replaced_before_anything_is_sent_on_it():
+    """The server hangs up after each reply without a word: nothing is lost, nothing is sent twice, and it is booked."""
+    server = PlainServer(hang_up_after=1)
+    ends, loop = sent(server, [0, 0, 0], reuse=True)
+    assert len(ends) == 3 and server.requests == 3
+    connection = next(iter(loop._connections.values()), None)
+    assert connection is None  # those that were closed are not kept
+
+
+def test_stale_connection_is_booked(tmp_path):
+    """It is closed at the very moment of the next request: nobody has polled it since."""
+    server = PlainServer(hang_up_after=1)
+    ends = []
+
+    def follow(outgoing, ended):
+        ends.append(ended)
+        if len(ends) == 1:
+            time.sleep(0.1)  # the loop does not look while the server hangs up
+            loop.at(Outgoing(1, time.monotonic_ns(), outgoing.wire, outgoing.limits))
+
+    loop = SocketLoop(server.address, None, follow, reuse=True)
+    loop.at(Outgoing(0, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
+    loop.run()
+    assert [ended.reason for ended in ends] == ["", ""] and server.requests == 2
+    assert list(loop.log.kind).count(RECONNECTED) == 1
+    loop.close()
+
+
+def test_whole_run_reuses_connections(tmp_path):
+    """The scripted server closes after each reply, whatever it is asked: a client that may reuse copes."""
+    server = ScriptedServer().start()
+    target = {"connections": "reuse"}
+    parsed = replay(scenario({"process": "constant", "rate_rps": 40, "count": 8}, target=target), server.url, tmp_path)
+    assert {record.status for record in parsed.records} == {"ok"} and len(server.seen) == 8
+    assert {seen["headers"]["Connection"] for seen in server.seen} == {"keep-alive"}
+
+
+@pytest.mark.parametrize(
+    ("script", "target", "error"),
+    [
+        ({"hang": True}, {"first_byte_timeout_s": 0.3}, "no byte of the reply within target.first_byte_timeout_s, 0.3 s"
+         " from when it was sent"),
+        ({"gap_s": 2.0}, {"gap_timeout_s": 0.4}, "the reply stood still for target.gap_timeout_s, 0.4 s"),
+        ({"gap_s": 0.3, "num_tokens": 9}, {"timeout_s": 0.8, "gap_timeout_s": 0.6}, "no complete reply within "
+         "target.timeout_s, 0.8 s from when it was due"),
+    ],
+)  # fmt: skip
+def test_each_limit_of_waiting_has_its_own_sentence(tmp_path, script, target, error):
+    server = ScriptedServer(Script(**script)).start()
+    chosen = scenario({"process": "at_once", "count": 1}, target=target)
+    record = replay(chosen, server.url, tmp_path).records[0]
+    assert (record.status, record.error) == ("timeout", error)
+
+
+def test_server_that_takes_no_connection_is_given_up():
+    full = socket.socket()  # listens, but its queue is full: the kernel answers no further handshake
+    full.bind(("127.0.0.1", 0))
+    full.listen(0)
+    fillers = [socket.socket() for _ in range(4)]
+    for filler in fillers:
+        filler.setblocking(False)
+        filler.connect_ex(full.getsockname())
+    time.sleep(0.1)
+    ends = []
+    loop = SocketLoop((socket.AF_INET, full.getsockname()), None, lambda _, ended: ends.append(ended))
+    loop.at(Outgoing(0, time.monotonic_ns(), b"x", Limits(5.0, connect_timeout_s=0.3)))
+    loop.run()
+    loop.close()
+    assert [ended.reason for ended in ends] == ["not connected within target.connect_timeout_s, 0.3 s"]
+
+
+def test_limits_of_a_target_are_all_passed_on():
+    target = scenario(
+        target={"timeout_s": 4, "connect_timeout_s": 3, "first_byte_timeout_s": 2, "gap_timeout_s": 1}
+    ).target
+    assert limits_of(target) == Limits(4, 3, 2, 1)
+
+
+def test_bytes_are_stamped_when_they_came_however_late_they_are_read(tmp_path):
+    """The loop is held up for 0.2 s while the reply is there: its stamp is of before."""
+    server, held = PlainServer(delay_s=0.05), []
+
+    def hold(now_ns):
+        if not held and server.requests:
+            held.append(time.monotonic_ns())
+            time.sleep(0.2)
+
+    loop = SocketLoop(server.address, None, lambda *_: None, on_turn=hold)
+    loop.at(Outgoing(0, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
+    loop.at(Outgoing(1, time.monotonic_ns() + 20_000_000, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
+    loop.run()
+    stamp = next(ns for ns, kind in zip(loop.log.ns, loop.log.kind, strict=True) if kind == BYTES)
+    loop.close()
+    assert held and 0 < stamp - held[0] < 0.15e9
+
+
+def ancillary(wall_ns: int) -> list:
+    return [(1, 37, struct.pack("qqqqqq", *divmod(wall_ns, 10**9), 0, 0, 0, 0))]
+
+
+def test_stamp_of_the_kernel_is_brought_onto_the_monotonic_clock(monkeypatch):
+    """Scripted clocks: the wall clock is 1,000 s ahead, then somebody sets it back an hour."""
+    clocks = {"mono": 5 * 10**9, "ahead": 10**12}
+    monkeypatch.setattr(stamps, "monotonic_ns", lambda: clocks["mono"])
+    monkeypatch.setattr(stamps, "clock_gettime_ns", lambda _: clocks["mono"] + clocks["ahead"])
+    clock = KernelClock()
+    arrived = clocks["mono"] + clocks["ahead"]
+    clocks["mono"] += 40_000_000  # it is read 40 ms later
+    clock.compare()
+    assert clock.stamp(ancillary(arrived)) == 5 * 10**9
+    assert clock.stamp([]) == clock.stamp(ancillary(0)) == clocks["mono"]  # without a stamp, the moment after the read
+    clocks["ahead"] -= 3600 * 10**9
+    clock.compare()
+    assert clock.stamp(ancillary(arrived)) == clocks["mono"]  # which wall clock it was stamped by is not known
+    clock.compare()
+    assert clock.stamp(ancillary(clocks["mono"] + clocks["ahead"] - 7)) == clocks["mono"] - 7
+
+
+def test_events_of_a_run_are_in_the_order_of_stamping(tmp_path):
+    server = ScriptedServer(Script(gap_s=0.002, num_tokens=20)).start()
+    replay(scenario({"process": "at_once", "count": 20}), server.url, tmp_path)
+    events = read_events(event_files(tmp_path))
+    for index in range(20):
+        mine = [row["ns"] for row in events.to_pylist() if row["index"] == index]
+        assert mine == sorted(mine) and len(mine) > 4
