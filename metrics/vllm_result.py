@@ -116,10 +116,7 @@ def _totals(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float) -> dict
 
 def _arrays(rows: pd.DataFrame) -> dict[str, Any]:
     """One entry a request, in the order of the schedule; times in seconds, those of a clock monotonic."""
-    gaps = [
-        (inter_chunk_ms(stamps, tokens) / 1e3).tolist() if stamps is not None else []
-        for stamps, tokens in zip(rows.chunk_ns, rows.chunk_tokens, strict=True)
-    ]
+    gaps = [(inter_chunk_ms(stamps) / 1e3).tolist() if stamps is not None else [] for stamps in rows.chunk_ns]
     return {
         "input_lens": [int(count) if count == count else None for count in rows.prompt_tokens.astype("float64")],
         "output_lens": [int(count) if count == count else 0 for count in rows.output_tokens.astype("float64")],

@@ -42,7 +42,7 @@ def test_gaps_sum_to_the_last_stamp_minus_the_first_whatever_came_in_a_chunk(str
     stamps = np.cumsum([gap for gap, _ in stream])
     tokens = [count for _, count in stream]
     span_ms = (stamps[-1] - stamps[0]) / MS
-    assert inter_chunk_ms(stamps, tokens).sum() == pytest.approx(span_ms)
+    assert inter_chunk_ms(stamps).sum() == pytest.approx(span_ms)
     told = itl_ms(stamps, tokens)
     distinct = np.unique(stamps)
     later = sum(count for stamp, count in zip(stamps, tokens, strict=True) if stamp > distinct[0])
@@ -52,8 +52,10 @@ def test_gaps_sum_to_the_last_stamp_minus_the_first_whatever_came_in_a_chunk(str
 
 def test_chunk_of_four_tokens_is_one_gap_between_chunks_and_four_between_tokens():
     stamps, tokens = [10 * MS, 50 * MS, 60 * MS], [1, 4, 1]
-    assert inter_chunk_ms(stamps, tokens).tolist() == [40, 10]
+    assert inter_chunk_ms(stamps).tolist() == [40, 10]
     assert itl_ms(stamps, tokens).tolist() == [10, 10, 10, 10, 10]
+    assert inter_chunk_ms([5 * MS, 5 * MS, 25 * MS]).tolist() == [0, 20]  # two chunks in one read
+    assert itl_ms([5 * MS, 5 * MS, 25 * MS], [1, 1, 2]).tolist() == [10, 10]
     assert itl_ms(stamps, []).tolist() == [40, 10]  # nobody told: a chunk stands for a token
 
 
