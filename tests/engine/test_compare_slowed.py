@@ -12,6 +12,7 @@ import pytest
 
 from loadgen.experiment import run_scenario
 from metrics.compare_runs import compare_runs
+from metrics.machine import company
 from metrics.rundir import RunDirectory
 from tests.engine.planted import SITE
 from tests.loadgen.scenarios import scenario
@@ -36,6 +37,8 @@ def sides(tmp_path_factory) -> tuple[list[RunDirectory], list[RunDirectory]]:
     """Runs of the engine as it is and of the slowed one, in turns."""
     folder, same, slowed = tmp_path_factory.mktemp("compare"), [], []
     for number in range(SAME):
+        if busy := company():  # steps of a busy machine differ by more than anything that is planted here
+            pytest.skip(f"{busy}; run it on a quiet machine")
         same.append(experiment(folder / f"same-{number}"))
         if number < SLOWED:
             with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +52,7 @@ def tally(pairs) -> Counter:
     """Verdicts, and of which metrics; what was found is in the message of a test that fails."""
     told: Counter = Counter()
     for a, b in pairs:
-        found = compare_runs([a], [b], force=True)  # a machine that is busy makes runs late, and so invalid
+        found = compare_runs([a], [b])
         told[found.verdict] += 1
         told.update((each.metric, each.verdict) for each in found.metrics)
     return told
@@ -70,6 +73,6 @@ def test_a_tenth_of_the_steps_slowed_by_a_fifth_is_worse(sides):
 
 def test_several_runs_a_side_tell_it_too(sides):
     same, slowed = sides
-    found = compare_runs(same[:3], slowed, metrics=["step_p50", "step_p95"], force=True)
+    found = compare_runs(same[:3], slowed, metrics=["step_p50", "step_p95"])
     print(found)
     assert found.verdict == "worse", found

@@ -88,6 +88,14 @@ def test_a_failed_request_is_slower_than_all_and_half_of_them_leave_no_median():
     assert statistic(some, METRICS["e2e_p50"]) == 2.0 and statistic(some, METRICS["e2e_p90"]) == math.inf
 
 
+def test_failures_do_not_make_a_run_faster(tmp_path):
+    a = run_of(tmp_path / "a", USUAL, 1, 1)
+    failing = run_of(tmp_path / "b", replace(USUAL, failing_share=0.3), 1, 2)
+    found = {each.metric: each for each in compare_runs([a], [failing], metrics=["e2e_p90", "attainment"]).metrics}
+    assert found["e2e_p90"].b == math.inf and "too many requests failed" in found["e2e_p90"].reason
+    assert found["attainment"].verdict == "worse"
+
+
 def verdict_of(name: str, verdict: str, p_worse: float) -> Compared:
     return Compared(metric=name, verdict=verdict, a=1.0, b=1.0, ratio=1.0, low=0.9, high=1.1, paired=True, clusters=20,
                     p_worse=p_worse)  # fmt: skip
