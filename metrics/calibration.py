@@ -226,18 +226,19 @@ def calibration_table(calibration: Calibration) -> Table:
             f"capacity of one process: {capacity.streams} streams of {capacity.tokens_per_s:g} tokens/s "
             f"within {calibration.bound_ms:g} ms (p99)"
         )
+    if any(point.delivered < SMALLEST_DELIVERED for point in calibration.points):
+        caption += "\n* not counted: the server itself was the limit"
     table = Table(
         title=f"{calibration.machine}: error of the client, ms", caption=caption, box=box.SIMPLE, title_justify="left",
         caption_justify="left",
     )  # fmt: skip
-    heads = ("streams", "tokens/s each", "stamp mean", "stamp p99", "TTFT p99", "ITL p99", "sent late p99",
-             "wrong counts", "server late p99")  # fmt: skip
+    heads = ("streams", "tok/s\neach", "stamp\nmean", "stamp\np99", "TTFT\np99", "ITL\np99", "sent\nlate",
+             "wrong\ncounts", "server\nlate")  # fmt: skip
     for head in heads:
         table.add_column(head, justify="right")
     for point in calibration.points:
         errors = (point.stamp.bias_ms, *(each.p99_ms for each in (point.stamp, point.ttft, point.itl, point.send)))
-        kept = point.delivered >= SMALLEST_DELIVERED
-        late = f"{point.server_late_p99_ms:.2f}" if kept else f"gave {point.delivered:.0%} only: not counted"
+        late = f"{point.server_late_p99_ms:.2f}{'' if point.delivered >= SMALLEST_DELIVERED else '*'}"
         told = (*(f"{error:.2f}" for error in errors), str(point.wrong_counts), late)
         table.add_row(str(point.streams), f"{point.tokens_per_s:g}", *told)
     return table

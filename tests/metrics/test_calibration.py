@@ -86,6 +86,8 @@ def test_bound_is_held_against_the_worst_of_stamps_first_tokens_and_gaps():
 
 def test_point_where_the_server_was_the_limit_is_not_counted():
     measured = calibration(point(1, 50, 0.2), point(100, 50, 0.3, delivered=0.9))
+    assert "* not counted" in calibration_table(measured).caption
+    assert "* not counted" not in calibration_table(GRID).caption
     assert measured.capacity().streams == 1 and measured.error_ms(50, 50) is None
 
 
