@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from loadgen.traces.lines import csv_lines
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
 
 FAMILIES = ("Gamma", "Weibull")
+GAPS_A_DRAW = 256
 LONGEST_WINDOW_S = 600.0  # of the last line, which has no next one
 NO_LENGTHS = "windows of a client without lengths"
 _TRACE_FILE = re.compile(r"chunk-(\d+)-trace\.csv")
@@ -63,23 +65,26 @@ def _rows(path: Path, window: Window, tally: Tally) -> Iterator[TraceRow]:
 
 
 def _drawn(rate: Rate, lengths: dict[str, Histogram], client: str, rng: np.random.Generator) -> Iterator[TraceRow]:
-    at_s = rate.begin_s - _gap(rate, rng) * rng.random()  # the window begins somewhere within a gap
-    while (at_s := at_s + _gap(rate, rng)) < rate.end_s:
-        prompt, output = (_draw(lengths[name], rng) for name in ("input_tokens", "output_tokens"))
-        if at_s >= rate.begin_s:
-            yield TraceRow(at_s, prompt, output, session_id=client)
+    at_s = rate.begin_s - float(_gaps(rate, 1, rng)[0] * rng.random())  # the window begins somewhere within a gap
+    while at_s < rate.end_s:
+        times_s = at_s + np.cumsum(_gaps(rate, GAPS_A_DRAW, rng))
+        prompts, outputs = (_draw(lengths[name], GAPS_A_DRAW, rng) for name in ("input_tokens", "output_tokens"))
+        for at_s, prompt, output in zip(times_s.tolist(), prompts, outputs, strict=True):
+            if rate.begin_s <= at_s < rate.end_s:
+                yield TraceRow(at_s, prompt, output, session_id=client)
 
 
-def _gap(rate: Rate, rng: np.random.Generator) -> float:
+def _gaps(rate: Rate, count: int, rng: np.random.Generator) -> np.ndarray:
     mean = 1 / rate.rate_rps
     if rate.cv == 0:
-        return mean
+        return np.full(count, mean)
     if rate.family == "Gamma":
-        return float(rng.gamma(1 / rate.cv**2, mean * rate.cv**2))
+        return rng.gamma(1 / rate.cv**2, mean * rate.cv**2, count)
     shape = weibull_shape(rate.cv)
-    return float(rng.weibull(shape)) * mean / math.gamma(1 + 1 / shape)
+    return rng.weibull(shape, count) * mean / math.gamma(1 + 1 / shape)
 
 
+@lru_cache(maxsize=4096)
 def weibull_shape(cv: float) -> float:
     """The shape of a Weibull whose standard deviation over its mean is `cv`, by bisection; from 0.1 to 100."""
     low, high = 0.1, 100.0
@@ -90,9 +95,10 @@ def weibull_shape(cv: float) -> float:
     return low
 
 
-def _draw(histogram: Histogram, rng: np.random.Generator) -> int:
+def _draw(histogram: Histogram, count: int, rng: np.random.Generator) -> list[int]:
     tokens, cumulated = histogram
-    return int(tokens[min(np.searchsorted(cumulated, rng.random() * cumulated[-1], "right"), len(tokens) - 1)])
+    places = np.searchsorted(cumulated, rng.random(count) * cumulated[-1], "right")
+    return tokens[np.minimum(places, len(tokens) - 1)].tolist()
 
 
 def _rates(file: Path) -> Iterator[Rate]:

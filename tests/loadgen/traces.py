@@ -44,7 +44,7 @@ def write(folder: Path, name: str) -> Path:
     return path
 
 
-def write_servegen(folder: Path, family: str = "Gamma", cv: float = 2.0, rate: float = 50.0) -> Path:
+def write_servegen(folder: Path, family: str = "Gamma", cv: float = 2.0, rate: float = 20.0) -> Path:
     """Two windows of one client, silent in the second one, and a second client that never speaks."""
     folder.mkdir()
     lengths = {"input_tokens": "{100: 0.25, 200: 0.75}", "output_tokens": "{10: 1.0}"}
