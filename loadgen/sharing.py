@@ -35,7 +35,7 @@ def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) 
             known = node.children.get(name)
             if on_the_way:
                 shared += min(known.seen, size) if known else 0
-                on_the_way = known is not None and known.seen >= size
+                on_the_way = known is not None  # only what was there in full has children
             if known is None:
                 known = node.children[name] = Node({})
             known.seen = max(known.seen, size)

@@ -194,11 +194,13 @@ def messages_only(folder) -> str:
 
 
 def test_rows_of_a_file_are_dealt_shuffled_and_in_equal_numbers(tmp_path):
-    file = str(write(tmp_path, "burst8.csv"))
-    dealt = CHAT | {"from_file": file, "prompt_tokens": TRACED, "output_tokens": TRACED}
-    schedule = build_schedule(scenario({"process": "at_once", "count": 10}, [dealt]), 0, "x")
-    pairs = [(request.prompt_tokens, request.max_tokens) for request in schedule]
-    assert sorted(set(pairs)) == [(472, 18), (1087, 230)] and pairs.count((472, 18)) == 5
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"prompt_tokens": {size}, "output_tokens": {size}}}\n' for size in range(1, 21)))
+    dealt = CHAT | {"from_file": str(file), "prompt_tokens": TRACED, "output_tokens": TRACED}
+    schedule = build_schedule(scenario({"process": "at_once", "count": 40}, [dealt]), 0, "x")
+    sizes = [request.prompt_tokens for request in schedule]
+    assert sorted(sizes[:20]) == sorted(sizes[20:]) == list(range(1, 21)) and sizes[:20] != list(range(1, 21))
+    assert sizes == [request.max_tokens for request in schedule]
 
 
 def test_class_that_a_row_names_is_its_class(tmp_path):

@@ -33,6 +33,8 @@ def test_normal_has_its_mean_and_its_quantiles():
     error = 100 / math.sqrt(DRAWS)
     assert sample.mean() == pytest.approx(1000, abs=5 * error)
     assert sample.std() == pytest.approx(100, rel=0.06)
+    beyond = float((abs(sample - 1000) > 200).mean())  # two standard deviations: 4.55 %, the tails that a bell has
+    assert beyond == pytest.approx(0.0455, abs=5 * math.sqrt(0.0455 / DRAWS))
     # the standard error of the 10 % quantile of a normal is 1.71 times that of the mean
     assert quantiles(sample) == pytest.approx([1000 - 128.16, 1000, 1000 + 128.16], abs=5 * 1.71 * error)
 
