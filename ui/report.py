@@ -105,6 +105,11 @@ def _goodput(run: RunData) -> str:
         right = tuple(range(2, len(table.columns)))
         parts.append(fragments.table(list(table.columns), table.to_numpy().tolist(), right))
         parts.append(_caption("A dash stands where there are too few requests for the claim."))
+    if measured is not None:
+        parts += ["<h3>Deadlines of tokens</h3>", results.deadlines(measured.deadlines)]
+        parts.append(_caption(results.DEADLINES_NOTE))
+        parts += ["<h3>All latencies, and what each is</h3>", results.latency_table(measured)]
+        parts.append(_caption(results.INTERVAL_NOTE))
     parts.append(fragments.client_error(run.meta))
     return "".join(parts)
 

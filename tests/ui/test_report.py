@@ -5,10 +5,12 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
+from metrics.latencies import DEFINITIONS
 from metrics.rundir import RunDirectory
 from tests.ui.conftest import HOSTILE_ID
 from ui import fragments
 from ui.report import render, write_report
+from ui.results import estimate
 from ui.rundata import load
 
 SECTIONS = ("Goodput", "Where the time went", "Findings", "Slowest requests", "Steps", "How it was measured")
@@ -62,6 +64,15 @@ def test_report_tells_the_whole_story_in_the_common_words(chat_page, chat):
         assert words in page.text, words
     for found in chat.diagnosis.findings:
         assert found.cause in page.text and found.fix.change in page.text
+
+
+def test_report_has_every_latency_with_its_interval_and_definition_and_says_whether_the_run_was_steady(chat_page, chat):
+    page, measured = Page(chat_page), chat.diagnosis.results
+    assert f"Steady state: {measured.steady.verdict}" in page.text and "Deadlines of tokens" in page.text
+    for row in measured.latencies:
+        known = DEFINITIONS[row.name]
+        for words in (known.title, known.meaning, known.origin, estimate(row.quantiles["p50"])):
+            assert words in page.text, words
 
 
 def test_hostile_names_stay_text(runs, chat):
