@@ -5,7 +5,7 @@ draw. What it cannot tell: that another hour, machine or build would give the sa
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import Literal
 
@@ -92,14 +92,17 @@ def share_interval(flags: np.ndarray, level: float = LEVEL) -> Interval:
     return _wilson(share, worth, level)
 
 
-def series_quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
-    """Of a quantile, in the order of measurement: order statistics, or by blocks where neighbours are correlated."""
+def series_quantile_intervals(
+    values: np.ndarray, quantiles: Sequence[float], level: float = LEVEL
+) -> list[Interval | None]:
+    """Of quantiles, in the order of measurement: order statistics, or by blocks where neighbours are correlated."""
     sample = np.asarray(values, dtype="float64")
     ranks = np.searchsorted(np.sort(sample), sample).astype("float64")  # infinity has a rank, but no variance
     block = block_length(ranks)
     if block == 1:
-        return quantile_interval(sample, quantile, level)
-    return clustered_quantile_interval(sample, np.arange(len(sample)) // block, quantile, level)
+        return [quantile_interval(sample, quantile, level) for quantile in quantiles]
+    clusters = np.arange(len(sample)) // block
+    return [clustered_quantile_interval(sample, clusters, quantile, level) for quantile in quantiles]
 
 
 def clustered_quantile_interval(
