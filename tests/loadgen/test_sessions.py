@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from loadgen.answer import answer_of
 from loadgen.closed_loop import loop_doubt
+from loadgen.experiment import load_url
 from loadgen.gather import begin_run
 from loadgen.outgoing import STOPPED
 from loadgen.parse import build_client_table
@@ -269,3 +270,15 @@ def test_run_says_which_loop_it_was_and_its_diagnosis_repeats_it(tmp_path, arriv
     assert [sentence.startswith(words) for sentence in load_told(meta)] == ([True] if words else [])
     assert ("closed loop" in latency_origin(meta)) is (loop == "closed")
     assert load_told(meta) == [told for told in diagnose(run).warnings if told in load_told(meta)]
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_closed_loop_and_no_session_is_torn_apart(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.03)).start()
+    chosen = scenario({"process": "concurrency", "in_flight": 4, "count": 12}, [TALK])
+    run = load_url(chosen, server.url, tmp_path / "run", processes=2)
+    client = run.table("client")
+    assert set(client.status) == {"ok"} and len(client) == len(server.seen) == 36
+    assert [list(turns) for _, turns in client.sort_values("turn").groupby("session_id").turn] == [[0, 1, 2]] * 12
+    moments = sorted([(ns, 1) for ns in client.sent_ns] + [(ns, -1) for ns in client.last_byte_ns])
+    assert np.cumsum([step for _, step in moments]).max() <= 4
