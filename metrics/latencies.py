@@ -17,7 +17,7 @@ from metrics.intervals import (
     clustered_mean_interval,
     clustered_quantile_interval,
     mean_interval,
-    series_quantile_interval,
+    series_quantile_intervals,
 )
 
 # Fewest samples for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90 and
@@ -177,6 +177,7 @@ def _of_requests(name: str, frame: pd.DataFrame) -> LatencySummary:
     values = known[name].where(known.status == "ok", math.inf).to_numpy(dtype="float64")
     served = values[np.isfinite(values)]
     claimed = quantiles(pd.Series(served), failed)
+    intervals = series_quantile_intervals(values, tuple(QUANTILES.values()))
     return LatencySummary(
         name=name,
         samples=len(served),
@@ -184,10 +185,8 @@ def _of_requests(name: str, frame: pd.DataFrame) -> LatencySummary:
         mean=_mean(served, mean_interval(served)),
         std=float(np.std(served)) if len(served) else None,
         quantiles={
-            key: Estimate(
-                value=claimed[key], interval=None if claimed[key] is None else series_quantile_interval(values, q)
-            )
-            for key, q in QUANTILES.items()
+            key: Estimate(value=claimed[key], interval=None if claimed[key] is None else bounds)
+            for key, bounds in zip(QUANTILES, intervals, strict=True)
         },
         max=claimed["max"],
     )
