@@ -18,6 +18,7 @@ from loadgen.rawlog import (
     ERROR,
     NO_REQUEST,
     RAW_TABLE,
+    RECONNECTED,
     SENT,
     STARTED,
     TERMINAL,
@@ -178,16 +179,22 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
 
 
 def _client_error(schedule: list[ScheduledRequest], due_ns: dict[int, int], by_request: dict[int, list]) -> dict:
-    """How late the generator itself was. `lag_…` is due → sent, `dispatch_…` its part before the socket was opened."""
+    """How late the generator itself was. `lag_…` is due → sent, `dispatch_…` its part before the socket was opened.
+
+    Where connections are reused, `stale_connections` counts those that the server had closed before they were wanted.
+    """
     lag, dispatch = [], []
+    stale = sum(event[2] == RECONNECTED for events in by_request.values() for event in events)
     for request in schedule:
         stamps = {kind: ns for _, ns, kind, _ in by_request.get(request.index, ()) if kind in (SENT, DISPATCHED)}
         if request.measured and SENT in stamps and request.index in due_ns:
             lag.append(stamps[SENT] - due_ns[request.index])
             dispatch.append(stamps[DISPATCHED] - due_ns[request.index])
-    return {f"lag_{name}_ms": value for name, value in _quantiles_ms(lag).items()} | {
-        f"dispatch_{name}_ms": value for name, value in _quantiles_ms(dispatch).items()
-    }
+    return (
+        {f"lag_{name}_ms": value for name, value in _quantiles_ms(lag).items()}
+        | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms(dispatch).items()}
+        | ({"stale_connections": stale} if stale else {})
+    )
 
 
 def _quantiles_ms(durations_ns: list[int]) -> dict[str, float | None]:

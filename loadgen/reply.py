@@ -34,7 +34,11 @@ class Reply:
 
     @property
     def chunk_tokens(self) -> list[int]:
-        """New tokens in each chunk; [] unless every chunk told its total, and none went back."""
+        """New tokens in each chunk; [] unless every chunk told its total, and none went back.
+
+        The one rule for several tokens in a chunk: the server's running usage counts them, never their text. They share
+        the stamp of their chunk.
+        """
         if not self.totals or None in self.totals:
             return []
         new = [after - before for before, after in zip([0, *self.totals], self.totals, strict=False)]

@@ -8,6 +8,7 @@ from loadgen.client import OpenLoopClient, Replay
 from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import parse_base_url
 from loadgen.parse import Parsed, build_client_table
+from loadgen.rawlog import EventLog
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule, save_schedule
 
@@ -37,3 +38,11 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     save_schedule(run_dir, schedule, chosen)
     client.run()
     return build_client_table(run_dir)
+
+
+def log_of(events: list[tuple[int, int, int, bytes]]) -> EventLog:
+    """Events (index, ns, kind, data) as the hot path records them."""
+    log = EventLog()
+    for event in events:
+        log.add(*event)
+    return log

@@ -1,7 +1,10 @@
 """The socket loop: what is sent when, on which connection, how long anybody waits, and when bytes came."""
 
+import shutil
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 
@@ -16,13 +19,15 @@ from loadgen.stamps import KernelClock
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
+END = b"the end"  # of a body that takes several reads
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class PlainServer:
     """Answers every request on a connection with the same bytes, and hangs up after `hang_up_after` of them."""
 
-    def __init__(self, hang_up_after: int = 10**6, delay_s: float = 0.0):
+    def __init__(self, hang_up_after: int = 10**6, delay_s: float = 0.0, tls: ssl.SSLContext | None = None):
+        self._tls = tls
         self.connections, self.requests = 0, 0
         self._hang_up_after, self._delay_s = hang_up_after, delay_s
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -37,12 +42,24 @@ class PlainServer:
 
     def _serve(self, connection: socket.socket) -> None:
         answered = 0
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:  # a client that does not trust it
+                return
         with connection:
-            while answered < self._hang_up_after and connection.recv(65_536):
+            while answered < self._hang_up_after and self._read(connection):
                 self.requests += 1
                 time.sleep(self._delay_s)
                 connection.sendall(REPLY)
                 answered += 1
+
+    def _read(self, connection: socket.socket) -> bytes:
+        content = connection.recv(65_536)
+        while self._tls is not None and content and not content.endswith(END):
+            more = connection.recv(65_536)
+            content = content + more if more else b""
+        return content
 
 
 def sent(server: PlainServer, dues_ms: list[int], reuse: bool) -> tuple[list, SocketLoop]:
@@ -197,3 +214,28 @@ def test_events_of_a_run_are_in_the_order_of_stamping(tmp_path):
     for index in range(20):
         mine = [row["ns"] for row in events.to_pylist() if row["index"] == index]
         assert mine == sorted(mine) and len(mine) > 4
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_requests_and_replies_of_any_size_go_through_tls_on_kept_connections(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*new, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server, ends = PlainServer(tls=context), []
+    trusted = ssl.create_default_context(cafile=certificate)
+    body = b"x" * 2_000_000 + END
+    wire = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    loop = SocketLoop(server.address, (trusted, "localhost"), lambda _, ended: ends.append(ended), reuse=True)
+    for index in range(2):
+        loop.at(Outgoing(index, time.monotonic_ns() + index * 500_000_000, wire, Limits(20.0)))
+    loop.run()
+    loop.close()
+    assert [(ended.reason, ended.num_bytes) for ended in ends] == [("", len(REPLY))] * 2
+    stranger = SocketLoop(server.address, (ssl.create_default_context(), "localhost"), lambda _, end: ends.append(end))
+    stranger.at(Outgoing(2, time.monotonic_ns(), wire, Limits(20.0)))
+    stranger.run()
+    stranger.close()
+    assert "certificate verify failed" in ends[-1].reason

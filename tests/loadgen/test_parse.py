@@ -13,9 +13,9 @@ from loadgen.rawlog import (
     CLOSED,
     DISPATCHED,
     NO_REQUEST,
+    RECONNECTED,
     SENT,
     STARTED,
-    EventLog,
     write_events,
     write_progress,
 )  # fmt: skip
@@ -23,7 +23,7 @@ from loadgen.scenario import load_scenario
 from loadgen.schedule import build_schedule, save_schedule
 from loadgen.scrape import Scraper
 from metrics.rundir import RunDirectory
-from tests.loadgen.scenarios import scenario
+from tests.loadgen.scenarios import log_of, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 
 MS = 1_000_000
@@ -33,13 +33,6 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 def chunk(text: str, total: int) -> bytes:
     return b"data: %s\n\n" % json.dumps({"choices": [{"text": text}], "usage": {"completion_tokens": total}}).encode()
-
-
-def log_of(events: list[tuple[int, int, int, bytes]]) -> EventLog:
-    log = EventLog()
-    for event in events:
-        log.add(*event)
-    return log
 
 
 def recorded(run_dir, late_ms: float) -> RunDirectory:
@@ -117,3 +110,10 @@ def test_command_in_the_run_document_repeats_scenario_settings_and_seed():
     pairs = dict(word.split("=", 1) for word in command if "=" in word)
     assert {key: yaml.safe_load(value) for key, value in pairs.items()} == chosen
     assert "--model" not in repeat_command("load", load_scenario("demo"), 3, base_url="http://h", model=None)
+
+
+def test_stale_connections_are_counted_where_there_were_any(tmp_path):
+    run = recorded(tmp_path / "run", 0)
+    assert "stale_connections" not in build_client_table(run.path).client_error
+    write_events(run.path, log_of([(1, START, RECONNECTED, b"a kept connection was closed")]), 100)
+    assert build_client_table(run.path).client_error["stale_connections"] == 1

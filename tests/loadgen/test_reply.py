@@ -13,7 +13,7 @@ from loadgen.rawlog import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED,
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import build_schedule, save_schedule
 from loadgen.sse import SseDecoder
-from tests.loadgen.scenarios import scenario
+from tests.loadgen.scenarios import log_of, scenario
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1, max_size=6)
 CUTS = st.lists(st.integers(1, 40), max_size=60)
@@ -200,6 +200,6 @@ def test_no_reply_whatever_it_is_costs_another_request_its_record(odd):
         ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         save_schedule(Path(folder), build_schedule(chosen, 0, "t"), chosen)
-        write_events(Path(folder), recorded, 0)
+        write_events(Path(folder), log_of(recorded), 0)
         records = build_client_table(Path(folder)).records
     assert len(records) == len(replies) and records[-1].status == "ok"
