@@ -21,6 +21,11 @@ def arrival_facts(scenario: Scenario, quantised_into_s: float | None) -> dict[st
             "sessions begin as an open load; within one, a turn is due when the answer before it has ended and the "
             "pause is over, so a slow server is asked for later turns later"
         )
+    if scenario.arrivals.process in ("ramp", "phases"):
+        told.append(
+            "the rate was meant to change during the run: figures over all of it mix several loads, and its arrivals look "
+            "burstier than those of any moment; read them over time"
+        )
     if quantised_into_s is not None:
         spread = scenario.arrivals.dequantize
         told.append(

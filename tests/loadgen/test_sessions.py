@@ -220,7 +220,7 @@ def test_closed_loop_that_may_need_too_many_requests_is_refused():
         build_schedule(scenario(longest), 0, "x")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=8), st.booleans(), st.data())
 def test_answer_cut_out_of_the_bytes_is_the_text_that_the_cold_path_reads(pieces, ascii_only, data):
     """Whatever the text and wherever the frames are cut: the joined JSON pieces are the JSON of the joined pieces."""
@@ -261,6 +261,7 @@ def test_ideal_hit_rate_of_sessions_counts_the_conversation_that_a_cache_would_h
     [({"process": "concurrency", "in_flight": 3, "count": 9}, CHAT, "closed", "closed loop: 3 in flight"),
      ({"process": "users", "users": 2, "think_time_s": 1, "count": 9}, TALK, "closed", "closed loop: 2 users"),
      ({"process": "at_once", "count": 9}, TALK, "open, closed within a session", "sessions begin as an open load"),
+     ({"process": "ramp", "start_rps": 1, "end_rps": 5, "duration_s": 9}, CHAT, "open", "the rate was meant to change"),
      ({"process": "at_once", "count": 9}, CHAT, "open", None)],
 )  # fmt: skip
 def test_run_says_which_loop_it_was_and_its_diagnosis_repeats_it(tmp_path, arrivals, klass, loop, words):
