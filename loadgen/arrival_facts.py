@@ -23,8 +23,8 @@ def arrival_facts(scenario: Scenario, quantised_into_s: float | None) -> dict[st
         )
     if scenario.arrivals.process in ("ramp", "phases"):
         told.append(
-            "the rate was meant to change during the run: figures over all of it mix several loads, and its arrivals look "
-            "burstier than those of any moment; read them over time"
+            "the rate was meant to change during the run: figures over all of it mix several loads, and its arrivals "
+            "look burstier than those of any moment; read them over time"
         )
     if quantised_into_s is not None:
         spread = scenario.arrivals.dequantize
