@@ -77,6 +77,13 @@ def test_request_that_was_not_served_has_met_no_deadline_and_is_counted():
     assert whole.smooth_goodput_tokens_per_s == pytest.approx(whole.output_tokens_per_s)
 
 
+def test_tokens_of_an_answer_that_was_cut_count_for_nothing():
+    whole, cut = served(0, 0, [50.0, 60.0]), served(10, 10, [60.0, 70.0]) | {"status": "cancelled"}
+    (row,) = class_deadlines(pd.DataFrame([whole, cut]), objectives())
+    assert (row.fluidity, row.fluid) == (0.5, 1)
+    assert row.output_tokens_per_s == row.smooth_goodput_tokens_per_s == pytest.approx(2 / 0.07)
+
+
 def test_first_deadline_may_grow_with_the_prompt():
     late = pd.DataFrame([served(0, 0, [150.0, 165.0]), served(10, 10, [160.0, 175.0])])
     (strict,) = class_deadlines(late, objectives())

@@ -35,6 +35,11 @@ def test_rate_between_the_last_that_keeps_and_the_first_that_does_not_is_interpo
     assert found.rate_rps == pytest.approx(4 + 4 * 0.06 / 0.46)
 
 
+def test_attainment_that_rises_by_chance_is_pooled_with_its_neighbours():
+    found = max_rate([RatePoint(2, 200, 200), RatePoint(4, 160, 200), RatePoint(6, 190, 200), RatePoint(8, 0, 200)])
+    assert found.rate_rps == pytest.approx(2 + 2 * 0.1 / 0.125)  # 4 and 6 kept 87.5 % together
+
+
 @pytest.mark.parametrize(
     ("offered", "words"),
     [

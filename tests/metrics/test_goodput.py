@@ -181,3 +181,14 @@ def test_run_without_requests_has_no_goodput_and_does_not_fail(tmp_path):
     whole = class_goodput(run.requests(), bounds(100))
     assert whole[0].sent == 0 and whole[0].goodput_rps == 0.0
     assert goodput_by_tpot(run.requests(), bounds(100)).empty
+
+
+def test_attainment_has_an_interval_that_is_wider_where_fates_are_shared():
+    good = {"klass": "chat", "status": "ok", "ttft_ms": 5.0, "tpot_ms": 1.0, "tokens": 2}
+    late = good | {"ttft_ms": 500.0}
+    apart = class_goodput(frame([good, late] * 100), bounds(100))[0]
+    together = class_goodput(frame(([good] * 20 + [late] * 20) * 5), bounds(100))[0]
+    assert apart.attainment == together.attainment == 0.5
+    widths = [row.attainment_interval.high - row.attainment_interval.low for row in (apart, together)]
+    assert widths[1] > 2 * widths[0]
+    assert class_goodput(frame([good])[:0], bounds(100))[0].attainment_interval is None
