@@ -81,7 +81,8 @@ def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, rando
     clusters = a.windows if paired else a.windows + b.windows
     degrees = a.windows - 1 if paired else a.windows + b.windows - 2
     fewest = min(a.windows, b.windows)
-    error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1))
+    known = bool(np.isfinite(effects).all())
+    error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
     effect = float(_worsening(np.array(found[0]), np.array(found[1]), metric))
     return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=paired,
                     clusters=clusters)  # fmt: skip
