@@ -42,7 +42,7 @@ def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
         return None
     known = [(group.attainment, group.attainment_interval) for group in goodput]
     return dict(
-        type="data", symmetric=False, thickness=1.5, width=4, color=GOOD_SCALE[1][1],  # seen on the dark bar and beside it
+        type="data", symmetric=False, thickness=1.5, width=4, color=GOOD_SCALE[1][1],  # shows on dark and light
         array=[100 * ((kept.high or 0.0) - share) for share, kept in known],
         arrayminus=[100 * (share - (kept.low or 0.0)) for share, kept in known],
     )  # fmt: skip
