@@ -4,20 +4,19 @@ Sleeps end late on a busy machine, so a plant is as long as the clock saw it; an
 three times, because a machine that takes the server off its core between two readings spoils one of them.
 """
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gevent
 import httpx
 import pytest
-from gevent import socket as green_socket
+from gevent.monkey import get_original
 
-from loadgen import client
-from loadgen.hotpath import READ_SIZE
+from loadgen.connection import Connection
+from loadgen.hotpath import SocketLoop
+from loadgen.outgoing import Outgoing
 from metrics.adoption import adopt
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
 from metrics.rundir import RunDirectory
@@ -128,36 +127,36 @@ class Recorded:
 LATE_S, SLOW_READ_S = 0.3, 0.3
 
 
-class SlowSocket(green_socket.socket):
-    """Reads what has come a while ago."""
+_sleep = get_original("time", "sleep")  # of the loop's own thread, whatever gevent has replaced
 
-    def recv(self, size: int) -> bytes:
-        gevent.socket.wait_read(self.fileno())
-        gevent.sleep(SLOW_READ_S)
-        return super().recv(max(size, READ_SIZE))
+
+def begin_late(loop: SocketLoop, outgoing: Outgoing) -> None:
+    _sleep(LATE_S)
+    _begin(loop, outgoing)
+
+
+def receive_late(connection: Connection) -> tuple[bytes, list]:
+    """Reads what has come a while ago, from a kernel that stamps nothing: its stamp would be right all the same."""
+    _sleep(SLOW_READ_S)
+    return _receive(connection)[0], []
+
+
+_begin, _receive = SocketLoop._begin, Connection.receive
 
 
 def replay_planted(server: Running, folder: Path) -> None:
     """The load generator, as it is, dispatching late and reading slowly."""
-    wait_until, plain = client.wait_until, green_socket.socket
-
-    def late(due_ns: int) -> None:
-        wait_until(due_ns)
-        gevent.sleep(LATE_S)
-
     for name in ("control", "late", "slow-read"):
-        with contextlib.ExitStack() as stack:
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
+        with pytest.MonkeyPatch.context() as patch:
             if name == "late":
-                patch.setattr(client, "wait_until", late)
+                patch.setattr(SocketLoop, "_begin", begin_late)
             elif name == "slow-read":
-                patch.setattr("loadgen.hotpath.socket.socket", SlowSocket)
+                patch.setattr(Connection, "receive", receive_late)
             chosen = scenario(
                 {"process": "times", "times_s": [0, 0.5]}, [{"klass": name, "prompt_tokens": 8, "output_tokens": 4}],
                 name=name, target={"stream": False}, objectives=[{"e2e_ms": 500, "source": "made up"}],
             )  # fmt: skip
             replay(chosen, server.url, folder / name, "planted", name)
-        assert green_socket.socket is plain
 
 
 @pytest.fixture(scope="module")
