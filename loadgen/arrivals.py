@@ -4,7 +4,8 @@ import numpy as np
 
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
-from loadgen.traces.reader import find_trace, read_trace
+from loadgen.stable import stable_seed
+from loadgen.traces.reader import TraceSlice, find_trace, read_trace
 from loadgen.traces.row import TraceRow, Window
 
 MICROSECONDS = 1_000_000
@@ -12,10 +13,15 @@ SHORTEST_BIN_S = 0.01  # times in milliseconds are a clock's resolution, not a b
 FEWEST_STAMPS = 8  # fewer gaps have a common divisor by chance
 
 
+def arrivals_rng(seed: int) -> np.random.Generator:
+    """What the arrivals of a run with this seed are drawn from."""
+    return np.random.default_rng(stable_seed(seed, "arrivals"))
+
+
 def draw_arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
     """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
     if arrivals.process == "trace":
-        rows = _trace_slice(arrivals, rng)
+        rows = _trace_rows(arrivals, rng)
         times_s = np.array([row.offset_s for row in rows])
         if arrivals.dequantize:
             times_s = _dequantized(times_s, arrivals.file, rng)
@@ -97,19 +103,24 @@ def _renewal(arrivals, rng: np.random.Generator) -> np.ndarray:
     return offsets
 
 
-def _trace_slice(arrivals, rng: np.random.Generator) -> list[TraceRow]:
-    path, end_s = find_trace(arrivals.file), arrivals.start_s + arrivals.duration_s
-    window = Window(arrivals.start_s, end_s, seed=int(rng.integers(2**63)))
-    found = read_trace(path, arrivals.format, window)
+def recorded_slice(arrivals, rng: np.random.Generator) -> TraceSlice:
+    """What `arrivals` take of their trace; some forms draw their rows, and do so from `rng`'s first number."""
+    window = Window(arrivals.start_s, arrivals.start_s + arrivals.duration_s, seed=int(rng.integers(2**63)))
+    return read_trace(find_trace(arrivals.file), arrivals.format, window)
+
+
+def _trace_rows(arrivals, rng: np.random.Generator) -> list[TraceRow]:
+    found = recorded_slice(arrivals, rng)
     if not found.timed:
         raise ScenarioError(
-            [f"{path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; name it "
-             "in `from_file` of a class, beside arrivals of another process"]
+            [f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; name "
+             "it in `from_file` of a class, beside arrivals of another process"]
         )  # fmt: skip
     kept = found.rows[:: arrivals.keep_one_in][: arrivals.count]
     if not kept:
         raise ScenarioError(
-            [f"arrivals take seconds {arrivals.start_s:g} to {end_s:g} of {path.name}, where it has no request; "
+            [f"arrivals take seconds {arrivals.start_s:g} to {arrivals.start_s + arrivals.duration_s:g} of "
+             f"{found.path.name}, where it has no request; "
              f"it ends at {found.end_s:.0f} s"]
         )  # fmt: skip
     return kept

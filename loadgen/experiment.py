@@ -164,7 +164,7 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int)
     schedule = build_schedule(scenario, seed, id_prefix="check")
     if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)
-    return workload_facts(scenario, schedule)
+    return workload_facts(scenario, schedule, seed)
 
 
 def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:

@@ -155,4 +155,4 @@ def _begin(
     )  # duckdb and pandas stay out of a process that `sojourn run` finishes for
 
     command = repeat_command("load", scenario, seed, **given)
-    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, schedule))
+    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, schedule, seed))

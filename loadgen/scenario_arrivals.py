@@ -10,11 +10,10 @@ from loadgen.scenario_seconds import Seconds
 MAX_REQUESTS = 10_000_000
 
 
-class _Open(Block):
-    """Arrivals from a rate: `duration_s` bounds the time, `count` the number, whichever comes first."""
+class _Bounded(Block):
+    """Ends by itself: `duration_s` bounds the time, `count` the requests or sessions, whichever comes first."""
 
-    rate_rps: Number = Field(gt=0, le=1_000_000)
-    duration_s: Number | None = Field(None, gt=0, le=604_800)
+    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing is begun later")
     count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
 
     @model_validator(mode="after")
@@ -22,6 +21,12 @@ class _Open(Block):
         if self.duration_s is None and self.count is None:
             raise ValueError("needs duration_s or count, or it would never end; add one of the two")
         return self
+
+
+class _Open(_Bounded):
+    """Arrivals from a rate."""
+
+    rate_rps: Number = Field(gt=0, le=1_000_000)
 
 
 class Poisson(_Open):
@@ -120,27 +125,15 @@ class Phases(Block):
         return self
 
 
-class _Closed(Block):
-    """A closed loop: who waits for a slow server sends less. `count` bounds the requests or sessions."""
-
-    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing is begun later")
-    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
-
-    @model_validator(mode="after")
-    def _bounded(self):
-        if self.duration_s is None and self.count is None:
-            raise ValueError("needs duration_s or count, or it would never end; add one of the two")
-        return self
-
-
-class Concurrency(_Closed):
-    """Closed loop: `in_flight` requests at any time; the next one is due when one has ended."""
+class Concurrency(_Bounded):
+    """Closed loop: `in_flight` requests at any time; the next one is due when one has ended, so who waits for a slow
+    server sends less."""
 
     process: Literal["concurrency"]
     in_flight: Whole = Field(ge=1, le=100_000)
 
 
-class Users(_Closed):
+class Users(_Bounded):
     """Closed loop: `users` people, each of whom thinks after an answer (or a session) before the next one."""
 
     process: Literal["users"]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loadgen.arrivals import draw_arrivals
+from loadgen.arrivals import arrivals_rng, draw_arrivals
 from loadgen.closed_loop import closed_loop, draw_pauses
 from loadgen.contents import Contents
 from loadgen.lengths import draw_length
@@ -75,16 +75,15 @@ SCHEMA = pa.schema([
 
 def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[ScheduledRequest]:
     """All requests of a run in order of their due time, the prelude first. `id_prefix` tells runs apart."""
-    arrivals_rng, class_rng, length_rng = (
-        np.random.default_rng(stable_seed(seed, part)) for part in ("arrivals", "classes", "lengths")
-    )
+    arrival_rng = arrivals_rng(seed)
+    class_rng, length_rng = (np.random.default_rng(stable_seed(seed, part)) for part in ("classes", "lengths"))
     closed = closed_loop(scenario.arrivals)
     if closed is None:
-        offsets_s, rows = draw_arrivals(scenario.arrivals, arrivals_rng)
+        offsets_s, rows = draw_arrivals(scenario.arrivals, arrival_rng)
         pauses_ns, measured_from_s = [0] * len(rows), offsets_s[0] + scenario.measure.warmup_s
         _check_warmup(scenario, offsets_s[-1], measured_from_s)
     else:
-        pauses_ns = draw_pauses(scenario.arrivals, arrivals_rng)
+        pauses_ns = draw_pauses(scenario.arrivals, arrival_rng)
         offsets_s, rows, measured_from_s = np.zeros(len(pauses_ns)), [None] * len(pauses_ns), 0.0
         _check_warmup(scenario, closed.duration_s or math.inf, scenario.measure.warmup_s)
     contents, people = Contents(scenario, seed), People(seed)

@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.arrivals import bin_s
+from loadgen.arrivals import arrivals_rng, bin_s, recorded_slice
 from loadgen.scenario import Scenario
 from loadgen.schedule import ScheduledRequest
 from loadgen.sharing import ideal_hit_rate
 from loadgen.traces.reader import find_trace, read_trace
-from loadgen.traces.row import Window
 
 
-def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, Any]:
+def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest], seed: int) -> dict[str, Any]:
     """`traces`, `blocks`, `prefix` and `notes` (the same in words), each only where there is something to say."""
     facts: dict[str, Any] = {}
-    if traces := _traces(scenario):
+    if traces := _traces(scenario, seed):
         facts["traces"] = traces
     if blocks := _blocks(scenario, traces):
         facts["blocks"] = blocks
@@ -27,14 +26,12 @@ def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict
     return facts
 
 
-def _traces(scenario: Scenario) -> dict[str, dict[str, Any]]:
+def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     """Facts by the name that the scenario has for a trace."""
-    wanted = {klass.from_file: Window() for klass in scenario.workload.classes if klass.from_file}
+    dealt = {klass.from_file for klass in scenario.workload.classes if klass.from_file}
+    found = {file: read_trace(find_trace(file)) for file in sorted(dealt)}
     if scenario.arrivals.process == "trace":
-        wanted[scenario.arrivals.file] = Window(
-            scenario.arrivals.start_s, scenario.arrivals.start_s + scenario.arrivals.duration_s
-        )
-    found = {file: read_trace(find_trace(file), window=window) for file, window in wanted.items()}
+        found[scenario.arrivals.file] = recorded_slice(scenario.arrivals, arrivals_rng(seed))
     return {
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),

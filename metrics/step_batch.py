@@ -88,14 +88,6 @@ class Steps:
         """So many steps, of which no number is known."""
         return cls(np.full((len(NUMBERS) + len(COSTS), count), NOTHING, np.int64), makeups, others)
 
-    @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> "Steps":
-        """The same steps, whatever their records tell of costs."""
-        steps = cls.told(pack(records))
-        for name in COSTS:
-            steps[name][:] = [_number(getattr(record, name)) for record in records]
-        return steps
-
     def __len__(self) -> int:
         return self.numbers.shape[1]
 
@@ -243,21 +235,6 @@ class Steps:
         """Values of each makeup's sequences, once for each of its steps."""
         found = [np.tile(np.array(own, np.int64), rows) for own, rows in zip(values, self._repeats, strict=True)]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
-
-
-def pack(records: Sequence[StepRecord]) -> StepBatch:
-    """Records as they travel; their costs do not."""
-    numbers, makeups, others = [], [], []
-    for row, record in enumerate(records):
-        own = dict(zip((f"stage_{stage}_ns" for stage in STAGES), record.stages, strict=True))
-        numbers.append([own[name] if name in own else _number(getattr(record, name)) for name in NUMBERS])
-        makeups.append(Makeup(row, record.request_ids, record.kinds, record.new_tokens, record.past_tokens))
-        others += [(row, name, value) for name, no in OTHERS.items() if (value := getattr(record, name)) != no]
-    return StepBatch(np.array(numbers, np.int64).tobytes(), makeups, others)
-
-
-def _number(value: int | None) -> int:
-    return NOTHING if value is None else value
 
 
 def _known(value: int) -> int | None:

@@ -112,7 +112,7 @@ def test_vllm_s_dashboards_fill_under_load(prometheus, name, kind):
         expr = f"histogram_quantile(0.99, sum by (le) (rate(vllm:{name}_bucket[1m])))"
     else:
         expr = f"sum(rate(vllm:{name}_total[1m]))" if kind == "counter" else f"max_over_time(vllm:{name}[1m])"
-    wait_for(lambda: (found := figures(prometheus, expr)) and draws(found) and max(found) > 0, timeout_s=60)
+    assert wait_for(lambda: (found := figures(prometheus, expr)) and draws(found) and max(found) > 0, timeout_s=60)
 
 
 def test_endpoint_picker_finds_the_pool(prometheus):

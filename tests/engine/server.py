@@ -79,8 +79,10 @@ def post(server: Running, path: str = "/v1/completions", **body) -> httpx.Respon
     return httpx.post(f"{server.url}{path}", json={"model": "tiny-model", "prompt": "The function"} | body, timeout=30)
 
 
-def wait_for(condition, timeout_s: float = 10) -> None:
+def wait_for(condition, timeout_s: float = 10):
+    """What the condition became, once it holds."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not (met := condition()):
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
+    return met

@@ -15,8 +15,8 @@ from metrics.blame_book import Book, open_book
 from metrics.gaps import explain_gap
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, row
-from metrics.step_batch import Steps
 from tests.engine.simulated import SHAPE, Simulation
+from tests.metrics.told_steps import steps_of_records
 
 US, MS = 1_000, 1_000_000
 POLICIES = ("fcfs", "priority", "shortest-prefill-first", "fair-share", "static", "prefill-first")
@@ -55,7 +55,7 @@ def tables(simulation: Simulation, submitted: dict[str, Submit]) -> tuple[pa.Tab
     """What the records of such a run would be."""
     published = simulation.published
     appraiser = Appraiser(SHAPE)
-    records = list(map(row, appraiser.complete(Steps.of(published.records)).records()))
+    records = list(map(row, appraiser.complete(steps_of_records(published.records)).records()))
     steps = pa.Table.from_pylist(records, schema=SCHEMAS["steps"])
     rows = []
     for name, ended in published.ended.items():

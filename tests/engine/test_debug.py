@@ -24,6 +24,7 @@ from metrics.step_batch import Steps
 from tests.engine.server import post, serving, wait_for
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.test_perfetto import checked, named
+from tests.metrics.told_steps import steps_of_records
 
 
 def get(server, path: str, **query) -> httpx.Response:
@@ -98,7 +99,7 @@ def test_what_a_path_does_not_know_is_refused(api_server):
 def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
     """While thousands of them were made at once, no stream would get a token."""
     kept, made, record = Recent(), [], Steps.record
-    kept.add_steps(Steps.of([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)]))
+    kept.add_steps(steps_of_records([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)]))
     monkeypatch.setattr(Steps, "record", lambda steps, row: made.append(row) or record(steps, row))
     app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)  # it is not started
     add_debug_routes(app, core, kept, None, lambda _: None, lambda _: {})
@@ -121,7 +122,7 @@ def test_the_rings_keep_the_newest_whole():
     steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
     requests = [random_request(rng, number) for number in range(KEPT_REQUESTS + 2)]
     for first in range(0, len(steps), 60):
-        kept.add_steps(Steps.of(steps[first : first + 60]))
+        kept.add_steps(steps_of_records(steps[first : first + 60]))
     for record in requests:
         kept.add_request(record)
     assert kept.steps() == steps[3:] and kept.last_step == steps[-1].step

@@ -288,11 +288,12 @@ def test_what_cannot_be_honoured_is_refused_with_its_field(tool_server, body, pa
 
 
 def test_fields_that_ask_for_nothing_pass(ask):
-    ask(
+    answer = ask(
         input="x", max_output_tokens=1, store=False, background=False, previous_response_id=None, truncation="disabled",
         reasoning={"effort": None, "summary": None}, service_tier="auto", tool_choice="auto", tools=[], include=[],
         text={"format": {"type": "text"}, "verbosity": "medium"}, prompt_cache_key="k", safety_identifier="me",
     )  # fmt: skip
+    assert answer["usage"]["output_tokens"] == 1
 
 
 def finished(server, outcome: str) -> float:
@@ -304,13 +305,13 @@ def finished(server, outcome: str) -> float:
 def test_a_response_is_recorded_and_given_up_with_its_client(client, tool_server, ask):
     before, aborted = finished(tool_server, "length"), finished(tool_server, "abort")
     ask(input="Return", max_output_tokens=2, ignore_eos=True)
-    wait_for(lambda: finished(tool_server, "length") == before + 1)
+    assert wait_for(lambda: finished(tool_server, "length") == before + 1)
     stream = client.responses.create(model=MODEL, input="Go on", stream=True, extra_body={"ignore_eos": True})
     for event in stream:
         if event.type == "response.output_text.delta":
             break
     stream.close()
-    wait_for(lambda: finished(tool_server, "abort") == aborted + 1)
+    assert wait_for(lambda: finished(tool_server, "abort") == aborted + 1)
 
 
 def test_a_stream_whose_core_dies_ends_with_a_failed_response(tool_server):

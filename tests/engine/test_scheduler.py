@@ -7,8 +7,8 @@ from engine.sampling import SamplingParams
 from metrics.appraisal import Appraiser
 from metrics.costmodel import request_flops
 from metrics.ledger import Account
-from metrics.step_batch import Steps
 from tests.engine.simulated import SHAPE, Simulation, sequential
+from tests.metrics.told_steps import steps_of_records
 
 
 def message(request_id: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **sampling) -> Submit:
@@ -139,7 +139,7 @@ def test_flops_of_a_step_hold_the_head_for_every_token_that_is_drawn():
     simulation.drain()
     expected = [request_flops(SHAPE, 8, 0, 1), request_flops(SHAPE, 1, 8, 1), request_flops(SHAPE, 1, 9, 1)]
     appraiser = Appraiser(SHAPE)
-    assert appraiser.complete(Steps.of(simulation.published.records))["flops"].tolist() == expected
+    assert appraiser.complete(steps_of_records(simulation.published.records))["flops"].tolist() == expected
 
 
 def test_time_that_the_loop_forgets_is_left_over_and_not_booked_to_anybody():

@@ -73,7 +73,7 @@ def test_number_for_a_length_means_that_many_tokens(tmp_path):
         ({"arrivals": {"process": "poisson", "rate_rps": -1, "duration_s": 1}},
          "`arrivals.rate_rps` is -1; it must be above 0"),
         ({"arrivals": {"process": "poisson", "rate": 1, "rate_rps": 1, "duration_s": 1}},
-         "`arrivals.rate` is no known key; did you mean `rate_rps`?; known here: rate_rps, duration_s"),
+         "`arrivals.rate` is no known key; did you mean `rate_rps`?; known here: duration_s, count, rate_rps"),
         ({"arrivals": {"process": "poisson", "rate_rps": 1}}, "needs duration_s or count"),
         ({"arrivals": {"process": "poison", "rate_rps": 1}},
          "`arrivals.process` is 'poison'; it must be one of 'poisson'"),

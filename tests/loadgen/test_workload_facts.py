@@ -13,7 +13,7 @@ from metrics.rundir import RunDirectory
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 from tests.loadgen.test_contents import BLOCKS, MOONCAKE
-from tests.loadgen.traces import write
+from tests.loadgen.traces import write, write_servegen
 
 REQUESTS = pd.DataFrame({
     "status": ["ok", "ok", "ok", "error"], "cached_tokens": [32, None, 0, 99], "prompt_tokens": [64, 100, 36, 99],
@@ -36,13 +36,13 @@ def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():
     assert "the server does not tell what it found" in workload_lines(META, silent)[0]
     for meta in ({}, {"workload": None}, {"workload": {}}):
         assert prefix_share(meta, REQUESTS) is None and workload_lines(meta, REQUESTS) == []
-    assert workload_facts(scenario(), build_schedule(scenario(), 0, "x")) == {}
+    assert workload_facts(scenario(), build_schedule(scenario(), 0, "x"), 0) == {}
 
 
 def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
     file = str(write(tmp_path, "burst6.csv"))
     classes = [BLOCKS, CHAT | {"klass": "dealt", "from_file": file}]
-    facts = workload_facts(chosen := scenario(MOONCAKE, classes), build_schedule(chosen, 1, "x"))
+    facts = workload_facts(chosen := scenario(MOONCAKE, classes), build_schedule(chosen, 1, "x"), 1)
     assert facts["traces"][file]["left_out"] == {"failed: 0 response tokens": 1}
     assert (
         facts["traces"][MOONCAKE["file"]] | {"form": "mooncake", "requests": 12_031, "block_tokens": 512}
@@ -53,10 +53,18 @@ def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
     assert [note.split(":")[0] for note in facts["notes"]] == [file, "class chat"]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_facts_of_a_drawn_trace_are_of_the_same_draw(tmp_path, seed):
+    pool = {"process": "trace", "file": str(write_servegen(tmp_path / "pool")), "duration_s": 20}
+    chosen = scenario(pool, [CHAT])
+    schedule = build_schedule(chosen, seed, "x")
+    assert workload_facts(chosen, schedule, seed)["traces"][pool["file"]]["in_slice"] == len(schedule)
+
+
 def test_shared_system_prompt_is_ideal_but_for_the_first_request_of_each():
     chosen = load_scenario("shared-system-prompt")
     schedule = build_schedule(chosen, 1, "x")
-    ideal = workload_facts(chosen, schedule)["prefix"]
+    ideal = workload_facts(chosen, schedule, 1)["prefix"]
     counted = [request for request in schedule if request.measured]
     first_by_prelude = {request.shared_prefix for request in schedule if request.prelude}
     assert ideal["ideal_hit_tokens"] == 512 * (len(counted) - (4 - len(first_by_prelude)))

@@ -14,8 +14,8 @@ import numpy as np
 from metrics.recorder import Recorder
 from metrics.records import ClientRecord, SystemRecord
 from metrics.rundir import RunDirectory
-from metrics.step_batch import Steps
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
+from tests.metrics.told_steps import steps_of_records
 
 CLOCK_START_NS = 1_000 * S  # monotonic clocks do not begin at zero
 OBJECTIVES = [{"klass": "all", "ttft_ms": 400.0, "tpot_ms": 40.0, "e2e_ms": None, "source": "chosen for the tests"}]
@@ -156,7 +156,7 @@ def synthetic_run(
     system = [_system(second, records) for second in range(_seconds(records) + 1)]
     tables = {"client": records.client, "requests": records.requests, "system": system}
     if records.steps:
-        recorder.append_steps(Steps.of(records.steps))
+        recorder.append_steps(steps_of_records(records.steps))
     for table, rows in tables.items():
         for row in rows:
             recorder.append(table, row)

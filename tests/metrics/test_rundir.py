@@ -14,8 +14,8 @@ from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledge
 from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord, columns, row
 from metrics.rundir import REQUIRED, RunDirectory, RunError
-from metrics.step_batch import Steps
 from tests.metrics.random_records import random_request, random_step
+from tests.metrics.told_steps import steps_of_records
 
 MS = 1_000_000
 
@@ -56,7 +56,7 @@ def run(tmp_path) -> RunDirectory:
 def record(run: RunDirectory, **tables) -> None:
     recorder = Recorder(run.path, tuple(tables))
     if steps := tables.pop("steps", []):
-        recorder.append_steps(Steps.of(steps))
+        recorder.append_steps(steps_of_records(steps))
     for table, records in tables.items():
         for item in records:
             recorder.append(table, item)
@@ -148,7 +148,7 @@ def test_recorder_counts_what_it_drops_and_what_the_disk_refuses(tmp_path):
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     for index in range(5):
-        recorder.append_steps(Steps.of([step(index)]))
+        recorder.append_steps(steps_of_records([step(index)]))
     assert recorder.dropped == 3
     (tmp_path / "run").write_text("a file where the folder should be")
     recorder.flush()
@@ -162,11 +162,11 @@ def test_ring_holds_its_capacity_counts_what_comes_beyond_and_has_room_again_onc
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     for index in range(capacity + beyond):
-        recorder.append_steps(Steps.of([step(index)]))
+        recorder.append_steps(steps_of_records([step(index)]))
     assert recorder.dropped == max(0, beyond)
     recorder.flush()
     for index in range(capacity):  # room again; and each table has a ring of its own
-        recorder.append_steps(Steps.of([step(100 + index)]))
+        recorder.append_steps(steps_of_records([step(100 + index)]))
     assert recorder.dropped == max(0, beyond) and recorder.failed == 0
     recorder.close()
     exporter = Exporter("m")

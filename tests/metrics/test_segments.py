@@ -15,8 +15,8 @@ from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, RequestRecord, columns
 from metrics.rundir import RunDirectory, RunError
 from metrics.segments import compact, discard_segments, read_segment, sources, write_segment
-from metrics.step_batch import Steps
 from tests.metrics.random_records import random_request, random_step
+from tests.metrics.told_steps import steps_of_records
 
 
 def records(first: int, count: int) -> list[RequestRecord]:
@@ -102,8 +102,8 @@ def test_steps_are_taken_whole_up_to_the_capacity(tmp_path, beyond):
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     steps = [random_step(Random(1), index) for index in range(10 + beyond)]
-    recorder.append_steps(Steps.of(steps[:6]))
-    recorder.append_steps(Steps.of(steps[6:]))
+    recorder.append_steps(steps_of_records(steps[:6]))
+    recorder.append_steps(steps_of_records(steps[6:]))
     assert recorder.dropped == (5 if beyond == 1 else 0)
     recorder.close()
     assert len(RunDirectory(tmp_path).table("steps")) == (6 if beyond == 1 else 10 + beyond)
@@ -173,7 +173,7 @@ def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, 
 
 
 def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
-    steps = Steps.of([random_step(Random(index), index) for index in range(4)])
+    steps = steps_of_records([random_step(Random(index), index) for index in range(4)])
     packed = packed_steps(steps)
     kept = [place for place, name in enumerate(packed.names) if name != "logit_rows"]
     numbers = np.vstack([steps.numbers[kept], np.full((1, 4), 7)])

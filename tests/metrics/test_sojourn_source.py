@@ -12,9 +12,9 @@ from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
 from metrics.segments import write_segment
 from metrics.sources.view import KV_USE, observe, timeline
-from metrics.step_batch import Steps
 from tests.metrics.simulated_server import Records, S
 from tests.metrics.synthetic import synthetic_run
+from tests.metrics.told_steps import steps_of_records
 
 
 def scraped_beside(path: Path, records: Records) -> None:
@@ -27,7 +27,7 @@ def scraped_beside(path: Path, records: Records) -> None:
     rows = []
     for ns in [*range(begin_ns, end_ns, S), end_ns]:
         while steps and steps[0].end_ns <= ns:
-            exporter.observe_steps(Steps.of([steps.pop(0)]))
+            exporter.observe_steps(steps_of_records([steps.pop(0)]))
         while requests and requests[0].finished_ns <= ns:
             exporter.observe_request(requests.pop(0))
         rows += rows_of(exporter.render(), ns, took_s=0.002)

@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import time
+from functools import partial
 
 # place → module, class, function
 PLACES = {
@@ -25,6 +26,7 @@ NUMBERS = struct.Struct("dd")
 VARIABLE = "SOJOURN_PLANTS"
 # `N:SHARE`: every N-th step takes longer by this share of itself, by work and not by sleep, as on a slower device.
 STRETCH = "SOJOURN_STRETCH"
+STEP_END = ("engine.engine", "Engine", "_collect_next")
 
 
 class Delay:
@@ -76,7 +78,7 @@ def delayed_write(function, delay: Delay):
 
 
 def stretched(function, every: int, share: float):
-    """The end of a step (`Engine._collect_next`), before the clock is read that ends it."""
+    """The end of a step (STEP_END), before the clock is read that ends it."""
     calls = 0
 
     def call(engine, readings):
@@ -93,15 +95,16 @@ def stretched(function, every: int, share: float):
     return call
 
 
-class Planter(importlib.abc.MetaPathFinder):
-    """Wraps the functions of PLACES as soon as their modules have been loaded."""
+class Wrapper(importlib.abc.MetaPathFinder):
+    """Wraps functions as soon as their modules have been loaded."""
 
-    def __init__(self, shared: mmap.mmap):
-        self._shared = shared
+    def __init__(self, wraps):
+        """`wraps`: pairs of (module, class, function) and what makes the new function of the old one."""
+        self._wraps = wraps
 
     def find_spec(self, name, path, target=None):
-        places = [place for place, (module, _, _) in PLACES.items() if module == name]
-        if not places:
+        wraps = [(owner, function, wrap) for (module, owner, function), wrap in self._wraps if module == name]
+        if not wraps:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(spec for spec in others if spec is not None)
@@ -109,39 +112,22 @@ class Planter(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             load(module)
-            for place in places:
-                _, owner, function = PLACES[place]
-                wrap = delayed_write if place == "write" else delayed
+            for owner, function, wrap in wraps:
                 kind = getattr(module, owner)
-                setattr(kind, function, wrap(getattr(kind, function), Delay(self._shared, place)))
+                setattr(kind, function, wrap(getattr(kind, function)))
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-class Stretcher(importlib.abc.MetaPathFinder):
-    """Stretches the steps of the engine as soon as its module has been loaded."""
-
-    def __init__(self, told: str):
-        every, share = told.split(":")
-        self._every, self._share = int(every), float(share)
-
-    def find_spec(self, name, path, target=None):
-        if name != "engine.engine":
-            return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(spec for spec in others if spec is not None)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            module.Engine._collect_next = stretched(module.Engine._collect_next, self._every, self._share)
-
-        spec.loader.exec_module = exec_module
-        return spec
+def plants(shared: mmap.mmap) -> list:
+    """The wraps that delay each of PLACES."""
+    wraps = {place: delayed_write if place == "write" else delayed for place in PLACES}
+    return [(PLACES[place], partial(wrap, delay=Delay(shared, place))) for place, wrap in wraps.items()]
 
 
 if STRETCH in os.environ:
-    sys.meta_path.insert(0, Stretcher(os.environ[STRETCH]))
+    EVERY, SHARE = os.environ[STRETCH].split(":")
+    sys.meta_path.insert(0, Wrapper([(STEP_END, partial(stretched, every=int(EVERY), share=float(SHARE)))]))
 if VARIABLE in os.environ:
-    sys.meta_path.insert(0, Planter(mapped(os.environ[VARIABLE])))
+    sys.meta_path.insert(0, Wrapper(plants(mapped(os.environ[VARIABLE]))))
