@@ -113,8 +113,8 @@ def _trace_rows(arrivals, rng: np.random.Generator) -> list[TraceRow]:
     found = recorded_slice(arrivals, rng)
     if not found.timed:
         raise ScenarioError(
-            [f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; name "
-             "it in `from_file` of a class, beside arrivals of another process"]
+            [f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; "
+             "name it in `from_file` of a class, beside arrivals of another process"]
         )  # fmt: skip
     kept = found.rows[:: arrivals.keep_one_in][: arrivals.count]
     if not kept:
