@@ -102,7 +102,8 @@ class FullBooks:
         self.log.begin_turn(begin_ns, slept=not under_way and (last_turn is None or last_turn[1] < begin_ns))
 
     def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
-        # All who run decode, and they are those of the step before: nobody has to be looked at.
+        # All who run decode, and they are those of the step before: nobody has to be looked at. Who could not be
+        # planned (a token budget below the running) changes nothing either, so their number is compared, too.
         self._is_steady = plan.changes == changes == self._steady_since and not plan.has_prompts
         if not self._is_steady or len(plan.scheduled) != len(self._alive.planned):
             self._is_steady = False

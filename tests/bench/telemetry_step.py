@@ -1,15 +1,18 @@
 """Microseconds that telemetry takes of a decode step: .venv/bin/python -m tests.bench.telemetry_step [--steps N]
 
 The real loop over a device that takes no time, full books against none, encoding what it would send; then the front's
-side of the same messages: decoding them, working out what their steps cost, folding the records into the exporter. Time
-of the thread on its CPU, and the least of several repeats, in turns: whatever else the machine does only adds.
+side of the same messages: decoding them, working out what their steps cost, folding the records into the exporter,
+keeping them in a file. Time of the thread on its CPU, and the least of several repeats, in turns: whatever else the
+machine does only adds.
 """
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from engine import messages
 from engine.books import make_books
@@ -21,6 +24,7 @@ from engine.sampling import SamplingParams
 from metrics.appraisal import Appraiser
 from metrics.costmodel import ModelShape
 from metrics.exporter import Exporter
+from metrics.packed import PackedSegment, encode, packed_steps
 from metrics.step_batch import Steps
 
 SHAPE = ModelShape(
@@ -79,8 +83,9 @@ def run(telemetry: str, batch: int, steps: int, send: Callable[[bytes], None]) -
     return (time.thread_time_ns() - began_ns) / steps / 1e3
 
 
-def front(told: list[bytes], steps: int) -> tuple[float, float, float]:
-    """Microseconds a step of decoding the messages, of working out what their steps cost, and of folding them."""
+def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
+    """Microseconds a step of decoding the messages, of working out what their steps cost, of folding them, and of
+    writing them to the disk (which a thread of its own does in a server)."""
     began_ns = time.thread_time_ns()
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
@@ -89,7 +94,13 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float]:
     appraised_ns = time.thread_time_ns()
     for batch in batches:
         exporter.observe_steps(batch)
-    ends_ns = (began_ns, decoded_ns, appraised_ns, time.thread_time_ns())
+    folded_ns = time.thread_time_ns()
+    with tempfile.TemporaryDirectory() as folder:
+        segment = PackedSegment(Path(folder) / "steps.packed")
+        for batch in batches:
+            segment.write(encode(packed_steps(batch)))
+        segment.close()
+    ends_ns = (began_ns, decoded_ns, appraised_ns, folded_ns, time.thread_time_ns())
     return tuple((later - earlier) / steps / 1e3 for earlier, later in pairwise(ends_ns))
 
 
@@ -98,7 +109,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    columns = ("core off", "core full", "core cost", "decode off", "decode full", "appraise", "fold")
+    columns = ("core off", "core full", "core cost", "decode off", "decode full", "appraise", "fold", "keep")
     print("decodes " + " ".join(f"{column:>12}" for column in columns) + "   (us a step)")
     for batch in (1, 8, 32):
         best: dict[str, float] = {}
@@ -108,7 +119,7 @@ def main() -> None:
                 took = {f"core {telemetry}": run(telemetry, batch, options.steps, told.append)}
                 took[f"decode {telemetry}"], *records = front(told, options.steps)
                 if telemetry == "full":
-                    took["appraise"], took["fold"] = records
+                    took["appraise"], took["fold"], took["keep"] = records
                 best |= {name: min(value, best.get(name, value)) for name, value in took.items()}
         best["core cost"] = best["core full"] - best["core off"]
         print(f"{batch:7} " + " ".join(f"{best[column]:12.1f}" for column in columns))
