@@ -36,8 +36,8 @@ class Books(Protocol):
         """A request ended between two steps: it was aborted, or the runner cannot serve it."""
         ...
 
-    def begin_turn(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
-        """`under_way`: a step is on the device."""
+    def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
+        """A turn begins, and not where the last one ended. `under_way`: a step is on the device."""
         ...
 
     def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None: ...
@@ -82,9 +82,9 @@ class FullBooks:
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
         self.steps = self.log.take
-        self._alive: Alive | None = None
+        self.alive: Alive | None = None  # in the step that is committed next, or was last
         self._step: tuple[int, StepPlan, StepOutcome, int] | None = None  # that was committed last
-        self._changes = 0  # of the list of those who run, when `_alive` was made of it
+        self._changes = 0  # of the list of those who run, when `alive` was made of it
         self._steady_since = -1  # the same, if all of them decode by the clock
         self._is_steady = False
 
@@ -96,24 +96,27 @@ class FullBooks:
     def due_ns(self) -> int | None:
         return self.log.due_ns
 
-    def begin_turn(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
+    def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
         if last_turn is not None:
             self.accountant.paused(last_turn[1], begin_ns)
-        self.log.begin_turn(begin_ns, slept=not under_way and (last_turn is None or last_turn[1] < begin_ns))
+        if not under_way:
+            self.log.slept(begin_ns)
 
     def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
         # All who run decode, and they are those of the step before: nobody has to be looked at. Who could not be
         # planned (a token budget below the running) changes nothing either, so their number is compared, too.
         self._is_steady = plan.changes == changes == self._steady_since and not plan.has_prompts
-        if not self._is_steady or len(plan.scheduled) != len(self._alive.planned):
+        if not self._is_steady or len(plan.scheduled) != len(self.alive.planned):
             self._is_steady = False
-            self._alive, self._changes = alive(plan, running), changes
+            self.alive, self._changes = alive(plan, running), changes
 
     def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None:
-        found, clock = self._alive, self.accountant.clock
-        self.accountant.executed(plan, found, outcome, now_ns, is_steady=self._is_steady)
-        if not self._is_steady:
-            is_clocked = found.running is found.planned and found.planned == clock.members
+        found, accountant = self.alive, self.accountant
+        if self._is_steady:
+            accountant.decoded(outcome, now_ns)
+        else:
+            accountant.executed(plan, found, outcome, now_ns)
+            is_clocked = found.running is found.planned and found.planned == accountant.clock.members
             self._steady_since = self._changes if is_clocked else -1
         self._step = (step, plan, outcome, emitted_tokens)
 
@@ -125,7 +128,7 @@ class FullBooks:
         if counts is None:
             self.log.pass_stages(readings)
             return readings[-1]
-        return self.log.record(*self._step, self._alive, counts, readings, clock)
+        return self.log.record(*self._step, self.alive, counts, readings, clock)
 
 
 class NoBooks:
@@ -137,7 +140,7 @@ class NoBooks:
     def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None: ...
     def released(self, request, now_ns) -> None: ...
     def gave_up(self, request, waited, now_ns) -> None: ...
-    def begin_turn(self, begin_ns, last_turn, under_way) -> None: ...
+    def resumed(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
     def collected(self, plan, running, changes) -> None: ...
     def committed(self, step, plan, outcome, emitted_tokens, now_ns) -> None: ...

@@ -97,7 +97,8 @@ class Engine:
         """One turn, after `receive`: plans and launches a step, reads one, or both. Returns when it ended."""
         begin_ns = self._begin_ns
         self.scheduler.journal.now_ns = begin_ns
-        self.books.begin_turn(begin_ns, self._last_turn, bool(self._flights))
+        if self._last_turn is None or self._last_turn[1] < begin_ns:
+            self.books.resumed(begin_ns, self._last_turn, bool(self._flights))
         readings = [begin_ns, self._received_ns]
         launched, counts = self._launch_next(readings), None
         if self._flights and not (launched and self.overlap and len(self._flights) == 1):

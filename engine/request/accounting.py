@@ -106,17 +106,13 @@ class Accountant:
         self._decided_ns = now_ns if plan.num_waiting else None
         self._held_back_by = plan.held_back_by or HEAD_REASONS[-1]  # none: nobody is in the line
 
-    def executed(
-        self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int, *, is_steady: bool = False
-    ) -> None:
+    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
         """A step is over: books the device's time to those who took part, and their absence to those who did not.
 
-        `alive` says who was, just before it was committed; `is_steady`: all of them decode, by the clock.
+        `alive` says who was, just before it was committed.
         """
-        if is_steady or (
-            not plan.has_prompts and alive.running is alive.planned and alive.planned == self.clock.members
-        ):
-            self._book_decodes(outcome, committed_ns)
+        if not plan.has_prompts and alive.running is alive.planned and alive.planned == self.clock.members:
+            self.decoded(outcome, committed_ns)
             return
         begin_ns, end_ns, clock = outcome.device_begin_ns, outcome.device_end_ns, self.clock
         device_ns, lag_ns = end_ns - begin_ns - outcome.sampling_ns, self._host_ns(end_ns, committed_ns)
@@ -132,8 +128,8 @@ class Accountant:
         self._committed_ns = committed_ns
         self._pauses.clear()
 
-    def _book_decodes(self, outcome: StepOutcome, committed_ns: int) -> None:
-        """Of a step in which all who run decode, and all of them by the clock."""
+    def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
+        """`executed` of a step in which all who run decode, and all of them by the clock."""
         clock, begin_ns, end_ns = self.clock, outcome.device_begin_ns, outcome.device_end_ns
         sampling_ns, lag_ns = outcome.sampling_ns, committed_ns - end_ns
         gap_ns = begin_ns - clock.booked_ns

@@ -163,6 +163,7 @@ class BothAccountants:
         self.accountant, self.oracle = accountant, oracle
         self.steps = self.num_steady = 0
         self.truth: Alive | None = None  # of the step that was read last
+        self.plan: StepPlan | None = None
         self.ledgers: dict[tuple[str, int], list[int]] = {}  # by id and moment: at each commit, of who was alive
 
     @property
@@ -177,15 +178,20 @@ class BothAccountants:
         return tell
 
     def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
-        self.truth = alive_in(plan, running)
+        self.truth, self.plan = alive_in(plan, running), plan
 
-    def executed(
-        self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int, *, is_steady: bool = False
-    ) -> None:
-        assert alive == self.truth, "the books look at nobody in a steady step, and still know who is alive"
+    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
         self.oracle.executed(plan, alive, outcome, committed_ns)
-        self.accountant.executed(plan, alive, outcome, committed_ns, is_steady=is_steady)
-        self.num_steady += is_steady
+        self.accountant.executed(plan, alive, outcome, committed_ns)
+        self._compare_present(alive, committed_ns)
+
+    def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
+        self.oracle.executed(self.plan, self.truth, outcome, committed_ns)
+        self.accountant.decoded(outcome, committed_ns)
+        self.num_steady += 1
+        self._compare_present(self.truth, committed_ns)
+
+    def _compare_present(self, alive: Alive, committed_ns: int) -> None:
         present = [*alive.running, *alive.gave_way]
         self.compare(present)
         self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.order].ledger) for r in present}

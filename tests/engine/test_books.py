@@ -43,7 +43,13 @@ def play(
     log = StepLog(simulation.scheduler.pool, simulation.journal, hold_ns)
     books = simulation.engine.books = FullBooks(both, log)
     collected = books.collected
-    books.collected = lambda *told: (both.collected(*told), collected(*told))
+
+    def look(*told) -> None:
+        both.collected(*told)
+        collected(*told)
+        assert books.alive == both.truth, "the books look at nobody in a steady step, and still know who is alive"
+
+    books.collected = look
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":
