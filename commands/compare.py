@@ -12,6 +12,7 @@ from commands.frame import RUNS, Failure, open_run, out
 from metrics.compare import Compared, Comparison
 from metrics.compare_runs import CompareError, compare_runs
 from metrics.compare_samples import METRICS
+from metrics.compare_work import Work
 from metrics.rundir import RunDirectory, RunError
 
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
@@ -81,6 +82,8 @@ def _print(found: Comparison) -> None:
         ratio = "–" if each.ratio is None else f"{each.ratio:.3f}"
         table.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
     out.print(table)
+    if found.work is not None:
+        out.print(_work(*found.work), highlight=False)
     for each in found.metrics:
         if said := _said(each):
             out.print(f"{each.metric}: {said}", highlight=False)
@@ -89,6 +92,20 @@ def _print(found: Comparison) -> None:
     out.print(
         f"\n[bold]{found.verdict}[/bold]: B against A, margin {found.margin:.3g}, confidence {found.confidence:.0%}",
         highlight=False,
+    )
+
+
+def _work(a: Work, b: Work) -> str:
+    """`A / B: failed 0.0% / 2.0% of 300 / 300 requests; 40.1 / 40.1 output tokens a reply; ...`."""
+
+    def both(name: str, style: str) -> str:
+        values = getattr(a, name), getattr(b, name)
+        return " / ".join("–" if value is None else format(value, style) for value in values)
+
+    return (
+        f"A / B: failed {both('failed_share', '.1%')} of {both('requests', ',')} requests; "
+        f"{both('output_tokens', '.4g')} output tokens a reply; {both('cached_share', '.1%')} of the prompt tokens "
+        f"cached; sent {both('lag_ms', '.3g')} ms late on average"
     )
 
 

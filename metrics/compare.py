@@ -6,7 +6,8 @@ and is corrected for their number (Holm, 1979); "no worse" takes all of them, wh
 
 The standard error is the bootstrap's: over windows of the run with one run a side, over runs with several; its quantile
 is Student's, for as many windows or runs as there are. With one run a side, what differs from run to run of the same
-system is not in it: the margin has to hold that.
+system is not in it: the margin has to hold that. A share (attainment, served) is never surer than counting allows:
+windows or runs that agree by chance have no spread.
 """
 
 import math
@@ -16,7 +17,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from metrics.compare_samples import QUANTILES, Metric, Samples
+from metrics.compare_samples import FEWEST_WINDOWS, QUANTILES, Metric, Samples
+from metrics.compare_work import Shift, Work
 from metrics.search_intervals import t_quantile, t_tail
 
 Verdict = Literal["no worse", "worse", "cannot tell"]
@@ -51,6 +53,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     metrics: list[Compared]
     notes: list[str]
+    work: tuple[Work, Work] | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +77,16 @@ def statistic(samples: Samples, metric: Metric) -> float:
 
 def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, random: np.random.Generator) -> Evidence:
     """From one run a side: windows are resampled, the same ones of both runs where they are `paired`."""
+    if not paired:
+        a, b = _without_empty(a), _without_empty(b)
     found = statistic(a, metric), statistic(b, metric)
     drawn_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
     drawn_b = drawn_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
     effects = _worsening(_weighted(a, metric, drawn_a), _weighted(b, metric, drawn_b), metric)
     clusters = a.windows if paired else a.windows + b.windows
-    degrees = a.windows - 1 if paired else a.windows + b.windows - 2
     fewest = min(a.windows, b.windows)
-    known = bool(np.isfinite(effects).all())
+    degrees = (fewest - 1) * (1 if paired or fewest < FEWEST_WINDOWS else 2)
+    known = bool(np.isfinite(effects).all()) and fewest > 1
     error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
     effect = float(_worsening(np.array(found[0]), np.array(found[1]), metric))
     return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=paired,
@@ -109,17 +114,40 @@ def runs_evidence(a: Sequence[float], b: Sequence[float], metric: Metric, paired
                     clusters=len(logs_a) if paired else len(logs_a) + len(logs_b))  # fmt: skip
 
 
-def weigh(name: str, metric: Metric, evidence: Evidence, margin: float, confidence: float) -> Compared:
-    """One metric on its own: its verdict is not yet corrected for the number of metrics."""
-    bound, error = math.log1p(margin), evidence.error
-    if not math.isfinite(evidence.effect) or not math.isfinite(error):
+def counting_error(a: np.ndarray, b: np.ndarray, paired: bool) -> float:
+    """Standard error of the logarithm of a ratio of two shares from counting alone, above 0 even where all agree.
+
+    `a` and `b` hold a yes or no for each request, in pairs where they are `paired`. A success and a failure are added
+    to each side (Agresti and Caffo, 2000), or a pair that differs in each of the two ways (Bonett and Price, 2012).
+    """
+    yes_a, yes_b = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
+    if not paired:
+        shares = [(float(side.sum()) + 1, len(side) + 2) for side in (yes_a, yes_b)]
+        return math.sqrt(sum((count - yes) / (count * yes) for yes, count in shares))
+    count = len(yes_a) + 2
+    lost, won = (float(np.sum(yes_a & ~yes_b)) + 1) / count, (float(np.sum(yes_b & ~yes_a)) + 1) / count
+    share = float(yes_a.sum() + yes_b.sum() + 2) / (2 * count)
+    return math.sqrt((lost + won - (lost - won) ** 2) / count) / share
+
+
+def weigh(
+    name: str, metric: Metric, evidence: Evidence, margin: float, confidence: float, counted: float = 0.0
+) -> Compared:
+    """One metric on its own: its verdict is not yet corrected for the number of metrics. `counted` is the
+    `counting_error` of a share."""
+    bound = math.log1p(margin)
+    if not math.isfinite(evidence.effect) or not math.isfinite(evidence.error):
         return untold(name, "a side has no such value, or too many requests failed", evidence)
-    quantile = t_quantile(confidence, evidence.degrees)
+    error, degrees = max(
+        ((evidence.error, evidence.degrees), (counted, math.inf)),
+        key=lambda known: known[0] * t_quantile(confidence, known[1]),
+    )
+    quantile = t_quantile(confidence, degrees)
     low, high = evidence.effect - quantile * error, evidence.effect + quantile * error
     if error > 0:
-        p_worse = t_tail((evidence.effect - bound) / error, evidence.degrees)
-        p_no_worse = t_tail((bound - evidence.effect) / error, evidence.degrees)
-    else:  # every window is alike, as with an attainment of 100 % on both sides
+        p_worse = t_tail((evidence.effect - bound) / error, degrees)
+        p_no_worse = t_tail((bound - evidence.effect) / error, degrees)
+    else:  # a device without any noise
         p_worse, p_no_worse = float(evidence.effect <= bound), float(evidence.effect >= bound)
     verdict: Verdict = "no worse" if high < bound else "worse" if low > bound else "cannot tell"
     distance = abs(bound - evidence.effect)
@@ -132,6 +160,17 @@ def weigh(name: str, metric: Metric, evidence: Evidence, margin: float, confiden
     )  # fmt: skip
 
 
+def outlasting(found: Compared, shift: Shift, margin: float) -> Compared:
+    """The verdict, if it is the same with B / A shifted; else there is none."""
+    if found.verdict == "cannot tell" or found.low is None or found.high is None:
+        return found
+    low, high = (bound * math.exp(shift.log_ratio) for bound in (found.low, found.high))
+    holds = high < 1 + margin if found.verdict == "no worse" else low > 1 + margin
+    if holds:
+        return found
+    return msgspec.structs.replace(found, verdict="cannot tell", reason=shift.reason, p_worse=1.0, p_no_worse=1.0)
+
+
 def untold(name: str, reason: str, evidence: Evidence | None = None) -> Compared:
     """A metric that nothing can be said about."""
     known = evidence if evidence is not None else None
@@ -141,7 +180,10 @@ def untold(name: str, reason: str, evidence: Evidence | None = None) -> Compared
     )  # fmt: skip
 
 
-def together(found: Sequence[Compared], margin: float, confidence: float, notes: Sequence[str] = ()) -> Comparison:
+def together(
+    found: Sequence[Compared], margin: float, confidence: float, notes: Sequence[str] = (),
+    work: tuple[Work, Work] | None = None,
+) -> Comparison:  # fmt: skip
     """The verdict of all metrics. A metric stays `worse` only where Holm's correction for their number lets it."""
     alpha, ordered = 1 - confidence, sorted(found, key=lambda each: each.p_worse)
     worse: set[str] = set()
@@ -151,7 +193,9 @@ def together(found: Sequence[Compared], margin: float, confidence: float, notes:
         worse.add(each.metric)
     corrected = [
         msgspec.structs.replace(
-            each, verdict="cannot tell", reason="worse on its own, not among so many metrics", needs=2.0
+            each,
+            verdict="cannot tell",
+            reason="worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs",
         )
         if each.verdict == "worse" and each.metric not in worse
         else each
@@ -160,7 +204,14 @@ def together(found: Sequence[Compared], margin: float, confidence: float, notes:
     verdict: Verdict = (
         "worse" if worse else "no worse" if all(each.verdict == "no worse" for each in corrected) else "cannot tell"
     )
-    return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes))
+    return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes),
+                      work=work)  # fmt: skip
+
+
+def _without_empty(samples: Samples) -> Samples:
+    """A side that sent less, as a slow server does in a closed loop, has windows without a sample."""
+    kept, window = np.unique(samples.window, return_inverse=True)
+    return Samples(samples.values, window, len(kept))
 
 
 def _worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:

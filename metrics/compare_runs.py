@@ -9,6 +9,8 @@ from metrics.compare import (
     FEWEST_RUNS,
     Compared,
     Comparison,
+    counting_error,
+    outlasting,
     runs_evidence,
     statistic,
     together,
@@ -17,10 +19,12 @@ from metrics.compare import (
     windows_evidence,
 )
 from metrics.compare_samples import (
-    FEWEST_WINDOWS,
     METRICS,
+    SHARES,
+    Metric,
     RunSamples,
     alike_steps,
+    engine_of,
     identity,
     num_windows,
     read_run,
@@ -29,6 +33,7 @@ from metrics.compare_samples import (
     settings,
     steps_of,
 )
+from metrics.compare_work import Work, other_work, shifts, work_of
 from metrics.differences import differences
 from metrics.rundir import RunDirectory
 
@@ -45,49 +50,85 @@ def compare_runs(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
     confidence: float = 0.95, force: bool = False, seed: int = 0,
 ) -> Comparison:  # fmt: skip
-    """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps.
+    """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
+    that no run has are left out. Where a request failed, how many were served is compared as well.
 
-    Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware (unless
-    `force`), and for a metric that is not there.
+    Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware or did not
+    do the same work (unless `force`), where A is too short, and for a metric that is not there.
     """
     if unknown := [name for name in metrics if name not in METRICS]:
         raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
     notes = check(a, b, force)
     sides = [[read_run(run) for run in side] for side in (a, b)]
-    for each in (*sides[0], *sides[1]):
-        if not len(each.requests):
-            raise CompareError(f"{each.run.path} has no measured request, so there is nothing to compare")
+    several = _several(sides)
     steps, share = _steps(sides)
-    chosen = list(metrics) or [*OF_REQUESTS, *(OF_STEPS if steps else ())]
-    if steps is None and any(METRICS[name].source == "steps" for name in chosen):
+    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
+    of_steps = [name for name in chosen if METRICS[name].source == "steps"]
+    if of_steps and steps is None:
         raise CompareError(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
-    if steps is not None and any(METRICS[name].source == "steps" for name in chosen):
+    if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
-    several = min(len(a), len(b)) >= FEWEST_RUNS
     if not several:
         notes.append(ONE_RUN)
-        if max(len(a), len(b)) > 1:
-            raise CompareError(
-                f"A has {len(a)} runs and B has {len(b)}; give one run a side, or at least {FEWEST_RUNS} of each"
-            )
     paired = len(a) == len(b) and all(map(same_schedule, *sides))
-    windows = num_windows([*sides[0], *sides[1]])
+    work = work_of(sides[0]), work_of(sides[1])
+    if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did
+        same_settings = not differences(engine_of(a[0].meta()), engine_of(b[0].meta()))
+        faults = other_work(*sides, paired, same_settings, margin, confidence)
+        notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
+        if work[0].failed_share or work[1].failed_share:
+            chosen += [] if "served" in chosen else ["served"]
+    windows = 0 if several else num_windows(sides[0][0])[0]
     random = np.random.default_rng(seed)
     found = [
         _of_runs(name, sides, steps, paired, margin, confidence)
         if several
         else _of_windows(name, sides, steps, paired, windows, random, margin, confidence)
-        for name in dict.fromkeys(chosen)
+        for name in chosen
     ]
-    return together(found, margin, confidence, notes)
+    found = [_beside(each, METRICS[each.metric], sides, work, margin) for each in found]
+    return together(found, margin, confidence, notes, work)
+
+
+def _several(sides: list[list[RunSamples]]) -> bool:
+    """Whether runs are resampled, and not windows of one run a side. Raises CompareError where neither can be done."""
+    for each in (*sides[0], *sides[1]):
+        if not len(each.requests):
+            raise CompareError(f"{each.run.path} has no measured request, so there is nothing to compare")
+    fewest, most = sorted(map(len, sides))
+    if fewest < FEWEST_RUNS and most > 1:
+        raise CompareError(
+            f"A has {len(sides[0])} runs and B has {len(sides[1])}; give one run a side, or at least {FEWEST_RUNS} of "
+            "each"
+        )
+    if fewest < FEWEST_RUNS:
+        windows, reason = num_windows(sides[0][0])  # by A alone: a B that is too slow for them is worse, not untold
+        if not windows:
+            raise CompareError(reason)
+    elif dead := [each for each in (*sides[0], *sides[1]) if not each.requests.served.any()]:
+        raise CompareError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
+    return fewest >= FEWEST_RUNS
+
+
+def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list[str]:
+    """The default metrics that a run has; what is left out is noted."""
+    known = [
+        name
+        for name in OF_REQUESTS
+        if any(each.requests[METRICS[name].what].notna().any() for side in sides for each in side)
+    ]
+    notes += [f"no run has {name}, so it is left out" for name in OF_REQUESTS if name not in known]
+    return [*known, *(OF_STEPS if steps else ())]
 
 
 def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> list[str]:
     """What is to be said about the runs: the settings that differ, and with `force` what should not. Raises
     CompareError."""
+    if twice := {run.path.resolve() for run in a} & {run.path.resolve() for run in b}:
+        raise CompareError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
     metas = [(run, run.meta()) for run in (*a, *b)]
     faults = [
         f"{run.path} is not valid: {'; '.join(meta.get('invalid_reasons') or ['no reason is given'])}"
@@ -98,11 +139,19 @@ def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> 
     for run, meta in metas[1:]:
         if different := differences(identity(first), identity(meta)):
             faults.append(f"{run.path} is not comparable with {metas[0][0].path}: {'; '.join(different[:5])}")
+    for side in (a, b):
+        for run in side[1:]:
+            if different := differences(settings(side[0].meta()), settings(run.meta())):
+                faults.append(f"{run.path} is no repetition of {side[0].path}: {'; '.join(different[:5])}")
+    changed = differences(settings(a[0].meta()), settings(b[0].meta()))
+    return _faults(faults, force) + ([f"what differs: {'; '.join(changed[:8])}"] if changed else [])
+
+
+def _faults(faults: list[str], force: bool) -> list[str]:
+    """With `force` notes, else a CompareError."""
     if faults and not force:
         raise CompareError(f"{faults[0]}; measure again alike, or compare all the same with --force")
-    changed = differences(settings(a[0].meta()), settings(b[0].meta()))
-    notes = [f"forced: {fault}" for fault in faults]
-    return notes + ([f"what differs: {'; '.join(changed[:8])}"] if changed else [])
+    return [f"forced: {fault}" for fault in faults]
 
 
 def _steps(sides: list[list[RunSamples]]) -> tuple[list[list[pd.DataFrame]] | None, float]:
@@ -115,16 +164,15 @@ def _steps(sides: list[list[RunSamples]]) -> tuple[list[list[pd.DataFrame]] | No
 
 def _of_windows(name, sides, steps, paired, windows, random, margin, confidence) -> Compared:
     metric = METRICS[name]
-    if not windows:
-        return untold(name, f"too short for {FEWEST_WINDOWS} windows of a few requests each; run longer, or more often")
     a, b = (
         samples_of(side[0], metric, windows, steps[place][0] if steps else None) for place, side in enumerate(sides)
     )
     if not len(a.values) or not len(b.values):
-        return untold(name, "a side has no such value")
+        return untold(name, f"{'B' if len(a.values) else 'A'} has no such value")
     # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
     pairs = paired and metric.source == "requests"
-    return weigh(name, metric, windows_evidence(a, b, metric, pairs, random), margin, confidence)
+    evidence = windows_evidence(a, b, metric, pairs, random)
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, paired))
 
 
 def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
@@ -138,4 +186,21 @@ def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
     ]
     if not np.isfinite(values[0] + values[1]).all():
         return untold(name, "a run has no such value, or too many of its requests failed")
-    return weigh(name, metric, runs_evidence(values[0], values[1], metric, paired), margin, confidence)
+    evidence = runs_evidence(values[0], values[1], metric, paired)
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, paired))
+
+
+def _counted(metric: Metric, sides: list[list[RunSamples]], paired: bool) -> float:
+    if metric.what not in SHARES:
+        return 0.0
+    return counting_error(*(np.concatenate([each.requests[metric.what] for each in side]) for side in sides), paired)
+
+
+def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work], margin: float) -> Compared:
+    """What failed requests and the client itself may have added to a latency, a verdict has to outlast."""
+    if metric.source != "requests" or found.a is None or found.b is None:
+        return found
+    slowest = max(float(each.requests[metric.what].max()) for side in sides for each in side)
+    for shift in shifts(metric, *work, (found.a, found.b), slowest):
+        found = outlasting(found, shift, margin)
+    return found

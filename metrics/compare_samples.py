@@ -22,6 +22,7 @@ WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
 WINDOW_REQUESTS = 5  # ... and has so many requests, on average
 SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
+SHARES = ("good", "served")  # of all requests, whatever came of them
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
 
 
@@ -41,6 +42,7 @@ METRICS: dict[str, Metric] = {
         for statistic in ("p50", "p90", "mean")
     },
     "attainment": Metric("good", "mean", False, "requests"),
+    "served": Metric("served", "mean", False, "requests"),
     "tokens_per_s": Metric("tokens", "mean", False, "tokens"),
     "step_p50": Metric("step", "p50", True, "steps"),
     "step_p95": Metric("step", "p95", True, "steps"),
@@ -66,9 +68,10 @@ class RunSamples(NamedTuple):
 
 
 def read_run(run: RunDirectory) -> RunSamples:
-    """The measured requests of a run, judged by its objectives."""
+    """The measured requests of a run, judged by its objectives, and whether each was `served`."""
     meta = run.meta()
     requests = judged(measured(run.requests(), meta), meta.get("objectives") or [])
+    requests["served"] = requests.status == "ok"
     span = window_ns(requests)
     begin, end = span if span else (0, 0)
     return RunSamples(run, requests, begin, (end - begin) / 1e9)
@@ -83,18 +86,23 @@ def same_schedule(first: RunSamples, second: RunSamples) -> bool:
     return bool((due <= SAME_DUE_NS).all() and (a.klass.to_numpy() == b.klass.to_numpy()).all())
 
 
-def num_windows(runs: Sequence[RunSamples]) -> int:
-    """Windows that each of the runs can be cut into; 0 where a run is too short for FEWEST_WINDOWS."""
-    most = MOST_WINDOWS
-    for each in runs:
-        latency_s = (
-            float(np.nanmedian(each.requests.e2e_ms.astype("float64"))) / 1e3 if len(each.requests) else math.nan
-        )
-        if not latency_s > 0:
-            return 0
-        due_s = float(each.requests.due_ns.max() - each.begin_ns) / 1e9
-        most = min(most, int(due_s / (WINDOW_LATENCIES * latency_s)), len(each.requests) // WINDOW_REQUESTS)
-    return most if most >= FEWEST_WINDOWS else 0
+def num_windows(each: RunSamples) -> tuple[int, str]:
+    """Windows that a run can be cut into, and why there are none: 0 where they would be fewer than FEWEST_WINDOWS."""
+    requests, due_s = each.requests, float(each.requests.due_ns.max() - each.begin_ns) / 1e9
+    sent = f"{each.run.path} has {len(requests):,} requests"
+    if not requests.served.any():
+        return 0, f"{sent} and served none, so nothing compares with it; measure it again"
+    if not due_s > 0:
+        return 0, f"{sent}, all due at once, so that one run has no windows in time; give two or more runs a side"
+    latency_s = float(np.nanmedian(requests.e2e_ms.astype("float64"))) / 1e3
+    found = min(MOST_WINDOWS, int(due_s / (WINDOW_LATENCIES * latency_s)), len(requests) // WINDOW_REQUESTS)
+    if found >= FEWEST_WINDOWS:
+        return found, ""
+    return 0, (
+        f"{sent} within {due_s:.3g} s, with a median latency of {latency_s:.3g} s: too short for {FEWEST_WINDOWS} "
+        f"windows of {WINDOW_LATENCIES:g} latencies and {WINDOW_REQUESTS} requests each; run longer, or give two or "
+        "more runs a side"
+    )
 
 
 def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFrame | None = None) -> Samples:
@@ -107,7 +115,7 @@ def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFra
     requests = each.requests
     offsets = requests.due_ns.to_numpy(dtype="float64") - each.begin_ns
     values = requests[metric.what].astype("float64").to_numpy(copy=True)
-    if metric.what != "good":
+    if metric.what not in SHARES:
         failed = (requests.status != "ok").to_numpy()
         values[failed] = math.inf if metric.statistic != "mean" else math.nan
     kept = ~np.isnan(values)
@@ -193,5 +201,9 @@ def identity(meta: dict[str, Any]) -> dict[str, Any]:
 
 def settings(meta: dict[str, Any]) -> dict[str, Any]:
     """What may differ between the sides, and is told where it does: that is what is compared."""
-    engine = {name: value for name, value in (meta.get("engine") or {}).items() if name not in ("served", "base_url")}
-    return {"engine": engine, "versions": meta.get("versions")}
+    return {"engine": engine_of(meta), "versions": meta.get("versions")}
+
+
+def engine_of(meta: dict[str, Any]) -> dict[str, Any]:
+    """What the engine was told; {} of a foreign server."""
+    return {name: value for name, value in (meta.get("engine") or {}).items() if name not in ("served", "base_url")}

@@ -29,7 +29,7 @@ def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | 
     if not isinstance(ideal, dict) or not isinstance(ideal.get("ideal_hit_rate"), int | float):
         return None
     served = requests[requests.status == "ok"]
-    cached, prompt = (_first_told(served, name) for name in ("cached_tokens", "prompt_tokens"))
+    cached, prompt = (first_told(served, name) for name in ("cached_tokens", "prompt_tokens"))
     known = cached.notna() & prompt.notna()
     shadow = _numbers(served, "infinite_hit_tokens")
     seen = shadow.notna() & prompt.notna()
@@ -48,7 +48,7 @@ def in_words(share: PrefixShare) -> str:
     return f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
 
 
-def _first_told(frame: pd.DataFrame, name: str) -> pd.Series:
+def first_told(frame: pd.DataFrame, name: str) -> pd.Series:
     """What the client was told, and else what the server recorded."""
     return _numbers(frame, name).fillna(_numbers(frame, f"server_{name}"))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_record
 
-from metrics.compare import Compared, runs_evidence, statistic, together, weigh, windows_evidence
+from metrics.compare import Compared, counting_error, runs_evidence, statistic, together, weigh, windows_evidence
 from metrics.compare_runs import CompareError, compare_runs
 from metrics.compare_samples import METRICS, Samples
 from metrics.rundir import RunDirectory
@@ -73,6 +74,32 @@ def test_requests_that_share_a_queue_count_once():
     assert np.mean([error(True) for _ in range(5)]) < 0.6 * truth
 
 
+def test_shares_that_agree_by_chance_are_no_surer_than_counting_allows():
+    """B truly keeps 1/1.05 of A's share; of 40 requests in each of two runs all may well be good all the same."""
+    metric, told, random = METRICS["attainment"], Counter(), np.random.default_rng(3)
+    for _ in range(1_000):
+        good = random.random((2, 2, 40)) < np.array([1.0, 1 / 1.05])[:, None, None]
+        evidence = runs_evidence(*good.mean(axis=2), metric, False)
+        counted = counting_error(*good.reshape(2, -1), False)
+        told[weigh("attainment", metric, evidence, 0.05, 0.95, counted).verdict] += 1
+    assert told["no worse"] <= 75, told
+    for count, verdict in ((20, "cannot tell"), (300, "no worse")):
+        all_good = Samples(np.ones(count), np.arange(count) % 10, 10)
+        for paired in (True, False):
+            evidence = windows_evidence(all_good, all_good, metric, paired, random)
+            counted = counting_error(all_good.values, all_good.values, paired)
+            assert weigh("attainment", metric, evidence, 0.05, 0.95, counted).verdict == verdict
+
+
+@pytest.mark.parametrize("sent", [2, 3, 9])
+def test_a_side_that_could_send_little_is_worse_and_not_unknown(sent):
+    """In a closed loop a slow server gets fewer requests than there are windows."""
+    random = np.random.default_rng(4)
+    a, few = windows(random), 40.0 * windows(random).values[:sent]
+    b = Samples(few, np.arange(sent) * 2, a.windows)
+    assert weigh("e2e_mean", E2E, windows_evidence(a, b, E2E, False, random), 0.05, 0.95).verdict == "worse"
+
+
 def test_the_ratio_is_of_b_to_a_and_worse_is_less_where_more_is_better():
     random = np.random.default_rng(2)
     a = Samples(np.array([1.0, 0.9] * 20), np.arange(40) // 2, 20)
@@ -107,6 +134,7 @@ def test_one_metric_among_many_must_be_surer_and_no_worse_takes_all_of_them():
     assert together([alone], 0.05, 0.95).verdict == "worse"
     among = together([*fine, alone], 0.05, 0.95)
     assert among.verdict == "cannot tell" and among.metrics[-1].reason.startswith("worse on its own")
+    assert among.metrics[-1].needs is None  # nothing was computed of how much more it takes
     assert together([*fine, verdict_of("slow", "worse", 0.009)], 0.05, 0.95).verdict == "worse"
     # Holm: the second is held to a fourth of the error once the first is through
     both = together([*fine[:3], verdict_of("a", "worse", 0.001), verdict_of("b", "worse", 0.012)], 0.05, 0.95)
@@ -155,32 +183,77 @@ def test_several_runs_a_side_are_weighed_by_their_runs(tmp_path):
 
 
 def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
-    a = run_of(tmp_path / "a", USUAL, 1, 1, 60)
-    faster = run_of(tmp_path / "b", replace(USUAL, rate_rps=9.0), 1, 2, 60)
+    a = run_of(tmp_path / "a", USUAL, 1, 1, 110)
+    faster = run_of(tmp_path / "b", replace(USUAL, rate_rps=9.0), 1, 2, 110)
     with pytest.raises(CompareError, match=r"arrivals.rate_rps is 8.0 there and 9.0 here"):
         compare_runs([a], [faster])
     forced = compare_runs([a], [faster], force=True)
     assert any(note.startswith("forced: ") and "rate_rps" in note for note in forced.notes)
-    invalid = run_of(tmp_path / "c", USUAL, 1, 3, 60)
+    invalid = run_of(tmp_path / "c", USUAL, 1, 3, 110)
     invalid.update_meta(valid=False, invalid_reasons=["the load generator sent late"])
     with pytest.raises(CompareError, match="c is not valid: the load generator sent late"):
         compare_runs([a], [invalid])
-    changed = run_of(tmp_path / "d", USUAL, 1, 4, 60)
+    changed = run_of(tmp_path / "d", USUAL, 1, 4, 110)
     changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
     assert "what differs: engine.max_num_seqs is null there and 8 here" in compare_runs([a], [changed]).notes
     with pytest.raises(CompareError, match="no metric nonsense"):
         compare_runs([a], [changed], metrics=["nonsense"])
 
 
-def test_a_run_without_steps_or_too_short_says_so(tmp_path):
-    def forget(records):
-        records.steps.clear()
-        records.requests.clear()
+def forget(records):
+    """As of a foreign server: only the client recorded."""
+    records.steps.clear()
+    records.requests.clear()
 
-    foreign = [synthetic_run(tmp_path / name, plant=USUAL, requests=60, keep=forget) for name in ("a", "b")]
+
+def test_a_run_without_steps_or_too_short_says_so(tmp_path):
+    def one_chunk(records):
+        forget(records)
+        records.client[:] = [
+            replace_record(each, first_token_ns=each.last_byte_ns, chunk_ns=[each.last_byte_ns],
+                           chunk_tokens=[each.output_tokens])
+            for each in records.client
+        ]  # fmt: skip
+
+    foreign = [synthetic_run(tmp_path / name, plant=USUAL, requests=110, keep=forget) for name in ("a", "b")]
     assert [each.metric for each in compare_runs(*([run] for run in foreign)).metrics][-1] == "attainment"
     with pytest.raises(CompareError, match="which metrics of steps need"):
         compare_runs(*([run] for run in foreign), metrics=["step_p95"])
+    whole = [synthetic_run(tmp_path / name, plant=USUAL, requests=110, keep=one_chunk) for name in ("c", "d")]
+    found = compare_runs(*([run] for run in whole))
+    assert [each.metric for each in found.metrics] == ["ttft_mean", "e2e_mean", "attainment"]
+    assert "no run has tpot_mean, so it is left out" in found.notes
     short = [run_of(tmp_path / f"short{number}", USUAL, 1, number, 12) for number in range(2)]
-    found = compare_runs(*([run] for run in short), metrics=["e2e_mean"])
-    assert found.verdict == "cannot tell" and "run longer" in found.metrics[0].reason
+    with pytest.raises(CompareError, match=r"12 requests within .* run longer, or give two"):
+        compare_runs(*([run] for run in short), metrics=["e2e_mean"])
+
+
+def test_a_b_that_is_too_slow_for_windows_or_serves_nothing_is_worse(tmp_path):
+    device = replace(USUAL.device, step_ns=10 * USUAL.device.step_ns)
+    plants = {"a": USUAL, "slow": replace(USUAL, device=device), "dead": replace(USUAL, failing_share=1.0)}
+    a, slow, dead = (synthetic_run(tmp_path / name, plant=plant, requests=150, keep=forget, device_seed=number)
+                     for number, (name, plant) in enumerate(plants.items()))  # fmt: skip
+    found = compare_runs([a], [slow], force=True)  # forced: another simulated device is another machine
+    assert found.verdict == "worse" and {each.verdict for each in found.metrics} == {"worse"}
+    for metrics in ([], ["e2e_mean"], ["e2e_p50", "tpot_p90"]):
+        assert compare_runs([a], [dead], metrics=metrics).verdict == "worse"
+    with pytest.raises(CompareError, match="150 requests and served none"):
+        compare_runs([dead], [a])
+    with pytest.raises(CompareError, match="dead served none"):
+        again = synthetic_run(tmp_path / "again", plant=USUAL, requests=150, keep=forget)
+        compare_runs([a, slow], [again, dead], force=True)
+
+
+def test_a_load_that_is_due_at_once_takes_two_runs_a_side(tmp_path):
+    def at_once(records):
+        forget(records)
+        begin = records.client[0].due_ns
+        records.client[:] = [replace_record(each, due_ns=begin) for each in records.client]
+
+    runs = [
+        synthetic_run(tmp_path / str(number), plant=USUAL, requests=60, device_seed=number, keep=at_once)
+        for number in range(4)
+    ]
+    with pytest.raises(CompareError, match=r"due at once.*two or more runs a side"):
+        compare_runs(runs[:1], runs[1:2], metrics=["e2e_mean"])
+    assert compare_runs(runs[:2], runs[2:], metrics=["e2e_mean"]).metrics[0].ratio == pytest.approx(1, abs=0.05)
