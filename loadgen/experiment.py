@@ -19,7 +19,17 @@ from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
 from loadgen.gather import begin_run, finish_run, repeat_command
 from loadgen.live import LiveTable
-from loadgen.processes import ExperimentError, free_port, load_command, serve_command, start, stop, tail, wait_ready
+from loadgen.processes import (
+    ExperimentError,
+    ServerDied,
+    free_port,
+    load_command,
+    serve_command,
+    start,
+    stop,
+    tail,
+    wait_ready,
+)
 from loadgen.prompts import load_tokenizer
 from loadgen.rawlog import read_progress, recording
 from loadgen.scenario import Scenario
@@ -27,7 +37,7 @@ from loadgen.schedule import build_schedule
 from loadgen.scrape import Scraper
 from loadgen.server_tokenizer import SERVER
 from loadgen.shards import loop_of
-from loadgen.workload_facts import workload_facts
+from loadgen.workload_facts import repeated_texts, workload_facts
 from metrics.adoption import adopt
 from metrics.recorder import FLUSH_SECONDS
 from metrics.rundir import SERVER_KEYS, RunDirectory, RunError
@@ -116,6 +126,8 @@ def load_url(
         raise ExperimentError(str(error)) from None
     tokenizer = tokenizer or scenario.target.tokenizer
     workload = _check(scenario, seed, tokenizer, processes)
+    if told := repeated_texts(scenario):
+        workload["notes"] = [*workload.get("notes", []), *told]
     try:
         endpoint = parse_base_url(base_url)
         chosen = model or scenario.target.model
@@ -215,7 +227,7 @@ def _load(
             progress(Progress("sending", **counts) if counts else Progress("preparing load"))
             if server is not None and server.poll() is not None:
                 reasons.append(f"the server ended with exit code {server.returncode} during the run")
-                raise ExperimentError(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")
+                raise ServerDied(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")
             time.sleep(POLL_S)
         counts = read_progress(run.path)
         if counts:

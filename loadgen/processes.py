@@ -29,6 +29,10 @@ class ExperimentError(Exception):
         self.message = message
 
 
+class ServerDied(ExperimentError):
+    """Our server ended during the load. The run is kept, up to then."""
+
+
 def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:

@@ -1,5 +1,8 @@
 """Prompts of a wanted length, cut from prose, all different unless a shared prefix is asked for.
 
+Each begins with a few words drawn from the seed and its number. A run of another seed cuts the same prose at the same
+words, and would otherwise find its prompts in the prefix cache of a server that runs on.
+
 With the target's tokenizer a prompt has the wanted number of tokens, but for the rare cut that no prefix of the text
 hits exactly; counted by a server, within a word. Without one it is measured in words at TOKENS_PER_WORD, right
 within some 15 % for English and a vocabulary of 30,000 or more; the server's own count is what the records keep.
@@ -22,6 +25,8 @@ from loadgen.words import Encoder, WordSource
 
 CORPUS = SCENARIO_FOLDER / "tiny-model" / "prompts.txt"
 WORDS_A_QUESTION = 256  # to a server that measures
+LEAD_WORDS = 4  # of thousands of short ones: 48 bits, in fewer tokens than a block of a prefix cache has
+LONGEST_LEAD_WORD = 7  # characters
 _CUT_ATTEMPTS = 8
 
 
@@ -74,41 +79,50 @@ class PromptSource:
         if not self._words:
             raise ScenarioError([f"the prose that prompts are cut from, {corpus}, is empty"])
         self._tokens_before = _tokens_before_each_word(self._words, tokenizer)
+        places = {word: place for place, word in enumerate(self._words)}
+        short = [place for word, place in places.items() if len(word) <= LONGEST_LEAD_WORD]
+        self._lead_words = short or list(places.values())
         self._starts = np.random.default_rng(stable_seed(seed, "starts")).permutation(len(self._words))
         self._used = 0
         self._seed = seed
 
     def prompt(self, num_tokens: int, prefix: str = "", prefix_tokens: int = 0) -> Prompt:
-        """`num_tokens` in all, `prefix_tokens` of them in the prefix. No two calls begin at the same word.
-
-        Once every word has been a beginning, prompts begin with a number, so that they differ all the same.
-        """
-        lap, position = divmod(self._used, len(self._words))
+        """`num_tokens` in all, `prefix_tokens` of them in the prefix. No two seeds or calls begin alike."""
+        number = self._used
         self._used += 1
-        lead = f"{lap}." if lap else ""
-        return Prompt(prefix, self._cut(int(self._starts[position]), num_tokens - prefix_tokens, lead, prefix))
+        start = int(self._starts[number % len(self._words)])
+        return Prompt(prefix, self._cut(self._lead("prompt", number), start, num_tokens - prefix_tokens, prefix))
 
     def shared_prefix(self, name: str, num_tokens: int, behind: str = "") -> str:
         """The prefix of this name: the same in every prompt, process and run of one seed.
 
         `behind` is the text that it follows; the tokens are counted as they are there.
         """
-        return self._cut(stable_seed(self._seed, "prefix", name) % len(self._words), num_tokens, "", behind)
+        start = stable_seed(self._seed, "prefix", name) % len(self._words)
+        return self._cut(self._lead("prefix", name), start, num_tokens, behind)
 
     @cached_property
     def by_name(self) -> WordSource:
         """Texts of words that are one token each."""
         return WordSource(self._seed, self._tokenizer, self._words)
 
-    def _cut(self, start: int, num_tokens: int, lead: str, prefix: str) -> str:
-        """Text of `num_tokens` tokens from word `start` on, as they count after `prefix`."""
-        words = max(1, self._words_for(start, num_tokens))
+    def _lead(self, *name: object) -> list[int]:
+        """Places of the words that the text of this name begins with."""
+        drawn, places = stable_seed(self._seed, "lead", *name), []
+        for _ in range(LEAD_WORDS):
+            drawn, place = divmod(drawn, len(self._lead_words))
+            places.append(self._lead_words[place])
+        return places
+
+    def _cut(self, lead: list[int], start: int, num_tokens: int, prefix: str) -> str:
+        """Text of `num_tokens` tokens, as they count after `prefix`: `lead`, then the prose from word `start` on."""
+        words = max(1, self._words_for(lead, start, num_tokens))
         if self._tokenizer is None:
-            return self._text(start, words, lead)
+            return self._text(lead, start, words)
         best: tuple[int, str] | None = None
         already = self._count(prefix) if prefix else 0
         for _ in range(_CUT_ATTEMPTS):
-            text = self._text(start, words, lead)
+            text = self._text(lead, start, words)
             surplus = self._count(f"{prefix} {text}" if prefix else text) - already - num_tokens
             if best is None or abs(surplus) < best[0]:
                 best = (abs(surplus), text)
@@ -134,20 +148,23 @@ class PromptSource:
         same = len(self._tokenizer.encode(shorter, add_special_tokens=False).ids) == wanted
         return shorter if same and shorter.strip() else best[1]
 
-    def _text(self, start: int, num_words: int, lead: str) -> str:
-        chosen = [self._words[(start + step) % len(self._words)] for step in range(num_words)]
-        return " ".join([lead, *chosen] if lead else chosen)
+    def _text(self, lead: list[int], start: int, num_words: int) -> str:
+        places = [*lead, *((start + step) % len(self._words) for step in range(num_words - len(lead)))]
+        return " ".join([self._words[place] for place in places[:num_words]])
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _words_for(self, start: int, num_tokens: int) -> int:
-        """How many words from `start` on hold about `num_tokens`, round the circle where need be."""
-        laps, rest = divmod(num_tokens, int(self._tokens_before[-1]))
+    def _words_for(self, lead: list[int], start: int, num_tokens: int) -> int:
+        """How many words of `lead` and then from `start` on hold about `num_tokens`, round the circle where need be."""
+        of_lead = np.cumsum([self._tokens_before[place + 1] - self._tokens_before[place] for place in lead])
+        if num_tokens <= of_lead[-1]:
+            return 1 + int(np.searchsorted(of_lead, num_tokens))
+        laps, rest = divmod(num_tokens - of_lead[-1], self._tokens_before[-1])
         target = self._tokens_before[start] + rest
         if target > self._tokens_before[-1]:
             laps, target = laps + 1, target - self._tokens_before[-1]
-        return laps * len(self._words) + int(np.searchsorted(self._tokens_before, target)) - start
+        return len(lead) + int(laps) * len(self._words) + int(np.searchsorted(self._tokens_before, target)) - start
 
 
 def _tokens_before_each_word(words: list[str], tokenizer: Encoder | None) -> np.ndarray:

@@ -62,9 +62,11 @@ def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
 
 
 def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, float | int] | None:
-    """For `run.json`: the share of measured prompt tokens that an infinite cache has. None where nothing is shared."""
+    """For `run.json`: the share of measured prompt tokens that an infinite cache has, 0 where nothing is shared; None
+    where recorded texts are all that could be."""
     prompts = list(_prompts(scenario, schedule))
-    if not any(segments for segments, _, _ in prompts):
+    recorded = any(klass.content == "recorded" for klass in scenario.workload.classes)
+    if recorded and not any(segments for segments, _, _ in prompts):
         return None
     stated = scenario.engine.get("block_size")
     block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS

@@ -26,6 +26,17 @@ def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest], seed: i
     return facts
 
 
+def repeated_texts(scenario: Scenario) -> list[str]:
+    """What to know where runs follow each other on one server: which texts no seed changes."""
+    recorded = [klass.klass for klass in scenario.workload.classes if klass.content == "recorded"]
+    if not recorded:
+        return []
+    return [
+        f"class {', '.join(recorded)} sends recorded texts, the same ones with every seed: a server that had them in a "
+        "run before finds them in its prefix cache; restart it before each run, or serve without a prefix cache"
+    ]
+
+
 def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     """Facts by the name that the scenario has for a trace."""
     dealt = {klass.from_file for klass in scenario.workload.classes if klass.from_file}

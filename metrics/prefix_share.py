@@ -10,6 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+FOREIGN_SHARE = 0.02  # of the prompt tokens: what a chat template puts before all prompts may be as much
+KNOWN_BEFORE = (
+    "More than these prompts share: it is the chat template's, or the server had prompts of this seed before the run, "
+    "and its latencies are too good; then restart it, or give another --seed"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixShare:
@@ -23,7 +29,8 @@ class PrefixShare:
 
 
 def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | None:
-    """Of the measured requests of a run (client and server joined); None where its load shares nothing."""
+    """Of the measured requests of a run (client and server joined); None where its load shares nothing and nothing was
+    found either."""
     workload = meta.get("workload")
     ideal = workload.get("prefix") if isinstance(workload, dict) else None
     if not isinstance(ideal, dict) or not isinstance(ideal.get("ideal_hit_rate"), int | float):
@@ -33,8 +40,11 @@ def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | 
     known = cached.notna() & prompt.notna()
     shadow = _numbers(served, "infinite_hit_tokens")
     seen = shadow.notna() & prompt.notna()
+    achieved = _rate(cached[known], prompt[known])
+    if not ideal["ideal_hit_rate"] and not achieved:
+        return None
     return PrefixShare(
-        ideal=float(ideal["ideal_hit_rate"]), achieved=_rate(cached[known], prompt[known]),
+        ideal=float(ideal["ideal_hit_rate"]), achieved=achieved,
         infinite=_rate(shadow[seen], prompt[seen]), block_tokens=int(ideal.get("block_tokens") or 0),
         num_requests=int(known.sum()),
     )  # fmt: skip
@@ -45,7 +55,18 @@ def in_words(share: PrefixShare) -> str:
     ideal = f"ideal {share.ideal:.1%} (infinite cache, blocks of {share.block_tokens} tokens)"
     if share.achieved is None:
         return f"Prefix cache: {ideal}; the server does not tell what it found"
-    return f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
+    told = f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
+    return f"{told}. {KNOWN_BEFORE}" if _above_ideal(share) else told
+
+
+def cache_doubt(meta: dict[str, Any], requests: pd.DataFrame) -> str:
+    """Of a run that was one of several: what its server found beyond the ideal; "" where it did not."""
+    share = prefix_share(meta, requests)
+    return in_words(share) if share and _above_ideal(share) else ""
+
+
+def _above_ideal(share: PrefixShare) -> bool:
+    return share.achieved is not None and share.achieved > share.ideal + FOREIGN_SHARE
 
 
 def first_told(frame: pd.DataFrame, name: str) -> pd.Series:

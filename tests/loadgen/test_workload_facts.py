@@ -6,7 +6,7 @@ import pytest
 from loadgen.experiment import load_url, run_scenario
 from loadgen.scenario import load_scenario
 from loadgen.schedule import build_schedule
-from loadgen.workload_facts import workload_facts
+from loadgen.workload_facts import repeated_texts, workload_facts
 from metrics.goodput import measured
 from metrics.prefix_share import in_words, prefix_share, workload_lines
 from metrics.rundir import RunDirectory
@@ -36,7 +36,24 @@ def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():
     assert "the server does not tell what it found" in workload_lines(META, silent)[0]
     for meta in ({}, {"workload": None}, {"workload": {}}):
         assert prefix_share(meta, REQUESTS) is None and workload_lines(meta, REQUESTS) == []
-    assert workload_facts(scenario(), build_schedule(scenario(), 0, "x"), 0) == {}
+
+
+def test_more_than_the_ideal_is_said_also_of_prompts_that_share_nothing(tmp_path):
+    """The server had them in a run before; recorded texts may share what nobody knows, and no seed changes them."""
+    facts = workload_facts(scenario(), build_schedule(scenario(), 0, "x"), 0)
+    assert facts["prefix"]["ideal_hit_rate"] == 0
+    (line,) = workload_lines({"workload": facts}, REQUESTS)
+    assert line.startswith("Prefix cache: 32.0%") and "ideal 0.0%" in line and "give another --seed" in line
+    for cold in (REQUESTS.assign(cached_tokens=0, server_cached_tokens=0), REQUESTS.assign(cached_tokens=None)[:2]):
+        assert workload_lines({"workload": facts}, cold) == []
+    (template,) = workload_lines({"workload": facts}, REQUESTS.assign(cached_tokens=1, server_cached_tokens=1))
+    assert "give another" not in template
+    said = tmp_path / "said.jsonl"
+    said.write_text('{"prompt": "how are you", "output_tokens": 2}\n')
+    length = {"distribution": "trace", "min_tokens": 1, "max_tokens": 100}
+    told = scenario(classes=[CHAT | {"content": "recorded", "from_file": str(said), "prompt_tokens": length}])
+    assert "prefix" not in workload_facts(told, build_schedule(told, 0, "x"), 0)
+    assert "restart it before each run" in repeated_texts(told)[0] and repeated_texts(scenario()) == []
 
 
 def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
