@@ -44,7 +44,7 @@ def open_run(path: Path) -> RunDirectory:
     if not path.exists() and (RUNS / path).is_dir():
         path = RUNS / path
     if path.is_dir() and importlib.util.find_spec("httptools"):
-        from loadgen.parse import recover
+        from loadgen.gather import recover
 
         recover(path)
     return RunDirectory.open(path)

@@ -14,9 +14,14 @@ from metrics.machine import hardware, versions
 from metrics.records import ClientRecord
 from metrics.roofline import device_name
 
-# The code between a due time and a stamp. Another version of it has another error.
-CLIENT_FILES = ("client.py", "connection.py", "hotpath.py", "outgoing.py", "rawlog.py", "stamps.py", "locustfile.py")
-CLIENT_LIBRARIES = ("python", "gevent", "locust")
+# The code between a due time and a stamp, all that runs in the loop's thread with it. Another version of it has another
+# error.
+CLIENT_FILES = (
+    "answer.py", "client.py", "connection.py", "conversation.py", "hotpath.py", "locustfile.py", "outgoing.py",
+    "pace.py", "rawlog.py", "stamps.py",
+)  # fmt: skip
+CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
+NOTHING_STREAMED = "not known: no reply came in more than one read, and what `sojourn calibrate` measures are streams"
 
 
 def client_fingerprint() -> str:
@@ -82,28 +87,21 @@ def _error(differences_ns: list[np.ndarray]) -> Error:
     return Error(round(float(all_ns.mean()) / 1e6, 4), round(float(np.quantile(np.abs(all_ns), 0.99)) / 1e6, 4))
 
 
-def with_calibration(
-    client_error: dict[str, Any], records: list[ClientRecord], shards: Sequence[Shard]
-) -> dict[str, Any]:  # fmt: skip
+def with_calibration(client_error: dict[str, Any], streams: np.ndarray, shards: Sequence[Shard]) -> dict[str, Any]:
     """A run's `client_error`, and below `calibration` the error at its load, or `unknown` with the reason.
 
-    Several processes share the load, as far as each can have a core of its own.
+    `streams` [replies with text, 3]: ns of the first and of the last chunk, number of chunks. Several processes share
+    the load, as far as each can have a core of its own.
     """
     if any(shard.clock_uncertainty_ms is not None for shard in shards):
         unknown = "not known: other hosts sent too, and what is kept here is of this one"
         return client_error | {"calibration": {"unknown": unknown}}
+    num_streams, chunks_per_s = stream_load(*streams.T)
+    if not num_streams:
+        return client_error | {"calibration": {"unknown": NOTHING_STREAMED}}
     processes = max(1, min(len(shards), hardware()["cores"]))
-    streamed = [record for record in records if record.chunk_ns]
-    first, last, chunks = (
-        np.array(column, dtype=np.int64)
-        for column in (
-            [record.chunk_ns[0] for record in streamed],
-            [record.chunk_ns[-1] for record in streamed],
-            [len(record.chunk_ns) for record in streamed],
-        )
-    )
     try:
         calibration = load_calibration(device_name(), client_fingerprint())
     except CalibrationError as error:
         return client_error | {"calibration": {"unknown": str(error)}}
-    return client_error | {"calibration": error_at_load(calibration, *stream_load(first, last, chunks), processes)}
+    return client_error | {"calibration": error_at_load(calibration, num_streams, chunks_per_s, processes)}

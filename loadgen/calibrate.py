@@ -15,7 +15,7 @@ import msgspec
 from loadgen.accuracy import client_fingerprint, compare
 from loadgen.endpoint import Endpoint, EndpointError, get, parse_base_url
 from loadgen.experiment import ExperimentError, load_url
-from loadgen.parse import parse_run
+from loadgen.parse import read_records
 from loadgen.processes import free_port, start, stop, tail
 from loadgen.scenario import Scenario
 from loadgen.truth import Truth, TruthLog
@@ -61,7 +61,7 @@ def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: 
         with truth_server(truth, folder / "server.log") as endpoint:
             load_url(scenario, endpoint.url, folder / "run")
             log = truth_log(endpoint)
-        records = parse_run(folder / "run").records
+        records = read_records(folder / "run")
     finally:
         shutil.rmtree(folder)
     begin_ns = min(record.due_ns for record in records) + round((TTFT_S + stream_s) * 1e9)

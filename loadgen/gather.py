@@ -9,9 +9,8 @@ import yaml
 from loadgen.accuracy import with_calibration
 from loadgen.arrival_facts import arrival_facts
 from loadgen.closed_loop import loop_doubt
-from loadgen.outgoing import STOPPED
 from loadgen.parse import Parsed, build_client_table
-from loadgen.rawlog import discard_progress
+from loadgen.rawlog import RAW_TABLE, abandoned, discard_progress
 from loadgen.scenario import Scenario
 from loadgen.schedule import SCHEDULE_FILE
 from loadgen.shards import SHARDS_FILE, doubts_about, read_shards
@@ -49,6 +48,7 @@ def begin_run(
             "objectives": [objective.model_dump(mode="json") for objective in scenario.objectives],
             "client_error": None,
             "valid": False,
+            "load_reasons": [UNFINISHED],  # of `invalid_reasons`, those that no table tells
             "invalid_reasons": [UNFINISHED],
         },
     )
@@ -78,11 +78,37 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
     """Parses what was recorded, compacts it and says whether the run is valid; `reasons` are those known already."""
     parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
     run.compact()
+    _judge(run, parsed, reasons)
+    return parsed
+
+
+def recover(run_dir: Path | str) -> bool:
+    """Builds the client table of a run whose processes were all killed, or to which the events that workers recorded on
+    other hosts were brought since, and judges it anew. Returns whether there was anything to do.
+
+    Cheap where there is not, and never in the way of a run under way: call it before reading any run.
+    """
+    run_dir = Path(run_dir)
+    segments, schedule = run_dir / f"{RAW_TABLE}.parts", run_dir / SCHEDULE_FILE
+    if not schedule.exists() or ((run_dir / "client.parquet").exists() and not segments.is_dir()):
+        return False
+    with abandoned(run_dir) as is_abandoned:
+        if is_abandoned:
+            run = RunDirectory(run_dir)
+            meta = run.meta()
+            _judge(run, build_client_table(run_dir), meta.get("load_reasons", meta.get("invalid_reasons", [])))
+    return is_abandoned
+
+
+def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None:
+    """Says in `run.json` how far the run can be trusted: `reasons` are what ended its load, the others are told by what
+    was recorded, and found anew each time."""
     discard_progress(run.path)
-    meta, shards = run.meta(), read_shards(run.path)
-    client_error = with_calibration(parsed.client_error, parsed.records, shards) if parsed else None
+    meta = run.meta()
+    shards = read_shards(run.path, meta.get("load_processes") or ())
+    client_error = with_calibration(parsed.client_error, parsed.streams, shards) if parsed else None
     found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
-    if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], len(parsed.records), parsed.num_never_due)):
+    if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], parsed.num_records, parsed.num_never_due)):
         found.append(doubt)
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):
         found.append(beyond)
@@ -90,10 +116,10 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
         load_processes=[asdict(shard) for shard in shards],
         client_error=client_error,
         valid=not found,
+        load_reasons=reasons,
         invalid_reasons=list(dict.fromkeys(found)),
     )
     (run.path / SHARDS_FILE).unlink(missing_ok=True)
-    return parsed
 
 
 def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str]:
@@ -103,10 +129,10 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
     if not parsed.started:
         return ["the load stopped before its schedule began"]
     found = []
-    num_unfinished = sum(record.status == "missing" or record.error == STOPPED for record in parsed.records)
-    if num_unfinished:
+    if parsed.num_unfinished:
         found.append(
-            f"{num_unfinished} of {len(parsed.records)} scheduled requests were never sent or have no recorded end"
+            f"{parsed.num_unfinished} of {parsed.num_records} scheduled requests were never sent or have no recorded "
+            "end"
         )
     bounds = [objective["ttft_ms"] for objective in objectives if objective.get("ttft_ms")]
     bound_ms = LAG_SHARE_OF_TTFT * min(bounds) if bounds else LAG_BOUND_WITHOUT_TTFT_MS

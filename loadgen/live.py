@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from loadgen.parse import client_record, due_time, events_by_request
+from loadgen.parse import Event, client_record, due_time, events_by_request
 from loadgen.rawlog import NO_REQUEST, TERMINAL, event_files
 from loadgen.schedule import SCHEDULE_FILE, read_schedule
 from metrics.records import SCHEMAS, row
@@ -23,7 +23,7 @@ class LiveTable:
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
         self._read: set[Path] = set()
-        self._open: dict[int, list[tuple[int, int, int, bytes]]] = {}
+        self._open: dict[int, list[Event]] = {}
         self._start_ns: int | None = None
         self._schedule, self._scenario = [], ""
 
@@ -39,7 +39,7 @@ class LiveTable:
             self._schedule, self._scenario = read_schedule(self._run_dir)
         fresh = [file for file in event_files(self._run_dir) if file not in self._read]
         ended = []
-        for index, events in events_by_request(fresh).items():
+        for index, events in events_by_request(fresh):
             if index == NO_REQUEST:
                 self._start_ns = events[0][1]
                 continue
@@ -52,7 +52,7 @@ class LiveTable:
             name = f"{time.time_ns():020d}-{os.getpid()}"
             write_segment(self._run_dir, "client", rows, name, SCHEMAS["client"])
 
-    def _record(self, index: int, events: list[tuple[int, int, int, bytes]]):
+    def _record(self, index: int, events: list[Event]):
         request = self._schedule[index]
         due_ns = due_time(request, self._start_ns, events)
         return client_record(request, self._scenario, due_ns, events)

@@ -1,14 +1,15 @@
 """Raw events + schedule → `client.parquet`. Pure over what is on disk: the same after a run, and after a kill -9."""
 
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from loadgen.accuracy import with_calibration
 from loadgen.outgoing import STOPPED
 from loadgen.rawlog import (
     BYTES,
@@ -17,54 +18,114 @@ from loadgen.rawlog import (
     DUE,
     ERROR,
     NO_REQUEST,
-    RAW_TABLE,
     RECONNECTED,
     SENT,
     STARTED,
     TERMINAL,
     TIMEOUT,
-    abandoned,
     compact_events,
-    discard_progress,
     event_files,
-    read_events,
+    first_stamp,
+    ordered_events,
 )  # fmt: skip
 from loadgen.reply import Reply, ReplyReader
-from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, read_schedule
-from loadgen.shards import read_shards
+from loadgen.schedule import ScheduledRequest, read_schedule
 from metrics.records import SCHEMAS, ClientRecord, row
-from metrics.rundir import RunDirectory
-from metrics.segments import discard_segments, replace_table
+from metrics.segments import discard_segments, replace_in_pieces
 
 RAW_COLUMNS = ("index", "ns", "kind", "data")
+EVENTS_AT_ONCE = 8192  # as Python objects: some 500 bytes each
+RECORDS_AT_ONCE = 1024
+
+Event = tuple[int, int, int, bytes]  # index, ns, kind, data
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a run's raw events say."""
+    """What a run's raw events say of all its requests together."""
 
-    records: list[ClientRecord]  # in order of the schedule
     started: bool  # whether the schedule began at all
+    num_records: int
+    num_unfinished: int  # of them: never sent, or without a recorded end
+    num_never_due: int  # of a closed loop: built, but no slot came to them
     client_error: dict[str, float | None]
-    num_never_due: int = 0  # of a closed loop: built, but no slot came to them
+    streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
 
 
-def recover(run_dir: Path | str) -> bool:
-    """Builds the client table of a run whose processes were all killed. Returns whether there was anything to do.
+class Reading:
+    """Reads a run's records one by one, and adds up what is to be known of all of them."""
 
-    Cheap where there is not, and never in the way of a run under way: call it before reading any run.
-    """
-    run_dir = Path(run_dir)
-    segments, schedule = run_dir / f"{RAW_TABLE}.parts", run_dir / SCHEDULE_FILE
-    if not schedule.exists() or ((run_dir / "client.parquet").exists() and not segments.is_dir()):
-        return False
-    with abandoned(run_dir) as is_abandoned:
-        if is_abandoned:
-            parsed = build_client_table(run_dir)
-            discard_progress(run_dir)
-            client_error = with_calibration(parsed.client_error, parsed.records, read_shards(run_dir))
-            RunDirectory(run_dir).update_meta(client_error=client_error)
-    return is_abandoned
+    def __init__(self, run_dir: Path):
+        self._schedule, self._scenario = read_schedule(run_dir)
+        self._files = event_files(run_dir)
+        self._started = False
+        self._num_records = self._num_unfinished = self._num_stale = 0
+        self._lag_ns, self._dispatch_ns = array("q"), array("q")
+        self._streams = array("q")
+
+    def records(self) -> Iterator[ClientRecord]:
+        """In order of the schedule. Requests without an end are `missing`, whatever came of them.
+
+        One of a closed loop whose turn never came was not meant to be sent, and has none. Where the schedule never
+        began, the first stamp of all stands for its start.
+        """
+        stream = events_by_request(self._files)
+        upcoming = next(stream, None)
+        start_ns = None
+        if upcoming is not None and upcoming[0] == NO_REQUEST:
+            start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == STARTED), None)
+            upcoming = next(stream, None)
+        self._started = start_ns is not None
+        start_ns = first_stamp(self._files) if start_ns is None else start_ns
+        before_ns = None  # when the turn before was due, in a session that an open loop began
+        for request in self._schedule:
+            events: list[Event] = []
+            if upcoming is not None and upcoming[0] == request.index:
+                events, upcoming = upcoming[1], next(stream, None)
+            due_ns = due_time(request, start_ns, events)
+            if due_ns is None and request.prelude:
+                due_ns = start_ns
+            elif due_ns is None and request.turn:
+                due_ns = before_ns
+            before_ns = (
+                due_ns if request.due_offset_ns is not None or (request.turn and before_ns is not None) else None
+            )
+            if due_ns is not None:
+                record = client_record(request, self._scenario, due_ns, events)
+                self._count(request, record, events)
+                yield record
+
+    def parsed(self) -> Parsed:
+        """What is known once all records are read."""
+        client_error = (
+            {f"lag_{name}_ms": value for name, value in _quantiles_ms(self._lag_ns).items()}
+            | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms(self._dispatch_ns).items()}
+            | ({"stale_connections": self._num_stale} if self._num_stale else {})
+        )
+        never_due = len(self._schedule) - self._num_records
+        streams = np.array(self._streams, dtype=np.int64).reshape(-1, 3)
+        return Parsed(self._started, self._num_records, self._num_unfinished, never_due, client_error, streams)
+
+    def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:
+        """`lag_…` is how late the generator itself was, due → sent; `dispatch_…` its part before the socket was opened.
+
+        Where connections are reused, `stale_connections` counts those that the server had closed before they were
+        wanted.
+        """
+        self._num_records += 1
+        self._num_unfinished += record.status == "missing" or record.error == STOPPED
+        self._num_stale += sum(kind == RECONNECTED for _, _, kind, _ in events)
+        if record.chunk_ns:
+            self._streams.extend((record.chunk_ns[0], record.chunk_ns[-1], len(record.chunk_ns)))
+        stamps = {kind: ns for _, ns, kind, _ in events if kind in (SENT, DISPATCHED)}
+        if request.measured and SENT in stamps:
+            self._lag_ns.append(stamps[SENT] - record.due_ns)
+            self._dispatch_ns.append(stamps[DISPATCHED] - record.due_ns)
+
+
+def read_records(run_dir: Path) -> list[ClientRecord]:
+    """All records of a run that is short enough to stand in memory."""
+    return list(Reading(run_dir).records())
 
 
 def build_client_table(run_dir: Path) -> Parsed:
@@ -73,57 +134,29 @@ def build_client_table(run_dir: Path) -> Parsed:
     Only once nobody writes events: makes one file of their segments too.
     """
     compact_events(run_dir)
-    parsed = parse_run(run_dir)
-    table = pa.Table.from_pylist([row(record) for record in parsed.records], schema=SCHEMAS["client"])
-    replace_table(run_dir / "client.parquet", table)
+    reading = Reading(run_dir)
+    records = reading.records()
+    pieces = iter(lambda: [row(record) for record in islice(records, RECORDS_AT_ONCE)], [])
+    schema = SCHEMAS["client"]
+    tables = (pa.Table.from_pylist(piece, schema=schema) for piece in pieces)
+    replace_in_pieces(run_dir / "client.parquet", schema, tables)
     discard_segments(run_dir, "client")
-    return parsed
+    return reading.parsed()
 
 
-def parse_run(run_dir: Path) -> Parsed:
-    """Reads the schedule and the raw events. Requests without an end are `missing`, whatever came of them."""
-    schedule, scenario = read_schedule(run_dir)
-    by_request = events_by_request(event_files(run_dir))
-    started = [ns for _, ns, kind, _ in by_request.get(NO_REQUEST, ()) if kind == STARTED]
-    due_ns = _due_times(schedule, started[0] if started else None, by_request)
-    records = [
-        client_record(request, scenario, due_ns[request.index], by_request.get(request.index, []))
-        for request in schedule
-        if request.index in due_ns
-    ]
-    never_due = len(schedule) - len(records)
-    return Parsed(records, bool(started), _client_error(schedule, due_ns, by_request), never_due)
+def events_by_request(files: list[Path]) -> Iterator[tuple[int, list[Event]]]:
+    """(index, events in the order of stamping) of each request that has any, in order of the index."""
+    rows = (
+        row
+        for table in ordered_events(files)
+        for batch in table.to_batches(max_chunksize=EVENTS_AT_ONCE)
+        for row in zip(*(batch.column(name).to_pylist() for name in RAW_COLUMNS), strict=True)
+    )
+    for index, group in groupby(rows, key=itemgetter(0)):
+        yield index, list(group)
 
 
-def events_by_request(files: list[Path]) -> dict[int, list[tuple[int, int, int, bytes]]]:
-    """Index of a request → its events (index, ns, kind, data) in the order of stamping."""
-    events = read_events(files)
-    rows = zip(*(events.column(name).to_pylist() for name in RAW_COLUMNS), strict=True)
-    return {index: list(group) for index, group in groupby(rows, key=itemgetter(0))}
-
-
-def _due_times(schedule: list[ScheduledRequest], start_ns: int | None, by_request: dict[int, list]) -> dict[int, int]:
-    """When each request was meant to be sent. One of a closed loop whose turn never came was not meant to be sent.
-
-    Where the schedule never began, the first stamp of all stands for its start.
-    """
-    first_ns = min((events[0][1] for events in by_request.values()), default=0)
-    start_ns = first_ns if start_ns is None else start_ns
-    due_ns: dict[int, int] = {}
-    before_ns = None  # when the turn before was due, in a session that an open loop began
-    for request in schedule:
-        moment = due_time(request, start_ns, by_request.get(request.index, []))
-        if moment is None and request.prelude:
-            moment = first_ns
-        elif moment is None and request.turn:
-            moment = before_ns
-        before_ns = moment if request.due_offset_ns is not None or (request.turn and before_ns is not None) else None
-        if moment is not None:
-            due_ns[request.index] = moment
-    return due_ns
-
-
-def due_time(request: ScheduledRequest, start_ns: int | None, events: list[tuple[int, int, int, bytes]]) -> int | None:
+def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event]) -> int | None:
     """When a request was meant to be sent: at its moment of the schedule, or when what it hung on was over.
 
     One of the prelude was due when its turn came. None for what has no moment, and nothing that was stamped tells one.
@@ -135,9 +168,7 @@ def due_time(request: ScheduledRequest, start_ns: int | None, events: list[tuple
     return next((ns for _, ns, kind, _ in events if kind == DUE), None)
 
 
-def client_record(
-    request: ScheduledRequest, scenario: str, due_ns: int, events: list[tuple[int, int, int, bytes]]
-) -> ClientRecord:
+def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
     """What the events of a request say of it."""
     reader = ReplyReader()
     sent_ns = last_byte_ns = None
@@ -178,26 +209,7 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     return "error", "the stream ended before its last event" if answered else "closed without a reply"
 
 
-def _client_error(schedule: list[ScheduledRequest], due_ns: dict[int, int], by_request: dict[int, list]) -> dict:
-    """How late the generator itself was. `lag_…` is due → sent, `dispatch_…` its part before the socket was opened.
-
-    Where connections are reused, `stale_connections` counts those that the server had closed before they were wanted.
-    """
-    lag, dispatch = [], []
-    stale = sum(event[2] == RECONNECTED for events in by_request.values() for event in events)
-    for request in schedule:
-        stamps = {kind: ns for _, ns, kind, _ in by_request.get(request.index, ()) if kind in (SENT, DISPATCHED)}
-        if request.measured and SENT in stamps and request.index in due_ns:
-            lag.append(stamps[SENT] - due_ns[request.index])
-            dispatch.append(stamps[DISPATCHED] - due_ns[request.index])
-    return (
-        {f"lag_{name}_ms": value for name, value in _quantiles_ms(lag).items()}
-        | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms(dispatch).items()}
-        | ({"stale_connections": stale} if stale else {})
-    )
-
-
-def _quantiles_ms(durations_ns: list[int]) -> dict[str, float | None]:
+def _quantiles_ms(durations_ns: Sequence[int]) -> dict[str, float | None]:
     if not durations_ns:
         return {"p50": None, "p99": None, "max": None}
     p50, p99 = np.quantile(durations_ns, [0.5, 0.99])

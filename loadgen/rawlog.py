@@ -7,17 +7,21 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metrics.segments import discard_segments, replace_table
+from metrics.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, replace_table, sources
 
 RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress-{}.json"
 FLUSH_SECONDS = 0.5
+BYTES_AT_ONCE = 2**28  # of events, when they are read: sorting takes some three times as much
+ROW_BYTES = 33  # of an event beside its data
 
 STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE = range(10)
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
@@ -28,7 +32,7 @@ SCHEMA = pa.schema([
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
     ("kind", pa.int8()),  # STARTED to DUE
-    ("data", pa.binary()),  # the bytes read, or why it ended
+    ("data", pa.large_binary()),  # the bytes read, or why it ended; a run has more than 32-bit offsets reach
 ])  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def _table(events: EventLog, first_seq: int, shift_ns: int) -> pa.Table:
         _numbers(np.frombuffer(events.kind, np.int8)),
         pa.Array.from_buffers(
             pa.large_binary(), size, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(events.data))]
-        ).cast(pa.binary()),
+        ),
     ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
@@ -113,22 +117,54 @@ def abandoned(run_dir: Path) -> Iterator[bool]:
 
 def event_files(run_dir: Path) -> list[Path]:
     """The files that hold events, oldest first."""
-    whole = run_dir / f"{RAW_TABLE}.parquet"
-    return ([whole] if whole.exists() else []) + sorted((run_dir / f"{RAW_TABLE}.parts").glob("*.parquet"))
+    return sources(run_dir, RAW_TABLE)
 
 
-def read_events(files: list[Path]) -> pa.Table:
-    """The events of these files, by request and in the order of stamping."""
-    tables = [pq.read_table(file, schema=SCHEMA) for file in files]
-    return pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by([("index", "ascending"), ("seq", "ascending")])
+def ordered_events(files: list[Path], most_bytes: int = BYTES_AT_ONCE) -> Iterator[pa.Table]:
+    """The events of these files, by request and in the order of stamping. Each table holds whole requests of about
+    `most_bytes` together, so that a run of any length is read in the memory that one of them takes."""
+    sizes, reach = _survey(files)
+    begins = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // most_bytes, prepend=-1)) + NO_REQUEST
+    for begin, end in pairwise([*begins.tolist(), len(sizes) + NO_REQUEST]):
+        within = [("index", ">=", begin), ("index", "<", end)]
+        tables = [
+            pq.read_table(file, schema=SCHEMA, filters=within)
+            for file, (lowest, highest) in reach.items()
+            if lowest < end and highest >= begin
+        ]
+        yield pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by([("index", "ascending"), ("seq", "ascending")])
+
+
+def _survey(files: list[Path]) -> tuple[np.ndarray, dict[Path, tuple[int, int]]]:
+    """[index − NO_REQUEST] bytes of each request's events, and the lowest and highest index in each file."""
+    sizes, reach = np.zeros(0, np.int64), {}
+    for file in files:
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(ROWS_AT_ONCE, columns=["index", "data"]):
+                index = batch.column("index").to_numpy()
+                if not len(index):
+                    continue
+                lowest, highest = int(index.min()), int(index.max())
+                before = reach.get(file, (lowest, highest))
+                reach[file] = min(lowest, before[0]), max(highest, before[1])
+                if (missing := highest - NO_REQUEST + 1 - len(sizes)) > 0:
+                    sizes = np.pad(sizes, (0, max(missing, len(sizes))))
+                lengths = pc.binary_length(batch.column("data")).to_numpy(zero_copy_only=False)
+                np.add.at(sizes, index - NO_REQUEST, lengths + ROW_BYTES)
+    return np.trim_zeros(sizes, "b"), reach
+
+
+def first_stamp(files: list[Path]) -> int:
+    """The earliest stamp of all events; 0 where there are none."""
+    found = (pc.min(pq.read_table(file, columns=["ns"])["ns"]).as_py() for file in files)
+    return min((ns for ns in found if ns is not None), default=0)
 
 
 def compact_events(run_dir: Path) -> None:
     """One file of all segments, once nobody writes. Nothing is removed before the whole stands under its name."""
-    parts = run_dir / f"{RAW_TABLE}.parts"
-    segments = sorted(parts.glob("*.parquet")) if parts.is_dir() else []
-    if segments:
-        replace_table(run_dir / f"{RAW_TABLE}.parquet", read_events(event_files(run_dir)))
+    files, final = event_files(run_dir), run_dir / f"{RAW_TABLE}.parquet"
+    if files and files != [final]:
+        replace_in_pieces(final, SCHEMA, ordered_events(files), holds=files)
     discard_segments(run_dir, RAW_TABLE)
 
 

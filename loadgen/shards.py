@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from loadgen.closed_loop import ClosedLoop
 from loadgen.scenario_faults import ScenarioError
@@ -60,12 +61,14 @@ def write_shards(run_dir: Path, shards: list[Shard]) -> None:
     os.replace(partial, run_dir / SHARDS_FILE)
 
 
-def read_shards(run_dir: Path) -> list[Shard]:
-    """What is known of a run's processes; [] where one process sent all of it."""
+def read_shards(run_dir: Path, settled: Sequence[dict[str, Any]] = ()) -> list[Shard]:
+    """What is known of a run's processes; [] where one process sent all of it. `settled` is what `run.json` says of
+    them once they have ended."""
     try:
-        return [Shard(**each) for each in json.loads((run_dir / SHARDS_FILE).read_text(encoding="utf-8"))]
+        told = json.loads((run_dir / SHARDS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
+        told = settled
+    return [Shard(**each) for each in told]
 
 
 def doubts_about(shards: list[Shard]) -> list[str]:

@@ -15,6 +15,7 @@ _PACKAGES = (
     "torch",
     "locust",
     "gevent",
+    "httptools",
     "numpy",
     "pyarrow",
     "tokenizers",

@@ -7,7 +7,7 @@ which grows: whoever reads it takes the frames that are whole. So a killed proce
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,20 @@ def replace_table(final: Path, content: pa.Table) -> Path:
     return final
 
 
+def replace_in_pieces(
+    final: Path, schema: pa.Schema, pieces: Iterable[pa.Table], holds: Iterable[Path] = ()
+) -> Path:  # fmt: skip
+    """The same of a table that never stands in memory as a whole. `holds` are the segments whose rows are in it."""
+    partial = final.parent / f".{final.stem}.tmp"
+    with pq.ParquetWriter(partial, schema) as writer:
+        for piece in pieces:
+            writer.write_table(piece)
+        if names := [segment.name for segment in holds]:
+            writer.add_key_value_metadata({HOLDS: json.dumps(names).encode()})
+    os.replace(partial, final)
+    return final
+
+
 def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name: str, schema: pa.Schema) -> Path:
     """Writes one finished segment of a table, all or nothing."""
     content = pa.Table.from_pylist(rows, schema=schema)
@@ -62,23 +76,22 @@ def compact(directory: Path, table: str) -> None:
     files = sources(directory, table)
     final = directory / f"{table}.parquet"
     if files and files != [final]:
-        partial = directory / f".{table}.tmp"
-        with pq.ParquetWriter(partial, SCHEMAS[table]) as writer:
-            waiting: list[pa.RecordBatch] = []
-            rows = 0  # of those that wait: a long run has a batch for each of its seconds
-            for batch in _batches(files, table):
-                waiting.append(batch)
-                rows += len(batch)
-                if rows >= ROWS_AT_ONCE:
-                    writer.write_table(pa.Table.from_batches(waiting))
-                    waiting.clear()
-                    rows = 0
-            if waiting:
-                writer.write_table(pa.Table.from_batches(waiting))
-            names = [segment.name for segment in _segments(directory, table)]
-            writer.add_key_value_metadata({HOLDS: json.dumps(names).encode()})
-        os.replace(partial, final)
+        replace_in_pieces(final, SCHEMAS[table], _pieces(files, table), holds=_segments(directory, table))
     discard_segments(directory, table)
+
+
+def _pieces(files: list[Path], table: str) -> Iterator[pa.Table]:
+    """All rows, ROWS_AT_ONCE or more in each but the last: a long run has a batch for each of its seconds."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in _batches(files, table):
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= ROWS_AT_ONCE:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def discard_segments(directory: Path, table: str) -> None:

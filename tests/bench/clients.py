@@ -29,7 +29,7 @@ from rich.table import Table
 
 from loadgen.calibrate import open_streams, truth_log, truth_server
 from loadgen.experiment import load_url
-from loadgen.parse import parse_run
+from loadgen.parse import read_records
 from loadgen.truth import Answer, Truth
 from metrics.machine import company
 from metrics.roofline import device_name
@@ -137,7 +137,7 @@ def run_ours(load: Load, url: str, folder: Path) -> list[Seen]:
     """`sojourn load`, in its own processes, live table and scraper included."""
     scenario = open_streams(load.streams, load.tokens_per_s, load.seconds, STREAM_S, TTFT_S)
     load_url(scenario, url, folder / "run")
-    return [Seen(record.request_id, dict(enumerate(record.chunk_ns))) for record in parse_run(folder / "run").records]
+    return [Seen(record.request_id, dict(enumerate(record.chunk_ns))) for record in read_records(folder / "run")]
 
 
 def run_vllm(python: str, load: Load, url: str, folder: Path) -> list[Seen]:

@@ -1,5 +1,6 @@
 """Scenarios as tests want them, and replays without a process of their own."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,11 @@ from loadgen.bodies import build_wire_requests
 from loadgen.client import OpenLoopClient, Replay
 from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import parse_base_url
-from loadgen.parse import Parsed, build_client_table
+from loadgen.parse import Parsed, build_client_table, read_records
 from loadgen.rawlog import EventLog
 from loadgen.scenario import Scenario
 from loadgen.schedule import build_schedule, save_schedule
+from metrics.records import ClientRecord
 
 CHAT = {"klass": "chat", "prompt_tokens": 8, "output_tokens": 5}
 OBJECTIVE = {"ttft_ms": 500, "source": "made up for a test"}
@@ -28,7 +30,13 @@ def scenario(arrivals: dict | None = None, classes: list[dict] | None = None, **
     return Scenario(**(content | blocks))
 
 
-def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", id_prefix: str = "t") -> Parsed:
+@dataclass(frozen=True)
+class Replayed:
+    records: list[ClientRecord]
+    parsed: Parsed
+
+
+def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", id_prefix: str = "t") -> Replayed:
     """Sends a scenario from this process and parses what came back."""
     endpoint = parse_base_url(url)
     schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
@@ -37,7 +45,12 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target, run_dir, loop), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()
-    return build_client_table(run_dir)
+    return replayed(run_dir)
+
+
+def replayed(run_dir: Path) -> Replayed:
+    parsed = build_client_table(run_dir)
+    return Replayed(read_records(run_dir), parsed)
 
 
 def log_of(events: list[tuple[int, int, int, bytes]]) -> EventLog:

@@ -10,7 +10,15 @@ from loadgen.calibrate import measure_point
 from loadgen.gather import begin_run, finish_run
 from loadgen.shards import Shard
 from loadgen.truth import Answer
-from metrics.calibration import Calibration, CalibrationError, Error, Point, client_error_sentence, store_calibration
+from metrics.calibration import (
+    Calibration,
+    CalibrationError,
+    Error,
+    Point,
+    beyond_capacity,
+    client_error_sentence,
+    store_calibration,
+)  # fmt: skip
 from metrics.machine import hardware
 from metrics.records import ClientRecord
 from metrics.roofline import device_name
@@ -98,16 +106,25 @@ def planted(streams: int, tokens_per_s: float, p99_ms: float) -> Point:
 
 def test_processes_share_the_load_as_far_as_they_have_cores(tmp_path, monkeypatch):
     kept(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
-    records = [pair(0, np.zeros(50))[0]] * 81
+    streams = np.array([[0, 980 * MS, 50]] * 81)
     cores = hardware()["cores"]
     for processes in (0, 1, 2, 1000):
         shards = [Shard(number, "w", 1) for number in range(processes)]
-        found = with_calibration({"lag_p50_ms": 0.2}, records, shards)
+        found = with_calibration({"lag_p50_ms": 0.2}, streams, shards)
         sharing = max(1, min(processes, cores))
         assert found["lag_p50_ms"] == 0.2 and found["calibration"]["processes"] == sharing
         assert found["calibration"]["worst_p99_ms"] == pytest.approx(max(81 / sharing / 10, 0.1))
-    elsewhere = with_calibration({}, records, [Shard(0, "w", 1, clock_uncertainty_ms=0.3)])
+    elsewhere = with_calibration({}, streams, [Shard(0, "w", 1, clock_uncertainty_ms=0.3)])
     assert client_error_sentence(elsewhere).startswith("not known: other hosts sent too")
+
+
+@pytest.mark.parametrize("streams", [np.empty((0, 3), np.int64), np.array([[5, 5, 1]] * 9), np.array([[5, 5, 3]])])
+def test_no_error_is_claimed_where_nothing_streamed(tmp_path, monkeypatch, streams):
+    """Whole replies, or one chunk each: there is no stream, and nothing else was calibrated."""
+    kept(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
+    told = with_calibration({}, streams, [])
+    assert client_error_sentence(told).startswith("not known: no reply came in more than one read")
+    assert beyond_capacity(told["calibration"]) is None
 
 
 @pytest.mark.parametrize(("p99_ms", "valid"), [(0.4, True), (7.0, False)])

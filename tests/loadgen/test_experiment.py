@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from loadgen.experiment import ExperimentError, engine_settings, load_url, run_scenario
-from loadgen.gather import begin_run
-from loadgen.parse import build_client_table, recover
+from loadgen.gather import begin_run, recover
+from loadgen.parse import build_client_table
 from loadgen.processes import free_port, load_command, serve_command
 from metrics.records import SCHEMAS
 from metrics.rundir import REQUIRED, RunDirectory
-from tests.loadgen.scenarios import CHAT, scenario
+from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
 BUSY = {"process": "constant", "rate_rps": 20, "count": 400}  # 20 s: longer than anything here waits for
@@ -120,7 +120,7 @@ def test_killed_load_generator_loses_at_most_the_last_second(tmp_path):
     load.kill()
     killed_ns = time.monotonic_ns()
     load.wait()
-    parsed = build_client_table(run_dir)
+    parsed = replayed(run_dir)
     assert len(parsed.records) == 400
     ended = [record for record in parsed.records if record.status == "ok"]
     # flushed every 0.5 s; what a flush itself takes on a busy machine is the rest of the second

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.parse import build_client_table
 from loadgen.rawlog import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import build_schedule, save_schedule
 from loadgen.sse import SseDecoder
-from tests.loadgen.scenarios import log_of, scenario
+from tests.loadgen.scenarios import log_of, replayed, scenario
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1, max_size=6)
 CUTS = st.lists(st.integers(1, 40), max_size=60)
@@ -201,5 +200,5 @@ def test_no_reply_whatever_it_is_costs_another_request_its_record(odd):
     with tempfile.TemporaryDirectory() as folder:
         save_schedule(Path(folder), build_schedule(chosen, 0, "t"), chosen)
         write_events(Path(folder), log_of(recorded), 0)
-        records = build_client_table(Path(folder)).records
+        records = replayed(Path(folder)).records
     assert len(records) == len(replies) and records[-1].status == "ok"

@@ -14,14 +14,13 @@ from loadgen.closed_loop import loop_doubt
 from loadgen.experiment import load_url
 from loadgen.gather import begin_run
 from loadgen.outgoing import STOPPED
-from loadgen.parse import build_client_table
 from loadgen.reply import ReplyReader
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, chains_of
 from loadgen.sharing import ideal_hit_rate
 from metrics.diagnosis.diagnose import diagnose
 from metrics.load import latency_origin, load_told
-from tests.loadgen.scenarios import CHAT, replay, scenario
+from tests.loadgen.scenarios import CHAT, replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
 TALK = CHAT | {"session": {"turns": 3, "think_time_s": 0.05, "turn_tokens": 4}}
@@ -121,7 +120,7 @@ def test_session_of_a_closed_loop_that_its_duration_cut_has_no_record_of_what_wa
         "turns": 100, "think_time_s": 0.1, "turn_tokens": 2}}])  # fmt: skip
     parsed = replay(chosen, server.url, tmp_path)
     assert {record.status for record in parsed.records} == {"ok"} and 2 <= len(parsed.records) < 12
-    assert parsed.num_never_due > 80
+    assert parsed.parsed.num_never_due > 80
 
 
 def test_closed_loop_that_was_not_what_was_asked_for_says_so():
@@ -139,7 +138,7 @@ def test_stopped_closed_loop_sends_nothing_more(tmp_path):
     greenlet = gevent.spawn(lambda: replay(chosen, server.url, tmp_path))
     gevent.sleep(1.2)
     greenlet.kill()
-    records = build_client_table(tmp_path).records
+    records = replayed(tmp_path).records
     assert len(server.seen) == 2
     assert [record.error for record in records if record.status == "cancelled"] == [STOPPED] * 2
 
