@@ -113,9 +113,7 @@ class OpenLoopClient:
 
     def _send_all(self, due: Iterable[Outgoing]) -> None:
         """Sends these and returns when all have ended. The loop runs in a native thread; greenlets go on meanwhile."""
-        for outgoing in due:
-            self._loop.at(outgoing)
-        running = gevent.get_hub().threadpool.spawn(self._loop.run)
+        running = gevent.get_hub().threadpool.spawn(self._loop.run, due)
         try:
             running.get()
         except BaseException:  # whoever kills the greenlet stops the loop

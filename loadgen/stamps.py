@@ -19,32 +19,37 @@ RECEIVED_IN_SOFTWARE = (1 << 3) | (1 << 4)  # linux/net_tstamp.h: RX_SOFTWARE | 
 ANCILLARY_SIZE = 128  # three struct timespec and the header
 LONGEST_BRACKET_NS = 20_000  # between the two readings of a trusted comparison of clocks
 STEPPED_NS = 1_000_000  # the wall clock was set by somebody, if it moved this far against the other at once
+SETTLED_NS = 1_000_000_000  # from then on until all that was stamped before is read
 
 _timespec = struct.Struct("qq").unpack_from
 
 
 class KernelClock:
-    """Owns what the wall clock, in which the kernel stamps, is ahead of the monotonic one. Compared once a turn."""
+    """Owns what the wall clock, in which the kernel stamps, is ahead of the monotonic one."""
 
-    __slots__ = ("_ahead_ns", "_trusted")
+    __slots__ = ("_ahead_ns", "_trusted", "_trusted_from_ns")
 
     def __init__(self) -> None:
         self._ahead_ns = clock_gettime_ns(CLOCK_REALTIME) - monotonic_ns()
-        self._trusted = True
+        self._trusted, self._trusted_from_ns = True, 0
 
-    def compare(self) -> int:
-        """Reads both clocks and returns the monotonic one. A comparison that was interrupted is not taken.
+    def compare(self) -> None:
+        """Reads both clocks, once a turn, after the wait in which nearly all of its time passes and before it reads.
 
-        In the turn in which somebody sets the wall clock, no stamp of the kernel is taken.
+        What is read for a second after somebody set the wall clock may have been stamped before or after that, so that
+        no stamp of the kernel is taken. A comparison that was interrupted tells of a set clock, but is not kept.
         """
         before_ns = monotonic_ns()
         wall_ns = clock_gettime_ns(CLOCK_REALTIME)
         now_ns = monotonic_ns()
-        if now_ns - before_ns <= LONGEST_BRACKET_NS:
-            ahead_ns = wall_ns - now_ns  # against the later reading: a stamp may be late by the bracket, never early
-            self._trusted = abs(ahead_ns - self._ahead_ns) < STEPPED_NS
+        bracket_ns = now_ns - before_ns
+        ahead_ns = wall_ns - now_ns  # against the later reading: a stamp may be late by the bracket, never early
+        if abs(ahead_ns - self._ahead_ns) >= STEPPED_NS + bracket_ns:
+            self._trusted_from_ns = now_ns + SETTLED_NS
             self._ahead_ns = ahead_ns
-        return now_ns
+        elif bracket_ns <= LONGEST_BRACKET_NS:
+            self._ahead_ns = ahead_ns
+        self._trusted = now_ns >= self._trusted_from_ns
 
     def stamp(self, ancillary: list[tuple[int, int, bytes]]) -> int:
         """Monotonic time of what recvmsg returned with `ancillary`, called at once after it."""

@@ -14,7 +14,8 @@ from loadgen import stamps
 from loadgen.client import limits_of
 from loadgen.hotpath import SocketLoop
 from loadgen.outgoing import Limits, Outgoing
-from loadgen.rawlog import BYTES, RECONNECTED, event_files, read_events
+from loadgen.parse import events_by_request
+from loadgen.rawlog import BYTES, NO_REQUEST, RECONNECTED, event_files
 from loadgen.stamps import KernelClock
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -201,18 +202,65 @@ def test_stamp_of_the_kernel_is_brought_onto_the_monotonic_clock(monkeypatch):
     assert clock.stamp(ancillary(arrived)) == 5 * 10**9
     assert clock.stamp([]) == clock.stamp(ancillary(0)) == clocks["mono"]  # without a stamp, the moment after the read
     clocks["ahead"] -= 3600 * 10**9
-    clock.compare()
-    assert clock.stamp(ancillary(arrived)) == clocks["mono"]  # which wall clock it was stamped by is not known
+    for _ in range(2):
+        clocks["mono"] += 400_000_000
+        clock.compare()
+        assert clock.stamp(ancillary(arrived)) == clocks["mono"]  # which wall clock it was stamped by is not known
+    clocks["mono"] += 10**9
     clock.compare()
     assert clock.stamp(ancillary(clocks["mono"] + clocks["ahead"] - 7)) == clocks["mono"] - 7
+
+
+def test_wall_clock_that_is_set_while_the_loop_waits_moves_no_stamp(monkeypatch):
+    """The clock is an hour behind until the wait in which the reply comes: the kernel has stamped it by the new one."""
+    server, behind_ns = PlainServer(delay_s=0.05), [3600 * 10**9]
+    monkeypatch.setattr(stamps, "clock_gettime_ns", lambda clock: time.clock_gettime_ns(clock) - behind_ns[0])
+    loop = SocketLoop(server.address, None, lambda *_: None)
+    wait = loop._poller.wait
+
+    def set_clock(wait_ns):
+        ready = wait(wait_ns)
+        behind_ns[0] = 0 if server.requests else behind_ns[0]
+        return ready
+
+    loop._poller.wait = set_clock
+    before_ns = time.monotonic_ns()
+    loop.run([Outgoing(0, before_ns, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0))])
+    stamp = next(ns for ns, kind in zip(loop.log.ns, loop.log.kind, strict=True) if kind == BYTES)
+    loop.close()
+    assert before_ns < stamp <= time.monotonic_ns()
+
+
+def test_arrivals_are_made_as_they_come_and_take_no_time_before_the_first():
+    """Of thousands that are far away only the next one is made: nothing stands between the start and the first."""
+    server, made, ends = PlainServer(), [], []
+
+    def arrivals():
+        for index in range(1000):
+            made.append(index)
+            yield Outgoing(
+                index, start_ns + index * 20_000_000, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)
+            )
+
+    def ended(outgoing, _):
+        ends.append((outgoing.index, len(made)))
+        if len(ends) == 4:
+            loop.stop()
+
+    loop = SocketLoop(server.address, None, ended)
+    start_ns = time.monotonic_ns()
+    loop.run(arrivals())
+    loop.close()
+    assert [index for index, _ in ends[:4]] == [0, 1, 2, 3] and len(made) <= 20
 
 
 def test_events_of_a_run_are_in_the_order_of_stamping(tmp_path):
     server = ScriptedServer(Script(gap_s=0.002, num_tokens=20)).start()
     replay(scenario({"process": "at_once", "count": 20}), server.url, tmp_path)
-    events = read_events(event_files(tmp_path))
+    events = dict(events_by_request(event_files(tmp_path)))
+    assert set(events) == {NO_REQUEST, *range(20)}
     for index in range(20):
-        mine = [row["ns"] for row in events.to_pylist() if row["index"] == index]
+        mine = [ns for _, ns, _, _ in events[index]]
         assert mine == sorted(mine) and len(mine) > 4
 
 
