@@ -19,23 +19,27 @@ _NO_LENGTH = b"Content-Length: 0"
 
 def build_wire_requests(
     scenario: Scenario, seed: int, schedule: list[ScheduledRequest], endpoint: Endpoint, model: str,
-    tokenizer: str | None = None,
-) -> list[bytes | TurnParts]:  # fmt: skip
+    tokenizer: str | None = None, part: list[ScheduledRequest] | None = None,
+) -> dict[int, bytes | TurnParts]:  # fmt: skip
     """Bytes by index; of a session's turns the parts that become bytes when the answers are known.
 
-    Raises ScenarioError where the tokenizer or the prose cannot be read.
+    `part` are those of the schedule that are wanted, by default all; a request has the same bytes in any part. Raises
+    ScenarioError where the tokenizer or the prose cannot be read.
     """
-    named = tokenizer or scenario.target.tokenizer
-    source = PromptSource(seed, tokenizer_of(named, endpoint, model))
-    writer = PromptWriter(scenario, source)
+    wanted = {request.index for request in (schedule if part is None else part)}
     in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
-    wire: list[bytes | TurnParts] = []
-    for request in schedule:
-        body = json_body(scenario, request, writer.prompt(request), model)
-        if request.klass in in_turns and not request.prelude:
-            wire.append(_turn_parts(endpoint, scenario.target, request, body))
-        else:
-            wire.append(http_bytes(endpoint, scenario.target, request, _json(body)))
+    wire: dict[int, bytes | TurnParts] = {}
+    with tokenizer_of(tokenizer or scenario.target.tokenizer, endpoint, model) as encoder:
+        writer = PromptWriter(scenario, PromptSource(seed, encoder))
+        for request in schedule:
+            if request.index not in wanted:
+                writer.skip(request)
+                continue
+            body = json_body(scenario, request, writer.prompt(request), model)
+            if request.klass in in_turns and not request.prelude:
+                wire[request.index] = _turn_parts(endpoint, scenario.target, request, body)
+            else:
+                wire[request.index] = http_bytes(endpoint, scenario.target, request, _json(body))
     return wire
 
 
@@ -74,6 +78,11 @@ class PromptWriter:
         if klass.content == "random":
             return Prompt(prefix, " ".join(self._source.by_name.words(("random", request.index), size - shared)))
         return self._source.prompt(size, prefix, shared)
+
+    def skip(self, request: ScheduledRequest) -> None:
+        """Stands for `prompt` where another process writes it: the prose of those behind it stays where it is."""
+        if not request.content and not request.block_ids and self._classes[request.klass].content != "random":
+            self._source.skip()
 
     def _prefix(self, request: ScheduledRequest) -> str:
         if request.shared_prefix < 0:

@@ -13,6 +13,7 @@ from gevent.monkey import get_original
 from loadgen.answer import FIRST_TEXT
 from loadgen.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
 from loadgen.rawlog import CANCELLED, TIMEOUT
+from loadgen.seconds import NS_PER_S
 from loadgen.stamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 
 # From below gevent: the loop has a thread of its own.
@@ -22,7 +23,6 @@ SOL_SOCKET, SO_ERROR, IPPROTO_TCP, TCP_NODELAY, MSG_PEEK, SOCK_STREAM = get_orig
 )
 
 READ_SIZE = 65_536
-NS_PER_S = 1_000_000_000
 _GIVEN_UP = {
     WHOLE: "no complete reply within target.timeout_s, {:g} s from when it was due",
     CONNECT: "not connected within target.connect_timeout_s, {:g} s",

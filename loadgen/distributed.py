@@ -5,6 +5,7 @@ given once and to one process: what a lost worker did not send is missing, and a
 The master builds no request and sends none. Users play no role: Locust moves them between workers as it sees fit.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
@@ -33,6 +34,7 @@ class MasterReplay:
         self._runner = runner
         self._shards: dict[str, Shard] = {}  # by worker
         self._ready: set[str] = set()
+        self._id_prefix = ""  # of the run under way: a worker may still speak of the one before
         self._failures: list[str] = []
         self._stop_by_ns: int | None = None
         for word, listener in ((CLOCK, self._tell_time), (READY, self._heard_ready), (ENDED, self._heard_ended)):
@@ -43,6 +45,7 @@ class MasterReplay:
         self._ready.clear()
         self._failures.clear()
         self._stop_by_ns = None
+        self._id_prefix = begun.plan.id_prefix
         run_dir = Path(begun.plan.run_dir)
         workers = [client.id for client in self._alive()]
         self._shards = {
@@ -75,15 +78,21 @@ class MasterReplay:
                 start_ns = monotonic_ns() + LEAD_NS
                 for worker in open_workers:
                     self._runner.send_message(START, {"start_ns": start_ns}, worker)
+                # One that Locust misses just now may come back, but nobody will tell it to begin.
+                self._lose(lambda worker, told=open_workers: worker not in told)
                 started = True
             gevent.sleep(POLL_S)
             self._write(run_dir)
 
     def _settle(self, run_dir: Path) -> None:
-        self._shards = {
-            worker: shard.became(LOST) if shard.state == SENDING else shard for worker, shard in self._shards.items()
-        }
+        self._lose(lambda _: True)
         self._write(run_dir)
+
+    def _lose(self, is_lost: Callable[[str], bool]) -> None:
+        """Gives up workers whose part has not ended."""
+        for worker, shard in self._shards.items():
+            if shard.state == SENDING and is_lost(worker):
+                self._shards[worker] = shard.became(LOST)
 
     def _open(self) -> set[str]:
         """The workers that are there and have not ended. One that Locust misses may come back while others send."""
@@ -100,13 +109,16 @@ class MasterReplay:
         self._runner.send_message(CLOCK, {"asked_ns": msg.data["asked_ns"], "master_ns": monotonic_ns()}, msg.node_id)
 
     def _heard_ready(self, environment, msg, **_: Any) -> None:
-        if msg.node_id in self._shards:
+        if self._is_of_this_run(msg):
             self._ready.add(msg.node_id)
             uncertainty_ms = msg.data["clock_uncertainty_ms"]
             self._shards[msg.node_id] = replace(self._shards[msg.node_id], clock_uncertainty_ms=uncertainty_ms)
 
+    def _is_of_this_run(self, msg) -> bool:
+        return msg.node_id in self._shards and msg.data["id_prefix"] == self._id_prefix
+
     def _heard_ended(self, environment, msg, **_: Any) -> None:
-        if msg.node_id not in self._shards:
+        if not self._is_of_this_run(msg):
             return
         if msg.data["failure"]:
             self._failures.append(msg.data["failure"])
@@ -139,10 +151,13 @@ class WorkerReplay:
             self._sending.join()
 
     def _heard_part(self, environment, msg, **_: Any) -> None:
-        if self._sending is None or self._sending.ready():
-            self._stopping = False
-            self._start = gevent.event.AsyncResult()
-            self._sending = gevent.spawn(self._send, msg.data)
+        if self._sending is not None and not self._sending.ready():
+            failure = "a worker still writes what it recorded of the load before; start again when it is done"
+            self._tell_end(msg.data["plan"]["id_prefix"], False, failure)
+            return
+        self._stopping = False
+        self._start = gevent.event.AsyncResult()
+        self._sending = gevent.spawn(self._send, msg.data)
 
     def _heard_start(self, environment, msg, **_: Any) -> None:
         self._start.set(msg.data["start_ns"])
@@ -160,7 +175,8 @@ class WorkerReplay:
             client = prepare_part(plan, part["number"], part["of"], self._on_finished, shift_ns=shift_ns)
 
             def agree_start() -> int:
-                self._runner.send_message(READY, {"clock_uncertainty_ms": uncertainty_ms})
+                told = {"id_prefix": plan.id_prefix, "clock_uncertainty_ms": uncertainty_ms}
+                self._runner.send_message(READY, told)
                 return self._start.get() - shift_ns
 
             with recording(client.run_dir):
@@ -171,7 +187,10 @@ class WorkerReplay:
         except Exception as error:
             failure = f"part {part['number']} of the replay ended early: {type(error).__name__}: {error}"
         finally:
-            self._runner.send_message(ENDED, {"whole": whole, "failure": failure})
+            self._tell_end(part["plan"]["id_prefix"], whole, failure)
+
+    def _tell_end(self, id_prefix: str, whole: bool, failure: str) -> None:
+        self._runner.send_message(ENDED, {"id_prefix": id_prefix, "whole": whole, "failure": failure})
 
     def _compare_clocks(self) -> tuple[int, float]:
         """What to add to this clock for the master's, and how far that may be off: half of the fastest round trip."""

@@ -13,7 +13,7 @@ from loadgen.outgoing import STOPPED, Ended, Limits, Outgoing
 from loadgen.schedule import ScheduledRequest, chains_of
 from loadgen.seconds import NS_PER_S
 
-Wire = Mapping[int, bytes | TurnParts] | Sequence[bytes | TurnParts]  # by index of the request
+Wire = Mapping[int, bytes | TurnParts]  # by index of the request
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Pace:
         self._until_ns: int | None = None
 
     def begin(self, start_ns: int) -> Iterator[Outgoing]:
-        """What is due whatever comes back: all arrivals of an open loop, the first request of each slot."""
+        """What is due whatever comes back, in order: all arrivals of an open loop, the first request of each slot."""
         if self._loop is None:
             for requests in self._chains:
                 yield self._first(requests, start_ns + requests[0].due_offset_ns)

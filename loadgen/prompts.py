@@ -8,6 +8,8 @@ hits exactly; counted by a server, within a word. Without one it is measured in 
 within some 15 % for English and a vocabulary of 30,000 or more; the server's own count is what the records keep.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,11 +44,17 @@ class Prompt:
         return f"{self.prefix} {self.body}" if self.prefix else self.body
 
 
-def tokenizer_of(named: str | None, endpoint: Endpoint, model: str) -> Encoder | None:
+@contextmanager
+def tokenizer_of(named: str | None, endpoint: Endpoint, model: str) -> Iterator[Encoder | None]:
     """What prompts are measured with: a file, the server itself, or nothing. Raises ScenarioError."""
-    if named is None:
-        return None
-    return ServerTokenizer(endpoint, model) if named == SERVER else load_tokenizer(named)
+    if named != SERVER:
+        yield None if named is None else load_tokenizer(named)
+        return
+    asked = ServerTokenizer(endpoint, model)
+    try:
+        yield asked
+    finally:
+        asked.close()
 
 
 def load_tokenizer(path_or_name: str) -> Tokenizer:
@@ -92,6 +100,10 @@ class PromptSource:
         self._used += 1
         start = int(self._starts[number % len(self._words)])
         return Prompt(prefix, self._cut(self._lead("prompt", number), start, num_tokens - prefix_tokens, prefix))
+
+    def skip(self) -> None:
+        """Passes over one prompt, so that the next is the one that it would have been behind it."""
+        self._used += 1
 
     def shared_prefix(self, name: str, num_tokens: int, behind: str = "") -> str:
         """The prefix of this name: the same in every prompt, process and run of one seed.

@@ -17,7 +17,7 @@ from loadgen.pace import Wire
 from loadgen.rawlog import recording, write_progress
 from loadgen.scenario import Scenario, load_scenario
 from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule
+from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule, schedule_digest
 from loadgen.shards import loop_of, part_of
 from loadgen.workload_facts import workload_facts
 
@@ -40,6 +40,7 @@ class Plan:
     model: str
     tokenizer: str | None
     run_dir: str
+    schedule_digest: str  # of the one that the master saved
 
     def as_message(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +80,8 @@ def begin_replay(options, host: str | None) -> Begun:
     except (ScenarioError, EndpointError, OSError) as error:
         raise ReplayError(str(error)) from None
     document = scenario.model_dump(mode="json", exclude_none=True)
-    plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()))
+    digest = beside_the_hub(lambda: schedule_digest(schedule))
+    plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
     return Begun(plan, schedule, run)
 
 
@@ -89,17 +91,19 @@ def prepare_part(
 ) -> OpenLoopClient:  # fmt: skip
     """Builds the requests of one part of the schedule. Raises ReplayError.
 
-    A process that was not given the schedule makes it again: the same scenario and seed give the same one. The bytes of
-    a request do not depend on the number of parts, so each process writes the prompts of all and keeps its own.
+    A process that was not given the schedule makes it again: the same scenario and seed give the same one, and a
+    process with other code, another numpy or another trace file is refused.
     """
     try:
         scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
 
         def build() -> tuple[list[ScheduledRequest], Wire]:
-            whole = schedule if schedule is not None else build_schedule(scenario, plan.seed, plan.id_prefix)
-            wire = build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer)
+            whole = schedule
+            if whole is None:
+                whole = build_schedule(scenario, plan.seed, plan.id_prefix)
+                _refuse_other_schedule(plan, schedule_digest(whole))
             mine = part_of(whole, number, of)
-            return mine, {request.index: wire[request.index] for request in mine}
+            return mine, build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer, mine)
 
         mine, wire = beside_the_hub(build)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -110,6 +114,15 @@ def prepare_part(
     except (ScenarioError, EndpointError, OSError) as error:
         raise ReplayError(str(error)) from None
     return client
+
+
+def _refuse_other_schedule(plan: Plan, digest: str) -> None:
+    if digest != plan.schedule_digest:
+        raise ReplayError(
+            f"this worker makes another schedule of the same scenario and seed than the master (digest {digest}, not "
+            f"{plan.schedule_digest}); give it the same version of Sojourn and of numpy, and the same files of traces, "
+            "under the same paths"
+        )
 
 
 def beside_the_hub(work: Callable[[], Any]) -> Any:

@@ -1,10 +1,12 @@
 """A scenario and a seed give a schedule: when, what kind, how long. Pure, and fixed before anything is sent."""
 
+import hashlib
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +20,11 @@ from loadgen.scenario import Scenario
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.scenario_workload import RequestClass
+from loadgen.seconds import NS_PER_S
 from loadgen.stable import stable_seed
 from metrics.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"
-NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,14 @@ def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Sce
     """Writes `schedule.parquet`, before anything is sent."""
     schema = SCHEMA.with_metadata({"scenario": scenario.name})
     replace_table(run_dir / SCHEDULE_FILE, pa.Table.from_pylist([asdict(each) for each in schedule], schema=schema))
+
+
+def schedule_digest(schedule: list[ScheduledRequest]) -> str:
+    """Tells apart schedules that differ in anything."""
+    digest, encoder = hashlib.sha256(), msgspec.json.Encoder(enc_hook=lambda number: number.item())  # NumPy's
+    for request in schedule:
+        digest.update(encoder.encode(request))
+    return digest.hexdigest()[:16]
 
 
 def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:

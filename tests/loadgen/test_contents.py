@@ -44,7 +44,7 @@ def common(one: list, other: list) -> int:
 def bodies(chosen: Scenario, tokenizer: str | None = "tiny-model") -> list[dict]:
     schedule = build_schedule(chosen, 3, "x")
     wire = build_wire_requests(chosen, 3, schedule, ENDPOINT, "m", tokenizer)
-    return [json.loads(request.split(b"\r\n\r\n", 1)[1]) for request in wire]
+    return [json.loads(request.split(b"\r\n\r\n", 1)[1]) for request in wire.values()]
 
 
 @settings(max_examples=80, deadline=None)

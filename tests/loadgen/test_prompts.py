@@ -87,7 +87,7 @@ def test_body_says_what_the_scenario_asks_for():
     assert asked.items() <= body.items()
     assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 5, True)
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-    assert len({wire_request.split(b"\r\n\r\n", 1)[1] for wire_request in wire}) == len(wire)
+    assert len({wire_request.split(b"\r\n\r\n", 1)[1] for wire_request in wire.values()}) == len(wire)
 
 
 def test_what_is_no_tokenizer_and_no_address_is_refused_with_a_sentence(tmp_path):

@@ -32,7 +32,7 @@ def prompts(chosen, url: str) -> tuple[list[int], list[str]]:
     schedule = build_schedule(chosen, 1, "x")
     wire = build_wire_requests(chosen, 1, schedule, parse_base_url(url), "m")
     return [request.prompt_tokens for request in schedule], [
-        json.loads(request.split(b"\r\n\r\n", 1)[1])["prompt"] for request in wire
+        json.loads(request.split(b"\r\n\r\n", 1)[1])["prompt"] for request in wire.values()
     ]
 
 
