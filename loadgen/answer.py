@@ -18,7 +18,10 @@ TEXT_KEYS = {
 }
 _LAST_EVENT = b"\ndata: [DONE]"
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
-FIRST_TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|arguments)"\s*:\s*"[^"]')
+# What `reply.py` counts as text: the first of it ends a client's wait for a first token.
+FIRST_TEXT = re.compile(
+    rb'(?:"(?:text|content|reasoning_content|reasoning|arguments)"|"function"\s*:\s*\{[^}]*"name")\s*:\s*"[^"]'
+)
 
 
 class _Body:

@@ -10,7 +10,7 @@ Loop = Literal["open", "closed", "open, closed within a session"]
 
 def arrival_facts(scenario: Scenario, quantised_into_s: float | None) -> dict[str, Any]:
     """`loop`, `quantised_into_s` and `told`: what a reader has to know, in sentences. The bin is that of the trace."""
-    loop, told = loop_of(scenario), []
+    loop, told = loop_kind(scenario), []
     if loop == "closed":
         told.append(
             f"closed loop: {_slots(scenario.arrivals)}. A request is due when its turn has come, so a slow server is "
@@ -36,7 +36,7 @@ def arrival_facts(scenario: Scenario, quantised_into_s: float | None) -> dict[st
     return {"loop": loop, "quantised_into_s": quantised_into_s, "told": told}
 
 
-def loop_of(scenario: Scenario) -> Loop:
+def loop_kind(scenario: Scenario) -> Loop:
     if closed_loop(scenario.arrivals) is not None:
         return "closed"
     has_sessions = any(klass.session is not None for klass in scenario.workload.classes)

@@ -35,11 +35,6 @@ class SseDecoder:
         self._after_carriage_return = position == len(content) and content.endswith(b"\r")
         return events
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether the stream stopped inside an event."""
-        return bool(self._rest or self._data)
-
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         if name == b"data":

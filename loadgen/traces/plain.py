@@ -34,7 +34,7 @@ class Said(Struct):
     from_: str = msgspec.field(name="from", default="")
 
 
-class Conversation(Struct):
+class ShareGptEntry(Struct):
     conversations: list[Said] = []
 
 
@@ -82,7 +82,7 @@ def _is_sharegpt(head: Head) -> bool:
 def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceRow]:
     """The first question of each conversation, and the length of its answer."""
     try:
-        conversations = msgspec.json.decode(path.read_bytes(), type=list[Conversation])
+        conversations = msgspec.json.decode(path.read_bytes(), type=list[ShareGptEntry])
     except msgspec.MsgspecError as error:
         raise ScenarioError([f"{path.name} is not a JSON list of conversations: {error}"]) from None
     for entry in conversations:
