@@ -55,17 +55,18 @@ class DeadlineRule(msgspec.Struct, frozen=True, kw_only=True):
 def missed_deadlines(token_ms: np.ndarray, first_ms: float, each_ms: float) -> tuple[int, int]:
     """Deadlines that a stream missed, and all it had. `token_ms`: when each token was read, after the intended send."""
     read_ms = np.asarray(token_ms, dtype="float64")
-    begin, due_ms, missed, met = 0, first_ms, 0, 0
-    while begin < len(read_ms):
-        late_ms = read_ms[begin:] - (due_ms + each_ms * np.arange(len(read_ms) - begin))
-        place = int(np.argmax(late_ms > 0))
-        if late_ms[place] <= 0:
-            met += len(late_ms)
-            break
-        met += place
-        missed += 1 + int(late_ms[place] // each_ms)
-        begin += place + 1
-        due_ms = float(read_ms[begin - 1]) + each_ms
+    late = read_ms > first_ms + each_ms * np.arange(len(read_ms))
+    if not late.any():  # as most streams are
+        return 0, len(read_ms)
+    met = kept = int(np.argmax(late))
+    missed, due_ms = 0, first_ms
+    for read in read_ms[met:].tolist():
+        late_ms = read - (due_ms + each_ms * kept)  # `kept` in a row: a sum of gaps would drift
+        if late_ms > 0:
+            missed += 1 + int(late_ms // each_ms)
+            kept, due_ms = 0, read + each_ms
+        else:
+            met, kept = met + 1, kept + 1
     return missed, missed + met
 
 
