@@ -20,8 +20,8 @@ from metrics.intervals import (
     series_quantile_intervals,
 )
 
-# Fewest samples for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90 and
-# above; p50 by the same bound (q ** n ≤ 0.0013, the chance that n samples all lie below the quantile).
+# Fewest requests for a claim about a quantile at 99 % confidence: the early-stopping rule of MLPerf LoadGen for p90 and
+# above; p50 by the same bound (q ** n ≤ 0.0013, the chance that n of them all lie below the quantile).
 QUANTILE_MIN_SAMPLES = {"p50": 10, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6_636}
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 
@@ -130,9 +130,11 @@ def reads(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> tuple[
     return distinct, np.add.reduceat(tokens, first) if len(stamps) else tokens
 
 
-def quantiles(values: pd.Series, failed: int = 0) -> dict[str, float | None]:
+def quantiles(values: pd.Series, failed: int = 0, requests: int | None = None) -> dict[str, float | None]:
     """p50 to p99.9 and max in the unit of `values`; None where there are too few samples for the claim.
 
+    Values that come several a request (`requests` in all) claim no more than as many requests can: those of one stream
+    hang together.
     A failed request counts as slower than every served one, so that failures cannot improve a quantile; a quantile
     that falls among them is None. `max` is that of the served requests, and always given.
     """
@@ -141,7 +143,7 @@ def quantiles(values: pd.Series, failed: int = 0) -> dict[str, float | None]:
     result: dict[str, float | None] = {}
     for name, quantile in QUANTILES.items():
         rank = math.ceil(quantile * count) - 1  # nearest rank: a latency that some request really had
-        enough = count >= QUANTILE_MIN_SAMPLES[name]
+        enough = (count if requests is None else requests) >= QUANTILE_MIN_SAMPLES[name]
         result[name] = float(served[rank]) if enough and rank < len(served) else None
     result["max"] = float(served[-1]) if len(served) else None
     return result
@@ -194,7 +196,7 @@ def _of_requests(name: str, frame: pd.DataFrame) -> LatencySummary:
 
 def _of_gaps(name: str, frame: pd.DataFrame) -> LatencySummary:
     values, owners = gaps_ms(name, frame)
-    claimed = quantiles(pd.Series(values))
+    claimed = quantiles(pd.Series(values), requests=len(np.unique(owners)))
     return LatencySummary(
         name=name,
         samples=len(values),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.latencies import DEFINITIONS, inter_chunk_ms, itl_ms, summaries, with_origins
+from metrics.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, inter_chunk_ms, itl_ms, summaries, with_origins
 
 MS = 1_000_000
 few = settings(max_examples=100, deadline=None)
@@ -76,6 +76,14 @@ def test_failed_requests_move_quantiles_up_and_out_of_reach():
     assert mixed.quantiles["p50"].value > whole.quantiles["p50"].value
     assert mixed.quantiles["p90"].value is None and whole.quantiles["p90"].value is not None
     assert whole.quantiles["p99"].value is None  # it takes 662
+
+
+@pytest.mark.parametrize("requests", [4, 70, 700])
+def test_gaps_claim_no_more_quantiles_than_their_requests_can(requests):
+    rows = [served(10 * n, 10 * n, np.cumsum(np.full(700 // requests + 2, 5.0)).tolist()) for n in range(requests)]
+    for row in summaries(pd.DataFrame(rows)):
+        told = [name for name, estimate in row.quantiles.items() if estimate.value is not None]
+        assert told == [name for name, fewest in QUANTILE_MIN_SAMPLES.items() if requests >= fewest], row.name
 
 
 def test_every_figure_has_a_definition_and_lies_in_its_interval():
