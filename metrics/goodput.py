@@ -31,7 +31,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     attainment_by_objective: dict[str, float]
     goodput_rps: float
-    goodput_tokens_per_s: float
+    goodput_tokens_per_s: float | None  # None where the server tells no tokens
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
     attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
 
@@ -153,6 +153,17 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
     )[columns]
 
 
+def told_tokens(tokens: pd.Series) -> int | None:
+    """The sum over requests; None where there are some and the server told the tokens of none."""
+    return None if len(tokens) and not tokens.notna().any() else int(tokens.sum())
+
+
+def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
+    """None where the server told none; 0 within no time."""
+    told = told_tokens(tokens)
+    return None if told is None else told / seconds if seconds else 0.0
+
+
 def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds: float) -> ClassGoodput:
     sent, served = len(rows), rows[rows.status == "ok"]
     good = rows[rows.good]
@@ -170,7 +181,7 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds
         attainment=len(good) / sent if sent else 0.0,
         attainment_by_objective=kept,
         goodput_rps=len(good) / seconds if seconds else 0.0,
-        goodput_tokens_per_s=float(good.output_tokens.sum()) / seconds if seconds else 0.0,
+        goodput_tokens_per_s=tokens_per_s(good.output_tokens, seconds),
         quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
     )

@@ -8,7 +8,7 @@ import msgspec
 import pandas as pd
 
 from metrics.energy import EnergyUse
-from metrics.goodput import window_ns
+from metrics.goodput import told_tokens, window_ns
 
 MILLION = 1_000_000
 
@@ -18,9 +18,9 @@ class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     usd_per_hour: float | None  # of the machine
-    prompt_tokens: int
-    output_tokens: int
-    good_output_tokens: int
+    prompt_tokens: int | None
+    output_tokens: int | None
+    good_output_tokens: int | None
     usd_per_million_output_tokens: float | None
     usd_per_million_good_output_tokens: float | None
     usd_per_million_tokens: float | None  # prompt and output together
@@ -35,8 +35,8 @@ def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse
         return None
     served = rows[rows.status == "ok"]
     seconds = (span[1] - span[0]) / 1e9
-    prompt, output = int(served.prompt_tokens.sum()), int(served.output_tokens.sum())
-    good = int(rows[rows.good].output_tokens.sum())
+    prompt, output = told_tokens(served.prompt_tokens), told_tokens(served.output_tokens)
+    good = told_tokens(rows[rows.good].output_tokens)
     usd = None if usd_per_hour is None else usd_per_hour * seconds / 3600
     return TokenCost(
         seconds=seconds,
@@ -46,12 +46,12 @@ def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse
         good_output_tokens=good,
         usd_per_million_output_tokens=_per_million(usd, output),
         usd_per_million_good_output_tokens=_per_million(usd, good),
-        usd_per_million_tokens=_per_million(usd, prompt + output),
+        usd_per_million_tokens=_per_million(usd, None if prompt is None or output is None else prompt + output),
         joules_per_million_output_tokens=None if joules is None else joules * MILLION,
     )
 
 
-def _per_million(amount: float | None, tokens: int) -> float | None:
+def _per_million(amount: float | None, tokens: int | None) -> float | None:
     return amount / tokens * MILLION if amount is not None and tokens else None
 
 
@@ -60,13 +60,16 @@ def cost_line(cost: TokenCost) -> str:
     parts = []
     if cost.usd_per_million_output_tokens is not None:
         good = cost.usd_per_million_good_output_tokens
-        dearer = f"$ {good:,.4g} per million good ones, " if good is not None else "not one of them good, "
+        beside = [f"$ {good:,.4g} per million good ones" if good is not None else "not one of them good"]
+        if cost.usd_per_million_tokens is not None:
+            beside.append(f"$ {cost.usd_per_million_tokens:,.4g} with prompt tokens")
         parts.append(
-            f"$ {cost.usd_per_million_output_tokens:,.4g} per million output tokens ({dearer}"
-            f"$ {cost.usd_per_million_tokens:,.4g} with prompt tokens) at $ {cost.usd_per_hour:g} an hour"
+            f"$ {cost.usd_per_million_output_tokens:,.4g} per million output tokens ({', '.join(beside)}) "
+            f"at $ {cost.usd_per_hour:g} an hour"
         )
     elif cost.usd_per_hour is not None:
-        parts.append(f"no output token came for $ {cost.usd_per_hour * cost.seconds / 3600:.4g}")
+        tokens = "no output token came" if cost.output_tokens == 0 else "nobody told the output tokens"
+        parts.append(f"{tokens} for $ {cost.usd_per_hour * cost.seconds / 3600:.4g}")
     if cost.joules_per_million_output_tokens is not None:
         parts.append(f"{cost.joules_per_million_output_tokens / 1e3:,.3g} kJ per million output tokens")
     return "; ".join(parts)

@@ -7,7 +7,7 @@ import msgspec
 import pandas as pd
 
 from metrics.frontier import MaxRate, RatePoint, max_rate
-from metrics.goodput import class_goodput, measured, window_ns
+from metrics.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.objectives import OBJECTIVES
 from metrics.rundir import RunDirectory
 from metrics.search import Trial
@@ -33,8 +33,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     effective: float  # independent requests that say as much
     growing: bool
     goodput_rps: float
-    goodput_tokens_per_s: float
-    tokens_per_s: float
+    goodput_tokens_per_s: float | None  # None where the server tells no tokens
+    tokens_per_s: float | None
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
     warm_up: bool = False
@@ -89,7 +89,7 @@ def point_of(run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm
         invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
         good=whole.good, attainment=whole.attainment, effective=effective_samples(waited), growing=growing(waited),
         goodput_rps=whole.goodput_rps, goodput_tokens_per_s=whole.goodput_tokens_per_s,
-        tokens_per_s=float(requests.output_tokens.astype("float64").sum()) / seconds if seconds else 0.0,
+        tokens_per_s=tokens_per_s(requests.output_tokens, seconds),
         quantiles_ms=whole.quantiles_ms,
         goodput_by_scale={
             f"{scale:g}": class_goodput(requests, scaled(objectives, scale))[0].goodput_rps for scale in SCALES
@@ -129,7 +129,8 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
         low, high = wilson(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
 
     def mean(name: str) -> float | None:
-        return sum(getattr(point, name) for point in valid) / len(valid) if valid else None
+        known = [getattr(point, name) for point in valid]
+        return sum(known) / len(known) if known and None not in known else None
 
     return Rate(
         rate_rps=rate_rps, points=len(points), invalid=len(points) - len(valid), sent=sent,

@@ -19,7 +19,7 @@ import pandas as pd
 
 from metrics.deadlines import class_deadlines
 from metrics.frontier import MaxRate
-from metrics.goodput import judged, window_ns
+from metrics.goodput import judged, told_tokens, window_ns
 from metrics.latencies import gaps_ms, inter_chunk_ms, with_origins
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from metrics.results import load_summary
@@ -97,7 +97,7 @@ def _traffic(meta: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
 
 def _totals(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     served = rows[rows.status == "ok"]
-    prompt, output = int(served.prompt_tokens.sum()), int(served.output_tokens.sum())
+    prompt, output = told_tokens(served.prompt_tokens), told_tokens(served.output_tokens)
     return {
         "duration": seconds,
         "completed": len(served),
@@ -107,7 +107,7 @@ def _totals(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float) -> dict
         "request_throughput": _per(len(served), seconds),
         "request_goodput": _per(int(rows.good.sum()), seconds) if meta.get("objectives") else None,
         "output_throughput": _per(output, seconds),
-        "total_token_throughput": _per(prompt + output, seconds),
+        "total_token_throughput": _per(None if prompt is None or output is None else prompt + output, seconds),
         "max_output_tokens_per_s": _fullest_second(served),
         "max_concurrent_requests": _most_at_once(served),
         "rtfx": 0.0,  # seconds of audio per second: none is sent
@@ -119,7 +119,10 @@ def _arrays(rows: pd.DataFrame) -> dict[str, Any]:
     gaps = [(inter_chunk_ms(stamps) / 1e3).tolist() if stamps is not None else [] for stamps in rows.chunk_ns]
     return {
         "input_lens": [int(count) if count == count else None for count in rows.prompt_tokens.astype("float64")],
-        "output_lens": [int(count) if count == count else 0 for count in rows.output_tokens.astype("float64")],
+        "output_lens": [
+            int(count) if count == count else None if status == "ok" else 0
+            for count, status in zip(rows.output_tokens.astype("float64"), rows.status, strict=True)
+        ],
         "ttfts": _seconds(rows.ttft_sent_ms / 1e3),
         "itls": gaps,
         "latencies": _seconds(rows.e2e_sent_ms / 1e3),
@@ -161,7 +164,7 @@ def _ours(
         "slo_attainment": float(rows.good.mean()) if objectives and len(rows) else None,
         "slo_attainment_by_metric": {NAMES[name]: float(met.mean()) for name, met in kept.items() if len(met)},
         "goodput": _per(int(rows.good.sum()), seconds) if objectives else None,
-        "token_goodput": _per(int(rows[rows.good].output_tokens.sum()), seconds) if objectives else None,
+        "token_goodput": _per(told_tokens(rows[rows.good].output_tokens), seconds) if objectives else None,
         "fluidity_index": {each.klass: each.fluidity for each in class_deadlines(rows, objectives)},
         "steady_state": steady.verdict,
         "load_summary": {
@@ -180,8 +183,8 @@ def _ours(
     return result
 
 
-def _per(amount: float, seconds: float) -> float | None:
-    return amount / seconds if seconds else None
+def _per(amount: float | None, seconds: float) -> float | None:
+    return amount / seconds if amount is not None and seconds else None
 
 
 def _seconds(values: pd.Series) -> list[float | None]:

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.catalog import BLOCK_STATES
+from metrics.goodput import told_tokens
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.records import KINDS, REFUSALS, STAGES
 from ui.wording import missing, number, percent
@@ -137,12 +138,14 @@ def steps_of(steps: pd.DataFrame, request_id: str) -> pd.DataFrame:
 
 
 def throughput_tokens_per_s(requests: pd.DataFrame) -> float | None:
-    """Output tokens of all served requests over the time from the first intended send to the last byte."""
+    """Output tokens of all served requests over the time from the first intended send to the last byte; None where
+    nobody told them."""
     served = requests[requests.status == "ok"]
     if served.empty:
         return None
     seconds = (requests.last_byte_ns.max() - requests.due_ns.min()) / 1e9
-    return float(served.output_tokens.sum() / seconds) if seconds > 0 else None
+    tokens = told_tokens(served.output_tokens)
+    return tokens / seconds if tokens is not None and seconds > 0 else None
 
 
 def request_facts(request: pd.Series) -> dict[str, str]:

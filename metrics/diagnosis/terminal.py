@@ -69,7 +69,7 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
         if row.attainment_interval is not None:
             kept.append(f" ({share_bounds(row.attainment_interval)})", style="dim")
         table.add_row(Text(row.klass), f"{row.good} / {row.sent}", kept,
-                      f"{row.goodput_rps:.2f}", f"{row.goodput_tokens_per_s:,.1f}")  # fmt: skip
+                      f"{row.goodput_rps:.2f}", _rate(row.goodput_tokens_per_s))  # fmt: skip
         for name, quantiles in row.quantiles_ms.items():
             if quantiles["max"] is None:
                 continue
@@ -90,6 +90,10 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
 
 def _ms(value: float | None) -> Text:
     return Text("–", style="dim") if value is None else Text(f"{value:,.1f}" if value < 100 else f"{value:,.0f}")
+
+
+def _rate(value: float | None) -> Text:
+    return Text("–", style="dim") if value is None else Text(f"{value:,.1f}")
 
 
 def _share(value: float | None) -> Text:

@@ -29,6 +29,11 @@ def test_nothing_is_claimed_without_price_power_or_tokens():
     assert token_cost(some, None, None) is None and token_cost(some[:0], 2.0, None) is None
     lost = token_cost(rows(failed(0), failed(1000)), 2.0, None)
     assert lost.usd_per_million_output_tokens is None and "no output token came for $" in cost_line(lost)
+    untold = some.assign(output_tokens=None, prompt_tokens=None)
+    silent = token_cost(untold, 2.0, None)
+    assert silent.output_tokens is silent.usd_per_million_tokens is None
+    assert "nobody told the output tokens for $" in cost_line(silent)
+    assert "with prompt tokens" not in cost_line(token_cost(some.assign(prompt_tokens=None), 2.0, None))
     use = EnergyUse(seconds=1, joules={"gpu": 4.0, "cpu": None}, output_tokens=2, joules_per_token=2.0)
     drawn = token_cost(some, None, use)
     assert drawn.joules_per_million_output_tokens == 2e6 and "kJ per million" in cost_line(drawn)

@@ -27,6 +27,8 @@ def test_points_of_a_rate_are_pooled_and_invalid_ones_only_counted():
     assert (rates[1].points, rates[1].invalid, rates[1].sent) == (3, 1, 400)
     assert rates[1].attainment == pytest.approx(0.85) and rates[1].goodput_rps == pytest.approx(4 * 0.85)
     assert rates[1].attainment_low < 0.85 < rates[1].attainment_high
+    untold = msgspec.structs.replace(point(4, 0.9), tokens_per_s=None, goodput_tokens_per_s=None)
+    assert by_rate([untold, point(4, 0.8, 2)])[0].tokens_per_s is None
     (lost,) = by_rate([point(4, 0.1, valid=False)])
     assert lost.attainment is None and lost.goodput_rps is None
 

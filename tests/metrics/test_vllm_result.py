@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from metrics.goodput import measured
+from metrics.goodput import class_goodput, measured
 from metrics.vllm_result import DETAILED, vllm_result
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.test_latencies import failed, served
@@ -68,6 +68,19 @@ def test_goodput_is_over_the_run_and_attainment_over_what_was_sent():
     assert written["goodput_slos_ms"] == {"ttft": 100.0, "tpot": 30.0}
     assert (written["request_rate"], written["burstiness"], written["max_concurrency"]) == (4.0, 0.25, None)
     assert written["max_output_tokens_per_s"] == 6 and written["max_concurrent_requests"] == 2
+
+
+def test_tokens_that_nobody_told_are_null_and_not_0():
+    untold = two_and_a_failure().assign(output_tokens=None)
+    written = vllm_result(untold, META)
+    for name in ("total_output_tokens", "output_throughput", "total_token_throughput", "token_goodput"):
+        assert written[name] is None, name
+    assert written["total_input_tokens"] == 20 and written["output_lens"] == [None, None, 0]
+    failures = vllm_result(untold[untold.status != "ok"], META)
+    assert failures["total_output_tokens"] == 0  # nothing was served, and that is known
+    assert class_goodput(untold, META["objectives"])[0].goodput_tokens_per_s is None
+    late = [META["objectives"][0] | {"ttft_ms": 1.0}]
+    assert class_goodput(untold, late)[0].goodput_tokens_per_s == 0.0
 
 
 def test_whole_run_becomes_json_and_an_empty_one_too(tmp_path):

@@ -26,8 +26,8 @@ def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
     fig.add_scatter(
         name="good", x=offered, y=[rate.goodput_rps for rate in known], mode="lines+markers",
         line=dict(color=GOOD, width=2), marker=dict(size=9),
-        customdata=[[rate.sent, rate.goodput_tokens_per_s] for rate in known],
-        hovertemplate="%{y:.2f} of %{x:g} requests/s are good<br>%{customdata[1]:.0f} good tokens/s"
+        customdata=[[rate.sent, number(rate.goodput_tokens_per_s)] for rate in known],
+        hovertemplate="%{y:.2f} of %{x:g} requests/s are good<br>%{customdata[1]} good tokens/s"
         "<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
     fig.update_xaxes(title_text="offered (requests per second)", rangemode="tozero")
