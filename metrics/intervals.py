@@ -40,9 +40,21 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials: successes must lie between 0 and the trials")
-    if not trials:
-        return Interval(low=0.0, high=1.0, method="wilson", level=level)
-    return _wilson(successes / trials, trials, level)
+    return _wilson(successes / trials if trials else 0.0, trials, level)
+
+
+def wilson_bounds(share: float, samples: float, quantile: float) -> tuple[float, float]:
+    """Bounds of a share that was seen in `samples`, which need not be whole. (0, 1) without a sample.
+
+    `quantile` is of the normal distribution, 1.96 for 95 %, or of Student's t.
+    """
+    if samples <= 0:
+        return 0.0, 1.0
+    spread = quantile**2 / samples
+    centre = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    # Of none or all the formula gives 0 or 1 but for rounding
+    return 0.0 if share == 0 else max(0.0, centre - half), 1.0 if share == 1 else min(1.0, centre + half)
 
 
 def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
@@ -192,11 +204,7 @@ def block_length(values: np.ndarray) -> int:
 
 
 def _wilson(share: float, trials: float, level: float) -> Interval:
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    weight = 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / weight
-    half = z / weight * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    low, high = 0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half
+    low, high = wilson_bounds(share, trials, NormalDist().inv_cdf((1 + level) / 2))
     return Interval(low=low, high=high, method="wilson", level=level)
 
 

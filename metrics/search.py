@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from metrics.search_intervals import t_quantile, wilson
+from metrics.intervals import wilson_bounds
+from metrics.search_intervals import t_quantile
 
 Verdict = Literal["meets", "misses", "cannot tell"]
 STEP_FACTOR = 2.0  # of exponential probing
@@ -82,7 +83,7 @@ def judge(trials: Sequence[Trial], goal: Goal) -> Judgement:
     share = good / sent if sent else 0.0
     tail = (1 - goal.confidence) / 2 / PLANNED_LOOKS
     effective = sum(trial.effective for trial in trials)
-    low, high = wilson(share, effective, t_quantile(1 - tail, max(3.0, effective / 2)))
+    low, high = wilson_bounds(share, effective, t_quantile(1 - tail, max(3.0, effective / 2)))
     growing = 2 * sum(trial.growing for trial in trials) >= len(trials)
     verdict: Verdict = "cannot tell"
     if high < goal.attainment:

@@ -1,6 +1,6 @@
 """How sure a share or a ratio is, from samples that are not independent: requests of one run queue behind each other.
 
-Wilson's interval (1927) with the effective number of samples; quantiles of Student's t by Hill's expansion (1970).
+The effective number of samples, for Wilson's interval; quantiles of Student's t by Hill's expansion (1970).
 """
 
 import math
@@ -11,19 +11,6 @@ import numpy as np
 
 WINDOW = 5.0  # lags that are summed, in autocorrelation times (Sokal, 1997)
 CAUTION = 1.5  # autocorrelation times of a few hundred samples come out too short
-
-
-def wilson(share: float, samples: float, quantile: float) -> tuple[float, float]:
-    """Bounds of a share that was seen in `samples`, which need not be whole. (0, 1) without a sample.
-
-    `quantile` is of the normal distribution, 1.96 for 95 %, or of Student's t.
-    """
-    if samples <= 0:
-        return 0.0, 1.0
-    spread = quantile**2 / samples
-    centre = (share + spread / 2) / (1 + spread)
-    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def effective_samples(latencies: Sequence[float] | np.ndarray) -> float:

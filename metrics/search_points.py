@@ -8,10 +8,11 @@ import pandas as pd
 
 from metrics.frontier import MaxRate, RatePoint, max_rate
 from metrics.goodput import class_goodput, measured, tokens_per_s, window_ns
+from metrics.intervals import wilson_bounds
 from metrics.objectives import OBJECTIVES
 from metrics.rundir import RunDirectory
 from metrics.search import Trial
-from metrics.search_intervals import effective_samples, growing, t_quantile, wilson
+from metrics.search_intervals import effective_samples, growing, t_quantile
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
 LEVEL = 0.95
@@ -126,7 +127,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
     low = high = None
     effective = sum(point.effective for point in valid)
     if share is not None:
-        low, high = wilson(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
+        low, high = wilson_bounds(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
 
     def mean(name: str) -> float | None:
         known = [getattr(point, name) for point in valid]

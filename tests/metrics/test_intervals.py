@@ -17,6 +17,7 @@ from metrics.intervals import (
     series_quantile_intervals,
     share_interval,
     wilson,
+    wilson_bounds,
 )
 
 few = settings(max_examples=50, deadline=None)
@@ -37,6 +38,23 @@ def test_wilson_encloses_the_share_and_stays_between_0_and_1(good, bad):
     assert 0 <= bounds.low <= share <= bounds.high <= 1
     mirrored = wilson(bad, good + bad)  # what holds for good ones holds for bad ones
     assert mirrored.low == pytest.approx(1 - bounds.high) and mirrored.high == pytest.approx(1 - bounds.low)
+
+
+@few
+@given(st.floats(0, 1), st.floats(0.5, 10_000), st.floats(0.5, 5))
+def test_wilson_bounds_enclose_the_share_and_narrow_with_samples(share, samples, quantile):
+    low, high = wilson_bounds(share, samples, quantile)
+    assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
+    wider = wilson_bounds(share, samples / 2, quantile)
+    assert wider[1] - wider[0] >= high - low - 1e-12
+
+
+@few
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_a_report_and_a_search_give_a_share_the_same_bounds(good, bad):
+    """Where the requests are independent: 1.96 is the quantile of 95 %."""
+    bounds, total = wilson(good, good + bad), good + bad
+    assert wilson_bounds(good / total, total, 1.959964) == pytest.approx((bounds.low, bounds.high), abs=1e-6)
 
 
 def test_wilson_gives_the_figures_of_the_textbook():

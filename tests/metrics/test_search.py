@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics.search import Goal, Outcome, Proposal, Trial, judge, next_trial
-from metrics.search_intervals import effective_samples, growing, t_quantile, t_tail, wilson
+from metrics.search_intervals import effective_samples, growing, t_quantile, t_tail
 
 SERVICE_S = 0.1
 
@@ -194,11 +194,3 @@ def test_quantiles_of_students_t_are_those_of_the_tables():
     for (probability, degrees), value in table.items():
         assert t_quantile(probability, degrees) == pytest.approx(value, rel=0.01)
         assert t_tail(value, degrees) == pytest.approx(1 - probability, rel=0.05)
-
-
-@given(st.floats(0, 1), st.floats(0.5, 10_000), st.floats(0.5, 5))
-def test_wilson_bounds_enclose_the_share_and_narrow_with_samples(share, samples, quantile):
-    low, high = wilson(share, samples, quantile)
-    assert 0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1
-    wider = wilson(share, samples / 2, quantile)
-    assert wider[1] - wider[0] >= high - low - 1e-12
