@@ -1,5 +1,8 @@
 """`sojourn calibrate` on errors that are planted, and once for real at a small load."""
 
+import sys
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from loadgen import accuracy
 from loadgen.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
 from loadgen.calibrate import measure_point
 from loadgen.gather import begin_run, finish_run
+from loadgen.hotpath import SocketLoop
 from loadgen.shards import Shard
 from loadgen.truth import Answer
 from metrics.calibration import (
@@ -19,10 +23,10 @@ from metrics.calibration import (
     client_error_sentence,
     store_calibration,
 )  # fmt: skip
-from metrics.machine import hardware
+from metrics.machine import hardware, versions
 from metrics.records import ClientRecord
 from metrics.roofline import device_name
-from tests.loadgen.scenarios import replay, scenario
+from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
 MS = 1_000_000
@@ -82,8 +86,34 @@ def test_only_what_was_written_in_the_window_counts():
 def test_fingerprint_follows_the_code_that_stamps(tmp_path, monkeypatch):
     before = client_fingerprint()
     assert before == client_fingerprint()
+    monkeypatch.setattr(accuracy, "versions", lambda: versions() | {"httptools": "another"})
+    assert client_fingerprint() != before
+    monkeypatch.undo()
     monkeypatch.setattr(accuracy, "CLIENT_FILES", CLIENT_FILES[:-1])
     assert client_fingerprint() != before
+
+
+def test_fingerprint_is_of_all_code_that_runs_in_the_thread_of_the_loop(tmp_path, monkeypatch):
+    """A conversation with patience on kept connections is sent, and every function that is called meanwhile noted."""
+    called, run = set(), SocketLoop.run
+
+    def watched(loop, due=()):
+        sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_filename))
+        try:
+            run(loop, due)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(SocketLoop, "run", watched)
+    server = ScriptedServer(Script(gap_s=0.001)).start()
+    talk = {"session": {"turns": 2, "think_time_s": 0.01, "turn_tokens": 4}, "patience_s": 9}
+    replay(
+        scenario({"process": "at_once", "count": 2}, [CHAT | talk], target={"connections": "reuse"}),
+        server.url,
+        tmp_path,
+    )
+    ours = {Path(file).name for file in called if Path(file).parent.name == "loadgen" and "tests" not in file}
+    assert {"pace.py", "answer.py", "conversation.py", "stamps.py"} <= ours <= set(CLIENT_FILES)
 
 
 def test_real_client_is_measured_at_a_small_load():

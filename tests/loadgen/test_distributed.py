@@ -1,31 +1,39 @@
 """One schedule on several processes: every request is sent once, or reported as not sent."""
 
+import json
 import os
 import signal
 import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import gevent
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.bodies import build_wire_requests
 from loadgen.closed_loop import ClosedLoop
-from loadgen.distributed import clock_shift
+from loadgen.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
+from loadgen.endpoint import parse_base_url
 from loadgen.experiment import load_url
 from loadgen.processes import load_command
+from loadgen.replay import Begun, Plan, ReplayError, prepare_part
 from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
-from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of
+from loadgen.schedule import build_schedule, save_schedule, schedule_digest
+from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
+from metrics.machine import boot_id
 from metrics.rundir import RunDirectory
-from tests.loadgen.scenarios import scenario
+from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.loadgen.test_experiment import scenario_file, wait_for
 
 FOUR = 4
+TALK = CHAT | {"klass": "talk", "session": {"turns": 2, "think_time_s": 0, "turn_tokens": 4}}
 
 
 def start_four(folder: Path, chosen, url: str) -> tuple[subprocess.Popen, list[str]]:
@@ -117,6 +125,87 @@ def test_load_with_processes_is_one_run_that_says_how_to_repeat_it(tmp_path):
     with pytest.raises(ScenarioError, match="start at most 3 processes"):
         load_url(chosen, server.url, tmp_path / "other", processes=4)
     assert not (tmp_path / "other").exists()
+
+
+class ScriptedRunner:
+    """Locust's runner as a script: `answer` says what a message to a worker, or from one, is followed by."""
+
+    def __init__(self, *workers: str):
+        self.clients = SimpleNamespace(all=[SimpleNamespace(id=worker, state="running") for worker in workers])
+        self.heard, self.sent, self.answer = {}, [], lambda *_: None
+
+    def register_message(self, word, listener):
+        self.heard[word] = listener
+
+    def say(self, word: str, worker: str, **said):
+        self.heard[word](None, SimpleNamespace(node_id=worker, data=said))
+
+    def send_message(self, word, said, worker=""):
+        self.sent.append((word, worker, said))
+        self.answer(word, worker, said)
+
+
+def begun_in(run_dir: Path, **arrivals) -> Begun:
+    chosen = scenario({"process": "at_once", "count": 4} | arrivals)
+    schedule = build_schedule(chosen, 0, "t")
+    save_schedule(run_dir, schedule, chosen)
+    plan = Plan(chosen.model_dump(mode="json", exclude_none=True), 0, "t", "http://h", "m", None, str(run_dir),
+                schedule_digest(schedule))  # fmt: skip
+    return Begun(plan, schedule, None)
+
+
+def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back(tmp_path):
+    runner, begun = ScriptedRunner("a", "b"), begun_in(tmp_path)
+    master, (_, late) = MasterReplay(runner), runner.clients.all
+
+    def answer(word, worker, said):
+        if word == PART:
+            runner.say(READY, worker, id_prefix="t", clock_uncertainty_ms=None)
+            late.state = "missing"
+        elif word == START:
+            late.state = "running"
+            runner.say(ENDED, worker, id_prefix="the run before", whole=False, failure="it is nobody's failure now")
+            runner.say(ENDED, worker, id_prefix="t", whole=True, failure="")
+
+    runner.answer = answer
+    with gevent.Timeout(5):
+        master.run(begun)
+    assert [(word, worker) for word, worker, _ in runner.sent] == [(PART, "a"), (PART, "b"), (START, "a")]
+    assert {shard.worker: shard.state for shard in read_shards(tmp_path)} == {"a": DONE, "b": LOST}
+
+
+def test_worker_that_still_writes_answers_that_it_takes_no_part(tmp_path):
+    runner, begun = ScriptedRunner(), begun_in(tmp_path)
+    worker = WorkerReplay(runner, lambda *_: None)
+    worker._sending = gevent.spawn(gevent.sleep, 5)
+    runner.say(PART, "", plan=begun.plan.as_message(), number=0, of=1, boot_id=boot_id())
+    worker._sending.kill()
+    assert [(word, said["id_prefix"], said["whole"]) for word, _, said in runner.sent] == [(ENDED, "t", False)]
+    assert "still writes what it recorded" in runner.sent[0][2]["failure"]
+
+
+def test_worker_whose_trace_is_another_one_is_refused(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"at_s": at_s, "prompt_tokens": 8, "output_tokens": 4} for at_s in range(4)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    begun = begun_in(tmp_path / "run", process="trace", file=str(trace), duration_s=9, count=None)
+    trace.write_text("\n".join(map(json.dumps, [*rows[:-1], rows[-1] | {"at_s": 3.5}])))
+    with pytest.raises(ReplayError, match=r"makes another schedule .* than the master .* the same files of traces"):
+        prepare_part(begun.plan, 0, 1, lambda *_: None)
+
+
+@pytest.mark.parametrize("classes", [
+    [CHAT, CHAT | {"klass": "shared", "shared_prefix_tokens": 4, "num_shared_prefixes": 2}],
+    [CHAT | {"content": "random"}, TALK],
+])  # fmt: skip
+def test_request_has_the_same_bytes_whoever_writes_it(classes):
+    chosen = scenario({"process": "at_once", "count": 24}, classes, measure={"warmup_requests": 3})
+    schedule = build_schedule(chosen, 5, "t")
+    asked = (chosen, 5, schedule, parse_base_url("http://h"), "m", None)
+    whole = build_wire_requests(*asked)
+    parts = [build_wire_requests(*asked, part_of(schedule, number, 3)) for number in range(3)]
+    assert {index: wire for part in parts for index, wire in part.items()} == whole
+    assert sum(map(len, parts)) == len(whole) == len(schedule)
 
 
 @given(

@@ -1,12 +1,13 @@
 """Raw events of known stamps give exactly the record, the lag and the verdict that follow from them."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import yaml
 
 from loadgen.endpoint import parse_base_url
-from loadgen.gather import begin_run, finish_run, repeat_command
+from loadgen.gather import begin_run, finish_run, recover, repeat_command
 from loadgen.parse import build_client_table
 from loadgen.rawlog import (
     BYTES,
@@ -22,6 +23,7 @@ from loadgen.rawlog import (
 from loadgen.scenario import load_scenario
 from loadgen.schedule import build_schedule, save_schedule
 from loadgen.scrape import Scraper
+from loadgen.shards import DONE, Shard, write_shards
 from metrics.rundir import RunDirectory
 from tests.loadgen.scenarios import log_of, replayed, scenario
 from tests.loadgen.scripted_server import ScriptedServer
@@ -85,6 +87,45 @@ def test_run_that_never_began_reads_and_says_so(tmp_path):
     finish_run(run, [])
     assert run.meta()["invalid_reasons"] == ["the load stopped before its schedule began"]
     assert set(run.requests().status) == {"missing"}
+
+
+def answered(index: int, sent: int) -> list[tuple]:
+    return [
+        (NO_REQUEST, START, STARTED, b""), (index, sent, DISPATCHED, b""), (index, sent, SENT, b""),
+        (index, sent + MS, BYTES, HEAD + chunk("a", 1)), (index, sent + 2 * MS, BYTES, b"data: [DONE]\n\n"),
+        (index, sent + 3 * MS, CLOSED, b""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reasons", [[], ["stopped with Ctrl-C"]])
+def test_run_is_judged_anew_when_the_events_of_another_host_are_brought_to_it(tmp_path, reasons):
+    chosen = scenario({"process": "times", "times_s": [0, 0.1]})
+    run = begin_run(tmp_path / "run", chosen, 0, {})
+    save_schedule(run.path, build_schedule(chosen, 0, "t"), chosen)
+    write_events(run.path, log_of(answered(0, START)), 0)
+    write_events(tmp_path / "elsewhere", log_of(answered(1, START + 100 * MS)), 0)
+    parts = [Shard(0, "here", 1, DONE), Shard(1, "elsewhere", 1, DONE, clock_uncertainty_ms=0.2)]
+    write_shards(run.path, parts)
+    finish_run(run, reasons)
+    before = run.meta()
+    assert before["invalid_reasons"][-1].startswith("1 of 2 scheduled requests were never sent")
+    assert not recover(run.path)
+    (tmp_path / "elsewhere" / "client_raw.parts").rename(run.path / "client_raw.parts")
+    assert recover(run.path) and not recover(run.path)
+    meta = run.meta()
+    assert (meta["valid"], meta["invalid_reasons"]) == (not reasons, reasons)
+    assert meta["load_processes"] == before["load_processes"] == [asdict(part) for part in parts]
+    assert "other hosts sent too" in meta["client_error"]["calibration"]["unknown"]
+    assert set(run.requests().status) == {"ok"}
+
+
+def test_killed_run_is_judged_by_what_it_left(tmp_path):
+    run = recorded(tmp_path / "run", late_ms=700)
+    write_shards(run.path, [Shard(0, "a", 3)])
+    assert recover(run.path)
+    unfinished, *found = run.meta()["invalid_reasons"]
+    assert unfinished == "the run did not finish" and len(found) == 3  # a part without its end, not sent, sent late
+    assert not (run.path / "shards.json").exists() and run.meta()["load_processes"][0]["requests"] == 3
 
 
 def test_segment_half_written_when_the_generator_was_killed_is_not_read(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from loadgen.answer import FIRST_TEXT
 from loadgen.rawlog import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import build_schedule, save_schedule
@@ -182,6 +183,24 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
 )  # fmt: skip
 FORMS = (unsized, lambda c: document(200, c), lambda c: document(500, c), lambda c: chunked(event(c)), bytes)
+
+
+SAID = st.sampled_from(["", None, "a", '"', "\\", "{}"])
+CALL = st.fixed_dictionaries({}, optional={"name": SAID, "arguments": SAID})
+DELTA = st.fixed_dictionaries({"role": st.just("assistant")}, optional={
+    "content": SAID, "reasoning": SAID, "reasoning_content": SAID,
+    "tool_calls": st.lists(st.fixed_dictionaries({"id": st.just("c"), "function": CALL}), max_size=2),
+})  # fmt: skip
+
+
+@given(DELTA, st.sampled_from([(",", ":"), (", ", ": ")]))
+@example({"tool_calls": [{"function": {"arguments": "", "name": "weather"}}]}, (",", ":"))
+def test_patience_and_ttft_agree_on_what_a_first_token_is(delta, separators):
+    event = {"id": "x", "model": "name", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    data = b"data: " + json.dumps(event, separators=separators).encode() + b"\n\n"
+    reader = ReplyReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + data, 7)
+    assert bool(reader.reply.chunk_ns) == bool(FIRST_TEXT.search(data))
 
 
 @settings(max_examples=60, deadline=None)
