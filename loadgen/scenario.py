@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from loadgen.closed_loop import closed_loop
 from loadgen.scenario_arrivals import Arrivals
 from loadgen.scenario_block import Block, Number, Whole
 from loadgen.scenario_faults import ScenarioError, UniqueKeys, describe_faults, describe_yaml_error, nearest
@@ -131,6 +132,7 @@ class Scenario(Block):
                     f"{nearest(objective.klass, [*names, 'all'])}"
                 )
         self._refuse_rows_from_nowhere()
+        self._refuse_several_requests_of_one_slot()
         return self
 
     def _refuse_rows_from_nowhere(self) -> None:
@@ -145,6 +147,14 @@ class Scenario(Block):
                     "from_file; set arrivals.process to trace, give the class a from_file, or take lengths from "
                     "another distribution"
                 )
+
+    def _refuse_several_requests_of_one_slot(self) -> None:
+        if self.workload.each_arrival == "every_class" and closed_loop(self.arrivals) is not None:
+            raise ValueError(
+                f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
+                "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "
+                "weight, or take an open process"
+            )
 
     def _refuse_objectives_of_a_stream(self) -> None:
         for position, objective in enumerate(self.objectives):

@@ -101,6 +101,9 @@ def test_number_for_a_length_means_that_many_tokens(tmp_path):
          "a length has distribution trace, but arrivals.process is poisson"),
         ({"target": {"timeout_s": "soon"}}, "`target.timeout_s` is 'soon'; it must be a number"),
         ({"target": {"api": "grpc"}}, "`target.api` is 'grpc'; it must be one of 'completions' or 'chat'"),
+        ({"arrivals": {"process": "concurrency", "in_flight": 2, "count": 9}, "workload": {
+            "each_arrival": "every_class", "classes": [{"klass": "chat", "prompt_tokens": 5, "output_tokens": 5}]}},
+         "is every_class, but arrivals.process is concurrency, a closed loop, whose slots send one request at a time"),
         ({"engine": {"max_num_seqs": [1]}}, "`engine.max_num_seqs` is [1]; it must be a number"),
         ({"measure": {"warmup_s": 1, "warmup_requests": 1}}, "keep one of the two"),
         ({"target": {"stream": False}}, "`objectives[0].ttft_ms` is 500, but `target.stream` is false: a reply that"),
