@@ -27,6 +27,7 @@ from loadgen.rawlog import (
     DUE,
     FLUSH_SECONDS,
     NO_REQUEST,
+    RAN_OUT,
     STARTED,
     EventLog,
     warm_up,
@@ -79,7 +80,7 @@ class OpenLoopClient:
         self._closing = gevent.event.Event()
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
         self._requests = {request.index: request for request in replay.schedule}
-        self._pace = Pace(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel)
+        self._pace = Pace(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel, self._ran_out)
         address = _first_that_connects(replay.endpoint)
         tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
@@ -138,6 +139,10 @@ class OpenLoopClient:
             self._loop.log.add(request.index, ended.ended_ns, DUE)
             self._loop.log.add(request.index, ended.ended_ns, CANCELLED, f"not sent: {reason}".encode())
             self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
+
+    def _ran_out(self, free_ns: int) -> None:
+        """In the loop's thread."""
+        self._loop.log.add(NO_REQUEST, free_ns, RAN_OUT)
 
     def _swap_logs(self, now_ns: int) -> None:
         """In the loop's thread: hands over what is to be written."""

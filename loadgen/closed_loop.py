@@ -5,18 +5,25 @@ that stalls is asked less, and its latencies are not those that an open load wou
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
-from loadgen.seconds import NS_PER_S, draw_ns
+from loadgen.seconds import NS_PER_S, draw_ns, most_s
+
+if TYPE_CHECKING:
+    from loadgen.scenario import Scenario
+    from loadgen.schedule import ScheduledRequest
 
 CLOSED_PROCESSES = ("concurrency", "users")
-# A loop that is bounded by time alone has requests built beforehand for replies as short as this, pauses aside.
+# A loop that is bounded by time alone has requests built beforehand for replies as short as this.
 SHORTEST_REPLY_S = 0.5
+SHORTEST_REPLY_NS = round(SHORTEST_REPLY_S * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +43,58 @@ def closed_loop(arrivals) -> ClosedLoop | None:
     return None
 
 
-def draw_pauses(arrivals, rng: np.random.Generator) -> list[int]:
-    """Of every request or session of a closed loop, the ns between the end of its slot's last one and its due time."""
-    slots, thinks = closed_loop(arrivals).slots, arrivals.process == "users"
-    count = arrivals.count or _enough(arrivals, slots)
-    if count > MAX_REQUESTS:
+def draw_pauses(arrivals, rng: np.random.Generator) -> Iterator[int]:
+    """Of each request or session of a closed loop, the ns between the end of its slot's last one and its due time."""
+    if arrivals.process == "concurrency":
+        yield from repeat(0)
+    for user in range(arrivals.users):
+        yield round(user * arrivals.start_over_s / arrivals.users * NS_PER_S)
+    while True:
+        yield draw_ns(arrivals.think_time_s, rng)
+
+
+def enough(arrivals, chains: Iterator[list["ScheduledRequest"]]) -> Iterator[list["ScheduledRequest"]]:
+    """As many chains as `arrivals.count` says; without one, rounds of a chain a slot until every slot has enough for
+    the whole duration, if replies take SHORTEST_REPLY_S. So each process, too, has enough for the slots it fills."""
+    if arrivals.count is not None:
+        yield from islice(chains, arrivals.count)
+        return
+    until_ns, free_ns = round(arrivals.duration_s * NS_PER_S), [0] * closed_loop(arrivals).slots
+    while min(free_ns) < until_ns:
+        for slot, chain in enumerate(islice(chains, len(free_ns))):
+            free_ns[slot] += sum(request.pause_ns + SHORTEST_REPLY_NS for request in chain)
+            yield chain
+
+
+def check_size(scenario: "Scenario") -> None:
+    """Raises ScenarioError for a closed loop of which so much would be built that it fits no run."""
+    arrivals = scenario.arrivals
+    if arrivals.count is not None:
+        return
+    pauses = [arrivals.think_time_s] if arrivals.process == "users" else []
+    for session in (klass.session for klass in scenario.workload.classes if klass.session is not None):
+        pauses.append(session.think_time_s or session.tool_pause_s)
+    longest_s = max((most_s(pause) for pause in pauses), default=0.0)
+    fewest = closed_loop(arrivals).slots * math.ceil(arrivals.duration_s / (SHORTEST_REPLY_S + longest_s))
+    if fewest > MAX_REQUESTS:
         raise ScenarioError(
-            [f"arrivals may need {count} requests; at most {MAX_REQUESTS} fit one run: shorten arrivals.duration_s, or "
-             "give arrivals.count"]
+            [f"arrivals may need {fewest} requests; at most {MAX_REQUESTS} fit one run: shorten arrivals.duration_s, "
+             "or give arrivals.count"]
         )  # fmt: skip
-    if not thinks:
-        return [0] * count
-    begin = [round(user * arrivals.start_over_s / slots * NS_PER_S) for user in range(min(slots, count))]
-    return begin + [draw_ns(arrivals.think_time_s, rng) for _ in range(count - len(begin))]
 
 
-def _enough(arrivals, slots: int) -> int:
-    """Requests for the whole duration, if replies take SHORTEST_REPLY_S."""
-    return slots * (1 + math.ceil(arrivals.duration_s / SHORTEST_REPLY_S))
+def loop_doubt(arrivals: dict[str, Any], num_due: int, num_never_due: int, ran_out: bool) -> str | None:
+    """Why a closed loop was not the one that was asked for, from the `arrivals` block of a run; None if it was.
 
-
-def loop_doubt(arrivals: dict[str, Any], num_due: int, num_never_due: int) -> str | None:
-    """Why a closed loop was not the one that was asked for, from the `arrivals` block of a run; None if it was."""
+    `ran_out`: a slot of some process was free before the time was over, and all that was built for it was used.
+    """
     if arrivals.get("process") not in CLOSED_PROCESSES:
         return None
-    if arrivals.get("count") is None and not num_never_due:
+    if arrivals.get("count") is None and ran_out:
         return (
-            f"all {num_due} requests that were built for this closed loop were used before its duration_s was over; "
-            "give arrivals.count more than that beside duration_s"
+            f"requests that were built for this closed loop were used up before its duration_s was over, {num_due} of "
+            f"{num_due + num_never_due}, so fewer were in flight than it asks for; give arrivals.count more than that "
+            "beside duration_s"
         )
     if arrivals.get("duration_s") is None and num_never_due:
         return f"{num_never_due} of {num_due + num_never_due} requests of this closed loop never had their turn"

@@ -49,7 +49,7 @@ class MasterReplay:
         run_dir = Path(begun.plan.run_dir)
         workers = [client.id for client in self._alive()]
         self._shards = {
-            worker: Shard(number, worker, len(part_of(begun.schedule, number, len(workers))))
+            worker: Shard(number, worker, len(part_of(begun.schedule, number, len(workers), begun.loop)))
             for number, worker in enumerate(workers)
         }
         with recording(run_dir):

@@ -173,10 +173,10 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int)
     processes than a closed loop has slots.
     """
     loop_of(closed_loop(scenario.arrivals), 0, processes)
-    schedule = build_schedule(scenario, seed, id_prefix="check")
+    build_schedule(scenario, seed, id_prefix="check")
     if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)
-    return workload_facts(scenario, schedule, seed)
+    return workload_facts(scenario, seed)
 
 
 def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from loadgen.accuracy import with_calibration
 from loadgen.arrival_facts import arrival_facts
 from loadgen.closed_loop import loop_doubt
 from loadgen.parse import Parsed, build_client_table
+from loadgen.prefix_facts import with_prefix
 from loadgen.rawlog import RAW_TABLE, abandoned, discard_progress
 from loadgen.scenario import Scenario
 from loadgen.schedule import SCHEDULE_FILE
@@ -108,13 +109,15 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
     shards = read_shards(run.path, meta.get("load_processes") or ())
     client_error = with_calibration(parsed.client_error, parsed.streams, shards) if parsed else None
     found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
-    if parsed and (doubt := loop_doubt(meta["scenario"]["arrivals"], parsed.num_records, parsed.num_never_due)):
+    arrivals = meta["scenario"]["arrivals"]
+    if parsed and (doubt := loop_doubt(arrivals, parsed.num_records, parsed.num_never_due, parsed.ran_out)):
         found.append(doubt)
     if client_error and (beyond := beyond_capacity(client_error["calibration"])):
         found.append(beyond)
     run.update_meta(
         load_processes=[asdict(shard) for shard in shards],
         client_error=client_error,
+        workload=with_prefix(run, meta, parsed) if parsed else meta.get("workload"),
         valid=not found,
         load_reasons=reasons,
         invalid_reasons=list(dict.fromkeys(found)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from loadgen.parse import Event, client_record, due_time, events_by_request
-from loadgen.rawlog import NO_REQUEST, TERMINAL, event_files
+from loadgen.rawlog import NO_REQUEST, STARTED, TERMINAL, event_files
 from loadgen.schedule import SCHEDULE_FILE, read_schedule
 from metrics.records import SCHEMAS, row
 from metrics.segments import write_segment
@@ -41,7 +41,7 @@ class LiveTable:
         ended = []
         for index, events in events_by_request(fresh):
             if index == NO_REQUEST:
-                self._start_ns = events[0][1]
+                self._start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self._start_ns)
                 continue
             self._open.setdefault(index, []).extend(events)
             if events[-1][2] in TERMINAL:

@@ -28,15 +28,17 @@ class _Chain:
 class Pace:
     """Owns the conversations under way and the slots of a closed loop.
 
-    `cancel` is told of requests that will never be sent, as a turn before them failed, with the reason.
+    `cancel` is told of requests that will never be sent, as a turn before them failed, with the reason; `ran_out`,
+    once, since when a slot of a closed loop is free although its time is not over: nothing waits any more.
     """
 
     def __init__(
         self, schedule: Sequence[ScheduledRequest], wire: Wire, limits: Limits, loop: ClosedLoop | None,
-        cancel: Callable[[list[ScheduledRequest], Ended, str], None],
+        cancel: Callable[[list[ScheduledRequest], Ended, str], None], ran_out: Callable[[int], None],
     ):  # fmt: skip
         self._chains = chains_of([request for request in schedule if not request.prelude])
-        self._wire, self._limits, self._loop, self._cancel = wire, limits, loop, cancel
+        self._wire, self._limits, self._loop, self._cancel, self._ran_out = wire, limits, loop, cancel, ran_out
+        self._has_run_out = False
         self._waiting = iter(self._chains)
         self._under_way: dict[int, _Chain] = {}
         self._until_ns: int | None = None
@@ -84,6 +86,9 @@ class Pace:
         for requests in self._waiting:
             due_ns = free_ns + requests[0].pause_ns
             return None if self._is_over(due_ns) else self._first(requests, due_ns)
+        if not self._has_run_out and not self._is_over(free_ns):
+            self._has_run_out = True
+            self._ran_out(free_ns)
         return None
 
     def _is_over(self, due_ns: int) -> bool:

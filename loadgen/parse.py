@@ -1,7 +1,7 @@
 """Raw events + schedule → `client.parquet`. Pure over what is on disk: the same after a run, and after a kill -9."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
@@ -18,6 +18,7 @@ from loadgen.rawlog import (
     DUE,
     ERROR,
     NO_REQUEST,
+    RAN_OUT,
     RECONNECTED,
     SENT,
     STARTED,
@@ -29,13 +30,16 @@ from loadgen.rawlog import (
     ordered_events,
 )  # fmt: skip
 from loadgen.reply import Reply, ReplyReader
-from loadgen.schedule import ScheduledRequest, read_schedule
+from loadgen.schedule import ScheduledRequest, read_schedule, read_warmup_s
+from metrics.goodput import after_warmup
 from metrics.records import SCHEMAS, ClientRecord, row
 from metrics.segments import discard_segments, replace_in_pieces
 
 RAW_COLUMNS = ("index", "ns", "kind", "data")
 EVENTS_AT_ONCE = 8192  # as Python objects: some 500 bytes each
 RECORDS_AT_ONCE = 1024
+
+NOT_SENT = -1
 
 Event = tuple[int, int, int, bytes]  # index, ns, kind, data
 
@@ -48,8 +52,11 @@ class Parsed:
     num_records: int
     num_unfinished: int  # of them: never sent, or without a recorded end
     num_never_due: int  # of a closed loop: built, but no slot came to them
+    ran_out: bool  # of a closed loop: a slot was free, but nothing was left for it
     client_error: dict[str, float | None]
     streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
+    sent: list[ScheduledRequest]  # in the order of sending
+    measured: Container[int]  # indexes of the requests that count
 
 
 class Reading:
@@ -57,10 +64,11 @@ class Reading:
 
     def __init__(self, run_dir: Path):
         self._schedule, self._scenario = read_schedule(run_dir)
+        self._warmup_s = read_warmup_s(run_dir)
         self._files = event_files(run_dir)
-        self._started = False
-        self._num_records = self._num_unfinished = self._num_stale = 0
-        self._lag_ns, self._dispatch_ns = array("q"), array("q")
+        self._started = self._ran_out = False
+        self._num_unfinished = self._num_stale = 0
+        self._moments = array("q")  # of each record: index of its request, ns when it was due, dispatched, sent
         self._streams = array("q")
 
     def records(self) -> Iterator[ClientRecord]:
@@ -74,6 +82,7 @@ class Reading:
         start_ns = None
         if upcoming is not None and upcoming[0] == NO_REQUEST:
             start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == STARTED), None)
+            self._ran_out = any(kind == RAN_OUT for _, _, kind, _ in upcoming[1])
             upcoming = next(stream, None)
         self._started = start_ns is not None
         start_ns = first_stamp(self._files) if start_ns is None else start_ns
@@ -96,31 +105,37 @@ class Reading:
                 yield record
 
     def parsed(self) -> Parsed:
-        """What is known once all records are read."""
+        """What is known once all records are read.
+
+        `lag_…` is how late the generator itself was, due → sent; `dispatch_…` its part before the socket was opened:
+        both of the requests that count. Where connections are reused, `stale_connections` counts those that the server
+        had closed before they were wanted.
+        """
+        index, due_ns, dispatched_ns, sent_ns = np.array(self._moments, dtype=np.int64).reshape(-1, 4).T
+        counts = after_warmup(due_ns, self._warmup_s, sum(self._schedule[place].prelude for place in index))
+        was_sent = sent_ns != NOT_SENT
+        timed = counts & was_sent
         client_error = (
-            {f"lag_{name}_ms": value for name, value in _quantiles_ms(self._lag_ns).items()}
-            | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms(self._dispatch_ns).items()}
+            {f"lag_{name}_ms": value for name, value in _quantiles_ms((sent_ns - due_ns)[timed]).items()}
+            | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms((dispatched_ns - due_ns)[timed]).items()}
             | ({"stale_connections": self._num_stale} if self._num_stale else {})
         )
-        never_due = len(self._schedule) - self._num_records
-        streams = np.array(self._streams, dtype=np.int64).reshape(-1, 3)
-        return Parsed(self._started, self._num_records, self._num_unfinished, never_due, client_error, streams)
+        in_order = index[was_sent][np.argsort(sent_ns[was_sent], kind="stable")]
+        return Parsed(
+            started=self._started, num_records=len(index), num_unfinished=self._num_unfinished,
+            num_never_due=len(self._schedule) - len(index), ran_out=self._ran_out, client_error=client_error,
+            streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
+            sent=[self._schedule[place] for place in in_order], measured=set(index[counts].tolist()),
+        )  # fmt: skip
 
     def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:
-        """`lag_…` is how late the generator itself was, due → sent; `dispatch_…` its part before the socket was opened.
-
-        Where connections are reused, `stale_connections` counts those that the server had closed before they were
-        wanted.
-        """
-        self._num_records += 1
         self._num_unfinished += record.status == "missing" or record.error == STOPPED
         self._num_stale += sum(kind == RECONNECTED for _, _, kind, _ in events)
         if record.chunk_ns:
             self._streams.extend((record.chunk_ns[0], record.chunk_ns[-1], len(record.chunk_ns)))
         stamps = {kind: ns for _, ns, kind, _ in events if kind in (SENT, DISPATCHED)}
-        if request.measured and SENT in stamps:
-            self._lag_ns.append(stamps[SENT] - record.due_ns)
-            self._dispatch_ns.append(stamps[DISPATCHED] - record.due_ns)
+        sent = (stamps[DISPATCHED], stamps[SENT]) if SENT in stamps else (NOT_SENT, NOT_SENT)
+        self._moments.extend((request.index, record.due_ns, *sent))
 
 
 def read_records(run_dir: Path) -> list[ClientRecord]:
@@ -209,8 +224,8 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     return "error", "the stream ended before its last event" if answered else "closed without a reply"
 
 
-def _quantiles_ms(durations_ns: Sequence[int]) -> dict[str, float | None]:
-    if not durations_ns:
+def _quantiles_ms(durations_ns: np.ndarray) -> dict[str, float | None]:
+    if not len(durations_ns):
         return {"p50": None, "p99": None, "max": None}
     p50, p99 = np.quantile(durations_ns, [0.5, 0.99])
-    return {name: round(value / 1e6, 4) for name, value in (("p50", p50), ("p99", p99), ("max", max(durations_ns)))}
+    return {name: round(value / 1e6, 4) for name, value in (("p50", p50), ("p99", p99), ("max", durations_ns.max()))}

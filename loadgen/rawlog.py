@@ -23,15 +23,17 @@ FLUSH_SECONDS = 0.5
 BYTES_AT_ONCE = 2**28  # of events, when they are read: sorting takes some three times as much
 ROW_BYTES = 33  # of an event beside its data
 
-STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE = range(10)
+STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
-NO_REQUEST = -1  # index of the one STARTED event, whose stamp is the start of the schedule
+# Index of a process's one STARTED event, whose stamp is the start of the schedule, and of the one RAN_OUT of a closed
+# loop: since then a slot was free, and nothing waited for it.
+NO_REQUEST = -1
 
 SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
     ("index", pa.int64()),  # of the scheduled request
     ("ns", pa.int64()),  # monotonic clock
-    ("kind", pa.int8()),  # STARTED to DUE
+    ("kind", pa.int8()),  # STARTED to RAN_OUT
     ("data", pa.large_binary()),  # the bytes read, or why it ended; a run has more than 32-bit offsets reach
 ])  # fmt: skip
 

@@ -11,7 +11,7 @@ import gevent
 
 from loadgen.bodies import build_wire_requests
 from loadgen.client import OnFinished, OpenLoopClient, Replay
-from loadgen.closed_loop import closed_loop
+from loadgen.closed_loop import ClosedLoop, closed_loop
 from loadgen.endpoint import EndpointError, parse_base_url, served_models
 from loadgen.pace import Wire
 from loadgen.rawlog import recording, write_progress
@@ -52,6 +52,7 @@ class Begun:
 
     plan: Plan
     schedule: list[ScheduledRequest]
+    loop: ClosedLoop | None
     run: "RunDirectory | None"
 
 
@@ -75,14 +76,14 @@ def begin_replay(options, host: str | None) -> Begun:
             "processes": options.processes or None,
         }  # fmt: skip
         engine = {"base_url": endpoint.url, "model": model}
-        run = None if begun else _begin(run_dir, scenario, seed, engine, given, schedule)
+        run = None if begun else _begin(run_dir, scenario, seed, engine, given)
         save_schedule(run_dir, schedule, scenario)
     except (ScenarioError, EndpointError, OSError) as error:
         raise ReplayError(str(error)) from None
     document = scenario.model_dump(mode="json", exclude_none=True)
     digest = beside_the_hub(lambda: schedule_digest(schedule))
     plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
-    return Begun(plan, schedule, run)
+    return Begun(plan, schedule, closed_loop(scenario.arrivals), run)
 
 
 def prepare_part(
@@ -96,19 +97,20 @@ def prepare_part(
     """
     try:
         scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
+        loop = closed_loop(scenario.arrivals)
 
         def build() -> tuple[list[ScheduledRequest], Wire]:
             whole = schedule
             if whole is None:
                 whole = build_schedule(scenario, plan.seed, plan.id_prefix)
                 _refuse_other_schedule(plan, schedule_digest(whole))
-            mine = part_of(whole, number, of)
+            mine = part_of(whole, number, of, loop)
             return mine, build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer, mine)
 
         mine, wire = beside_the_hub(build)
         run_dir.mkdir(parents=True, exist_ok=True)
-        loop = loop_of(closed_loop(scenario.arrivals), number, of)
-        replay = Replay(mine, wire, endpoint, scenario.target, run_dir, loop, number, shift_ns)
+        slots = loop_of(loop, number, of)
+        replay = Replay(mine, wire, endpoint, scenario.target, run_dir, slots, number, shift_ns)
         client = OpenLoopClient(replay, on_finished)
         write_progress(run_dir, {"total": len(mine), "sent": 0, "finished": 0, "failed": 0}, number)
     except (ScenarioError, EndpointError, OSError) as error:
@@ -159,13 +161,12 @@ def replay_alone(begun: Begun, on_finished: OnFinished) -> None:
 
 
 def _begin(
-    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None],
-    schedule: list[ScheduledRequest],
-) -> "RunDirectory":  # fmt: skip
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None]
+) -> "RunDirectory":
     from loadgen.gather import (
         begin_run,
         repeat_command,
     )  # duckdb and pandas stay out of a process that `sojourn run` finishes for
 
     command = repeat_command("load", scenario, seed, **given)
-    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, schedule, seed))
+    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, seed))

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle
+from itertools import cycle, repeat
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.arrivals import arrivals_rng, draw_arrivals
-from loadgen.closed_loop import closed_loop, draw_pauses
+from loadgen.closed_loop import check_size, closed_loop, draw_pauses, enough
 from loadgen.contents import Contents
 from loadgen.lengths import draw_length
 from loadgen.people import People
@@ -29,9 +30,10 @@ SCHEDULE_FILE = "schedule.parquet"
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request as it is meant to be. What is not `measured` is warm-up: sent and recorded, but not counted.
+    """One request as it is meant to be.
 
-    With `prelude` it is sent before the schedule starts, as soon as the one before has ended; its offset is 0.
+    With `prelude` it is sent before the schedule starts, as soon as the one before has ended; its offset is 0. Whether
+    it counts is known once it was due: see `after_warmup`.
     """
 
     index: int
@@ -50,7 +52,6 @@ class ScheduledRequest:
     top_p: float | None
     ignore_eos: bool
     seed: int
-    measured: bool
     prelude: bool
     priority: int = 0  # schedules that were written before it have none; so of all below
     block_ids: tuple[int, ...] = ()  # of the trace's blocks that the prompt is made of
@@ -68,7 +69,7 @@ SCHEMA = pa.schema([
     ("tenant", pa.string()), ("session_id", pa.string()), ("turn", pa.int64()), ("prompt_tokens", pa.int64()),
     ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
     ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
-    ("seed", pa.int64()), ("measured", pa.bool_()), ("prelude", pa.bool_()),
+    ("seed", pa.int64()), ("prelude", pa.bool_()),
     ("priority", pa.int64()), ("block_ids", pa.list_(pa.int64())), ("block_tokens", pa.int64()),
     ("content", pa.string()), ("variant", pa.int64()), ("pause_ns", pa.int64()), ("message_tokens", pa.int64()),
     ("patience_ns", pa.int64()), ("patience_for", pa.string()),
@@ -82,24 +83,29 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
     closed = closed_loop(scenario.arrivals)
     if closed is None:
         offsets_s, rows = draw_arrivals(scenario.arrivals, arrival_rng)
-        pauses_ns, measured_from_s = [0] * len(rows), offsets_s[0] + scenario.measure.warmup_s
-        _check_warmup(scenario, offsets_s[-1], measured_from_s)
+        pauses_ns = repeat(0)
+        _check_warmup(scenario, offsets_s[-1], offsets_s[0] + scenario.measure.warmup_s)
     else:
-        pauses_ns = draw_pauses(scenario.arrivals, arrival_rng)
-        offsets_s, rows, measured_from_s = np.zeros(len(pauses_ns)), [None] * len(pauses_ns), 0.0
+        check_size(scenario)
         _check_warmup(scenario, closed.duration_s or math.inf, scenario.measure.warmup_s)
+        offsets_s, rows, pauses_ns = repeat(0.0), repeat(None), draw_pauses(scenario.arrivals, arrival_rng)
     contents, people = Contents(scenario, seed), People(seed)
     requests = [
-        _request(step, (0.0, klass, None), seed, id_prefix, length_rng, measured_from_s, True, contents)
+        _request(step, (0.0, klass, None), seed, id_prefix, length_rng, True, contents)
         for step, klass in zip(range(scenario.measure.warmup_requests), cycle(scenario.workload.classes), strict=False)
     ]
-    for offset_s, row, pause_ns in zip(offsets_s, rows, pauses_ns, strict=True):
-        for klass in _classes(scenario, class_rng, contents.class_of(row)):
-            entry = (offset_s, klass, row)
-            first = _request(len(requests), entry, seed, id_prefix, length_rng, measured_from_s, False, contents)
-            if closed is not None:
-                first = replace(first, due_offset_ns=None, pause_ns=pause_ns)
-            requests += people.turns(first, klass, seed, id_prefix)
+
+    def chains() -> Iterator[list[ScheduledRequest]]:
+        for offset_s, row, pause_ns in zip(offsets_s, rows, pauses_ns, strict=False):
+            for klass in _classes(scenario, class_rng, contents.class_of(row)):
+                entry = (offset_s, klass, row)
+                first = _request(len(requests), entry, seed, id_prefix, length_rng, False, contents)
+                if closed is not None:
+                    first = replace(first, due_offset_ns=None, pause_ns=pause_ns)
+                yield people.turns(first, klass, seed, id_prefix)
+
+    for chain in chains() if closed is None else enough(scenario.arrivals, chains()):
+        requests += chain
         if len(requests) > MAX_REQUESTS:
             raise ScenarioError([f"the load has more than {MAX_REQUESTS} requests, turns included; shorten it"])
     return requests
@@ -126,7 +132,7 @@ def _check_warmup(scenario: Scenario, last_s: float, measured_from_s: float) -> 
 
 def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:
     """Writes `schedule.parquet`, before anything is sent."""
-    schema = SCHEMA.with_metadata({"scenario": scenario.name})
+    schema = SCHEMA.with_metadata({"scenario": scenario.name, "warmup_s": repr(scenario.measure.warmup_s)})
     replace_table(run_dir / SCHEDULE_FILE, pa.Table.from_pylist([asdict(each) for each in schedule], schema=schema))
 
 
@@ -141,9 +147,15 @@ def schedule_digest(schedule: list[ScheduledRequest]) -> str:
 def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
     """The saved schedule and the scenario's name."""
     table = pq.read_table(run_dir / SCHEDULE_FILE)
+    table = table.select([name for name in table.column_names if name in SCHEMA.names])  # older ones had more
     rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
             for row in table.to_pylist())  # fmt: skip
     return [ScheduledRequest(**row) for row in rows], table.schema.metadata[b"scenario"].decode()
+
+
+def read_warmup_s(run_dir: Path) -> float:
+    """`measure.warmup_s` of the saved schedule; 0 of one that was written before it was kept."""
+    return float(pq.read_schema(run_dir / SCHEDULE_FILE).metadata.get(b"warmup_s", b"0"))
 
 
 def _classes(scenario: Scenario, rng: np.random.Generator, named: RequestClass | None) -> list[RequestClass]:
@@ -157,7 +169,7 @@ def _classes(scenario: Scenario, rng: np.random.Generator, named: RequestClass |
     return [classes[rng.choice(len(classes), p=weights / weights.sum())]]
 
 
-def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude, contents) -> ScheduledRequest:
+def _request(index, plan_entry, seed, id_prefix, rng, prelude, contents) -> ScheduledRequest:
     offset_s, klass, row = plan_entry
     row = None if prelude else contents.row_of(klass, row)
     prompt_tokens = draw_length(klass.prompt_tokens, row.prompt_tokens if row else None, rng)
@@ -169,7 +181,6 @@ def _request(index, plan_entry, seed, id_prefix, rng, measured_from_s, prelude, 
         prompt_tokens=prompt_tokens, max_tokens=max_tokens, shared_prefix=prefix,
         shared_prefix_tokens=klass.shared_prefix_tokens, temperature=klass.temperature, top_k=klass.top_k,
         top_p=klass.top_p, ignore_eos=klass.ignore_eos, seed=stable_seed(seed, index) >> 1,
-        measured=not prelude and offset_s >= measured_from_s, prelude=prelude,
-        priority=klass.priority,
+        prelude=prelude, priority=klass.priority,
     )  # fmt: skip
     return contents.fill(request, klass, row)

@@ -24,6 +24,13 @@ def draw_ns(seconds: Seconds, rng: np.random.Generator) -> int:
     return round(value * NS_PER_S)
 
 
+def most_s(seconds: Seconds) -> float:
+    """The longest time that can be drawn."""
+    if seconds.distribution == "fixed":
+        return seconds.seconds
+    return seconds.max_s if seconds.distribution == "uniform" else seconds.at_most_s
+
+
 def draw_turns(turns: Turns, rng: np.random.Generator) -> int:
     """How many requests a session has."""
     draw = rng.random()

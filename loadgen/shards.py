@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen.closed_loop import ClosedLoop
 from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import ScheduledRequest
+from loadgen.schedule import ScheduledRequest, chains_of
 
 SHARDS_FILE = "shards.json"
 SENDING, DONE, LOST = "sending", "done", "lost"
@@ -29,17 +29,19 @@ class Shard:
         return replace(self, state=state)
 
 
-def part_of(schedule: Sequence[ScheduledRequest], number: int, of: int) -> list[ScheduledRequest]:
-    """Part `number` of `of`: every `of`-th arrival, where the turns of a session count as one and stay together.
+def part_of(
+    schedule: Sequence[ScheduledRequest], number: int, of: int, loop: ClosedLoop | None
+) -> list[ScheduledRequest]:
+    """Part `number` of `of`: every `of`-th arrival, or of a closed loop as much as its slots have of all of them.
 
+    The turns of a session stay together. Requests that a trace says are of one session do not: each has its own moment.
     The prelude is sent one by one, by the first. The parts of all numbers make the schedule, each request once.
     """
-    places: dict[str | int, int] = {}
-    mine = []
-    for request in schedule:
-        place = 0 if request.prelude else places.setdefault(request.session_id or request.index, len(places))
-        if place % of == number:
-            mine.append(request)
+    mine = [request for request in schedule if request.prelude and number == 0]
+    for place, chain in enumerate(chains_of([request for request in schedule if not request.prelude])):
+        slot = place if loop is None else place % loop.slots
+        if slot % of == number:
+            mine += chain
     return mine
 
 

@@ -7,13 +7,11 @@ what a chat template adds, what recorded texts share, nor that two requests in f
 other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from loadgen.scenario import Scenario
+from loadgen.scenario_workload import Workload
 from loadgen.schedule import ScheduledRequest
-
-CACHE_BLOCK_TOKENS = 16  # of our engine and of vLLM, where a scenario does not say
 
 Segment = tuple[object, int]  # what it is, tokens
 
@@ -43,14 +41,14 @@ def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) 
         yield max(0, min(shared, num_tokens - 1)) // block_tokens * block_tokens
 
 
-def segments_of(request: ScheduledRequest, scenario: Scenario) -> list[Segment]:
+def segments_of(request: ScheduledRequest, workload: Workload) -> list[Segment]:
     """What of a request's prompt others may share; [] where all of it is its own."""
     if request.block_ids:
         size, length = request.block_tokens, request.prompt_tokens
         return [(block, min(size, length - place * size)) for place, block in enumerate(request.block_ids)]
     if request.shared_prefix < 0:
         return []
-    klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
+    klass = next(each for each in workload.classes if each.klass == request.klass)
     if klass.prefix_tree is None:
         return [((request.klass, request.shared_prefix), request.shared_prefix_tokens)]
     return [((request.klass, node), klass.prefix_tree.node_tokens) for node in tree_path(klass.prefix_tree, request)]
@@ -61,36 +59,42 @@ def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
     return [(level, request.shared_prefix // tree.branching ** (tree.depth - 1 - level)) for level in range(tree.depth)]
 
 
-def ideal_hit_rate(scenario: Scenario, schedule: list[ScheduledRequest]) -> dict[str, float | int] | None:
-    """For `run.json`: the share of measured prompt tokens that an infinite cache has, 0 where nothing is shared; None
-    where recorded texts are all that could be."""
-    prompts = list(_prompts(scenario, schedule))
-    recorded = any(klass.content == "recorded" for klass in scenario.workload.classes)
-    if recorded and not any(segments for segments, _, _ in prompts):
+def ideal_hit_rate(
+    workload: Workload, sent: Iterable[ScheduledRequest], measured: Container[int], block_tokens: int
+) -> dict[str, float | int] | None:
+    """Of requests in the order in which they were sent: the share of the prompt tokens of those that are `measured`
+    (by index) that an infinite cache has, 0 where nothing is shared; None where recorded texts are all that could be,
+    and where nothing is measured."""
+    prompts = list(_prompts(workload, sent))
+    recorded = any(klass.content == "recorded" for klass in workload.classes)
+    if recorded and not any(segments for _, segments, _ in prompts):
         return None
-    stated = scenario.engine.get("block_size")
-    block = stated if isinstance(stated, int) and stated > 0 else CACHE_BLOCK_TOKENS
-    hits = [hit for hit, (_, _, asked) in zip(ideal_hits(((path, size) for path, size, _ in prompts), block), prompts,
-                                              strict=True) if asked]  # fmt: skip
-    counted = [(hit, request.prompt_tokens) for hit, request in zip(hits, schedule, strict=True) if request.measured]
-    total = sum(tokens for _, tokens in counted)
-    found = sum(hit for hit, _ in counted)
-    return {"ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total, "block_tokens": block}
+    hits = ideal_hits(((segments, num_tokens) for _, segments, num_tokens in prompts), block_tokens)
+    found = total = 0
+    for hit, (index, _, num_tokens) in zip(hits, prompts, strict=True):
+        if index is not None and index in measured:
+            found, total = found + hit, total + num_tokens
+    if not total:
+        return None
+    return {
+        "ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total,
+        "block_tokens": block_tokens,
+    }  # fmt: skip
 
 
-def _prompts(scenario: Scenario, schedule: list[ScheduledRequest]) -> Iterator[tuple[list[Segment], int, bool]]:
-    """Segments and length of each prompt, and True; after one that a session goes on from, the same with its answer,
-    which the cache then has too, and False. Answers at full length."""
-    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
-    history: list[Segment] = []
-    for request in schedule:
+def _prompts(workload: Workload, sent: Iterable[ScheduledRequest]) -> Iterator[tuple[int | None, list[Segment], int]]:
+    """Index, segments and length of each prompt; after one that a session goes on from, None and the same with its
+    answer, which the cache then has too. Answers at full length."""
+    in_turns = {klass.klass for klass in workload.classes if klass.session is not None}
+    histories: dict[str, list[Segment]] = {}  # by session
+    for request in sent:
         if request.klass not in in_turns or request.prelude:
-            yield segments_of(request, scenario), request.prompt_tokens, True
+            yield request.index, segments_of(request, workload), request.prompt_tokens
             continue
-        if not request.turn:
-            history = segments_of(request, scenario)
-        said = request.prompt_tokens - sum(size for _, size in history)
-        asked = [*history, ((request.session_id, request.turn), said)]
-        yield asked, request.prompt_tokens, True
-        history = [*asked, ((request.session_id, request.turn, "answer"), request.max_tokens)]
-        yield history, request.prompt_tokens + request.max_tokens, False
+        session = request.session_id
+        before = histories.get(session) or segments_of(request, workload)
+        said = request.prompt_tokens - sum(size for _, size in before)
+        asked = [*before, ((session, request.turn), said)]
+        yield request.index, asked, request.prompt_tokens
+        histories[session] = [*asked, ((session, request.turn, "answer"), request.max_tokens)]
+        yield None, histories[session], request.prompt_tokens + request.max_tokens

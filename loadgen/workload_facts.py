@@ -1,5 +1,4 @@
-"""What `run.json` says of the workload: which traces, what was left out of them, how blocks were scaled, what an
-infinite prefix cache would find."""
+"""What `run.json` says of the workload beforehand: which traces, what was left out of them, how blocks were scaled."""
 
 from typing import Any
 
@@ -7,20 +6,16 @@ import numpy as np
 
 from loadgen.arrivals import arrivals_rng, bin_s, recorded_slice
 from loadgen.scenario import Scenario
-from loadgen.schedule import ScheduledRequest
-from loadgen.sharing import ideal_hit_rate
 from loadgen.traces.reader import find_trace, read_trace
 
 
-def workload_facts(scenario: Scenario, schedule: list[ScheduledRequest], seed: int) -> dict[str, Any]:
-    """`traces`, `blocks`, `prefix` and `notes` (the same in words), each only where there is something to say."""
+def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
+    """`traces`, `blocks` and `notes` (the same in words), each only where there is something to say."""
     facts: dict[str, Any] = {}
     if traces := _traces(scenario, seed):
         facts["traces"] = traces
     if blocks := _blocks(scenario, traces):
         facts["blocks"] = blocks
-    if prefix := ideal_hit_rate(scenario, schedule):
-        facts["prefix"] = prefix
     if notes := _in_words(facts):
         facts["notes"] = notes
     return facts

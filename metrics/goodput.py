@@ -44,9 +44,16 @@ def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
     measure = ((meta.get("scenario") or {}) if isinstance(meta.get("scenario"), dict) else {}).get("measure") or {}
     kept = frame.sort_values("due_ns", ignore_index=True)
     seconds, requests = measure.get("warmup_s") or 0, measure.get("warmup_requests") or 0
-    if len(kept) and seconds:
-        kept = kept[kept.due_ns >= kept.due_ns.iloc[0] + seconds * 1e9]
-    return kept.iloc[int(requests) :].reset_index(drop=True) if requests else kept.reset_index(drop=True)
+    return kept[after_warmup(kept.due_ns.to_numpy(), seconds, int(requests))].reset_index(drop=True)
+
+
+def after_warmup(due_ns: np.ndarray, warmup_s: float, warmup_requests: int) -> np.ndarray:
+    """[n] bool: which requests count, by the moments at which they were due."""
+    counts = np.ones(len(due_ns), dtype=bool)
+    if len(due_ns) and warmup_s:
+        counts = due_ns >= due_ns.min() + warmup_s * 1e9
+    counts[np.argsort(due_ns, kind="stable")[:warmup_requests]] = False
+    return counts
 
 
 def measured_steps(steps: pd.DataFrame, requests: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """What share of the prompt tokens the prefix cache had, beside what an infinite cache would have had. Pure.
 
 Measures: cached tokens over prompt tokens of the served requests that tell both, from the server's usage, or from our
-engine's own records where usage tells nothing. The ideal is computed from the schedule before the run.
+engine's own records where usage tells nothing. The ideal is computed from the requests that were sent, after the run.
 Cannot measure: why a block was missed (the memory page does, for our engine), and what a chat template adds to prompts.
 """
 
@@ -25,7 +25,13 @@ class PrefixShare:
     achieved: float | None
     infinite: float | None  # what our engine's shadow index says an infinite cache would have had
     block_tokens: int
+    block_tokens_assumed: bool  # the server does not tell its own
     num_requests: int  # that `achieved` rests on
+
+    @property
+    def infinite_cache(self) -> str:
+        """Which cache the ideal is of, in words."""
+        return f"infinite cache, blocks of {self.block_tokens} tokens{' assumed' if self.block_tokens_assumed else ''}"
 
 
 def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | None:
@@ -46,13 +52,13 @@ def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | 
     return PrefixShare(
         ideal=float(ideal["ideal_hit_rate"]), achieved=achieved,
         infinite=_rate(shadow[seen], prompt[seen]), block_tokens=int(ideal.get("block_tokens") or 0),
-        num_requests=int(known.sum()),
+        block_tokens_assumed=bool(ideal.get("block_tokens_assumed")), num_requests=int(known.sum()),
     )  # fmt: skip
 
 
 def in_words(share: PrefixShare) -> str:
     """One line for the terminal."""
-    ideal = f"ideal {share.ideal:.1%} (infinite cache, blocks of {share.block_tokens} tokens)"
+    ideal = f"ideal {share.ideal:.1%} ({share.infinite_cache})"
     if share.achieved is None:
         return f"Prefix cache: {ideal}; the server does not tell what it found"
     told = f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"

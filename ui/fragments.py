@@ -87,7 +87,7 @@ def key_numbers(run: RunData) -> list[Tile]:
             tiles.append((f"{name} {quantile}", number(value), "ms", f"n = {known:,}"))
     share = prefix_share(run.meta, run.requests)
     if share is not None:
-        detail = f"ideal {percent(share.ideal)}: infinite cache, blocks of {share.block_tokens} tokens"
+        detail = f"ideal {percent(share.ideal)}: {share.infinite_cache}"
         tiles.append(("prefix cache", percent(share.achieved), "of prompt tokens", detail))
     return tiles
 

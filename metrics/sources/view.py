@@ -204,6 +204,15 @@ def _gauges(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> di
     return over_time(source, "gauge", rows, "value")
 
 
+def told_settings(run: RunDirectory) -> dict[str, str]:
+    """What the server of a run says it was set to, by our names of settings; {} where it says nothing."""
+    source = recognise(scrapes.names(run))
+    if source is None:
+        return {}
+    answered_ns = scrapes.taking(run).answered_ns
+    return _told(run, source, int(answered_ns[0]), int(answered_ns[-1]))
+
+
 def _told(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
     rows = scrapes.readings(run, {told.gauge for told in source.told.values()}, begin_ns, end_ns)
     last = rows.drop_duplicates("name", keep="last").set_index("name")

@@ -24,7 +24,7 @@ from loadgen.experiment import load_url
 from loadgen.processes import load_command
 from loadgen.replay import Begun, Plan, ReplayError, prepare_part
 from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule, save_schedule, schedule_digest
+from loadgen.schedule import build_schedule, chains_of, save_schedule, schedule_digest
 from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
 from metrics.machine import boot_id
 from metrics.rundir import RunDirectory
@@ -93,10 +93,37 @@ def test_requests_of_a_killed_worker_are_missing_and_nobody_sends_them_again(tmp
 def test_parts_of_a_schedule_make_the_schedule(count, of, warmup):
     chosen = scenario({"process": "at_once", "count": count}, measure={"warmup_requests": warmup})
     schedule = build_schedule(chosen, 0, "t")
-    parts = [part_of(schedule, number, of) for number in range(of)]
+    parts = [part_of(schedule, number, of, None) for number in range(of)]
     assert sorted(request.index for part in parts for request in part) == list(range(len(schedule)))
     sizes = [sum(not request.prelude for request in part) for part in parts]
     assert max(sizes) - min(sizes) <= 1 and not any(request.prelude for part in parts[1:] for request in part)
+
+
+def test_requests_that_a_trace_says_are_of_one_session_are_parted_like_all_others(tmp_path):
+    """Only the turns of our own sessions hang on one another."""
+    file = tmp_path / "one-session.jsonl"
+    file.write_text("".join(f'{{"at_s": {at_s}, "prompt_tokens": 5, "session_id": "s"}}\n' for at_s in range(40)))
+    talk = CHAT | {"klass": "talk", "weight": 3, "session": {"turns": 3, "think_time_s": 1, "turn_tokens": 4}}
+    chosen = scenario({"process": "trace", "file": str(file), "duration_s": 99}, [CHAT, talk])
+    schedule = build_schedule(chosen, 0, "t")
+    parts = [part_of(schedule, number, FOUR, None) for number in range(FOUR)]
+    assert [len(chains_of(part)) for part in parts] == [10] * FOUR and {request.turn for request in schedule} == {
+        0,
+        1,
+        2,
+    }
+    assert sorted(chain[0].index for part in parts for chain in chains_of(part)) == [
+        chain[0].index for chain in chains_of(schedule)
+    ]
+
+
+@given(slots=st.integers(1, 40), of=st.integers(1, 9), rounds=st.integers(1, 4))
+def test_part_of_a_closed_loop_has_as_many_requests_as_its_slots_have_of_all(slots, of, rounds):
+    of = min(of, slots)
+    schedule = build_schedule(scenario({"process": "concurrency", "in_flight": slots, "count": rounds * slots}), 0, "t")
+    loop = ClosedLoop(slots, None)
+    for number in range(of):
+        assert len(part_of(schedule, number, of, loop)) == rounds * loop_of(loop, number, of).slots
 
 
 @given(slots=st.integers(1, 40), of=st.integers(1, 9))
@@ -119,7 +146,7 @@ def test_load_with_processes_is_one_run_that_says_how_to_repeat_it(tmp_path):
     meta, client = run.meta(), run.table("client")
     assert set(client.status) == {"ok"} and len(server.seen) == len(client) == 12
     assert meta["command"][-4:] == ["--processes", "2", "--seed", "0"]
-    assert [part["requests"] for part in meta["load_processes"]] == [6, 6]
+    assert [part["requests"] for part in meta["load_processes"]] == [8, 4]  # as the slots are
     starts, ends = client.sent_ns.to_numpy(), client.last_byte_ns.to_numpy()
     assert max(((starts <= moment) & (ends > moment)).sum() for moment in starts) <= 3
     with pytest.raises(ScenarioError, match="start at most 3 processes"):
@@ -151,7 +178,7 @@ def begun_in(run_dir: Path, **arrivals) -> Begun:
     save_schedule(run_dir, schedule, chosen)
     plan = Plan(chosen.model_dump(mode="json", exclude_none=True), 0, "t", "http://h", "m", None, str(run_dir),
                 schedule_digest(schedule))  # fmt: skip
-    return Begun(plan, schedule, None)
+    return Begun(plan, schedule, None, None)
 
 
 def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back(tmp_path):
@@ -203,7 +230,7 @@ def test_request_has_the_same_bytes_whoever_writes_it(classes):
     schedule = build_schedule(chosen, 5, "t")
     asked = (chosen, 5, schedule, parse_base_url("http://h"), "m", None)
     whole = build_wire_requests(*asked)
-    parts = [build_wire_requests(*asked, part_of(schedule, number, 3)) for number in range(3)]
+    parts = [build_wire_requests(*asked, part_of(schedule, number, 3, None)) for number in range(3)]
     assert {index: wire for part in parts for index, wire in part.items()} == whole
     assert sum(map(len, parts)) == len(whole) == len(schedule)
 

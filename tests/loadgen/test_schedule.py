@@ -4,9 +4,10 @@ import csv
 from datetime import datetime
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from loadgen.schedule import build_schedule, read_schedule, save_schedule
+from loadgen.schedule import SCHEDULE_FILE, build_schedule, read_schedule, save_schedule
 from loadgen.stable import stable_seed
 from loadgen.traces.reader import TRACE_FOLDER
 from tests.loadgen.scenarios import CHAT, scenario
@@ -101,12 +102,10 @@ def test_trace_is_replayed_as_it_was_but_for_speed_and_scale():
     assert len(thinned) == -(-len(schedule) // 2)
 
 
-def test_warmup_is_sent_but_not_measured():
+def test_warmup_requests_come_before_the_schedule():
     arrivals = {"process": "constant", "rate_rps": 1, "count": 5}
-    prelude = build_schedule(scenario(arrivals, measure={"warmup_requests": 2}), 0, "x")
-    assert [(r.prelude, r.measured) for r in prelude] == [(True, False)] * 2 + [(False, True)] * 5
-    timed = build_schedule(scenario(arrivals, measure={"warmup_s": 2}), 0, "x")
-    assert [r.measured for r in timed] == [False, False, True, True, True]
+    requests = build_schedule(scenario(arrivals, measure={"warmup_requests": 2}), 0, "x")
+    assert [request.prelude for request in requests] == [True] * 2 + [False] * 5
 
 
 def test_saved_schedule_is_read_back_as_it_was(tmp_path):
@@ -114,4 +113,7 @@ def test_saved_schedule_is_read_back_as_it_was(tmp_path):
     schedule = build_schedule(chosen, 0, "x")
     save_schedule(tmp_path, schedule, chosen)
     assert read_schedule(tmp_path) == (schedule, "test")
+    older = pq.read_table(tmp_path / SCHEDULE_FILE)
+    pq.write_table(older.append_column("measured", [[True] * 5]), tmp_path / SCHEDULE_FILE)
+    assert read_schedule(tmp_path) == (schedule, "test")  # a column that there is no more
     assert len({request.request_id for request in schedule}) == 5

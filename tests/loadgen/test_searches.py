@@ -1,5 +1,6 @@
 """Sweeps and capacity searches with real runs against a scripted server: kept when cut short, gone on with, refused."""
 
+import numpy as np
 import pytest
 
 from loadgen.capacity import CapacityPlan, find_capacity
@@ -9,6 +10,7 @@ from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule
 from loadgen.search_folder import SearchFolder
 from loadgen.sweep import SweepPlan, rate_grid, rate_list, run_sweep
+from metrics.goodput import after_warmup
 from metrics.objectives import parse_bounds
 from metrics.rundir import RunDirectory, RunError
 from metrics.search import Goal
@@ -96,7 +98,8 @@ def test_a_trial_is_long_enough_and_its_begin_is_not_counted():
     plan = CapacityPlan(scenario(SHORT), Goal(), 20.0, 100, 1, Target())
     for rate, counted in ((1.0, 100), (50.0, 1000)):
         schedule = build_schedule(plan.trial(rate), 1, "t")
-        measured = sum(request.measured for request in schedule)
+        due_ns = np.array([request.due_offset_ns for request in schedule])
+        measured = after_warmup(due_ns, plan.trial(rate).measure.warmup_s, 0).sum()
         assert len(schedule) == pytest.approx(counted / 0.75, abs=1) and measured == pytest.approx(counted, rel=0.1)
 
 

@@ -1,5 +1,6 @@
 """Sessions, closed loops and patience against a server that says what it is told: who sends what, and when."""
 
+import heapq
 import json
 from itertools import pairwise
 
@@ -10,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.answer import answer_of
-from loadgen.closed_loop import loop_doubt
+from loadgen.closed_loop import ClosedLoop, closed_loop, loop_doubt
+from loadgen.conversation import TurnParts
 from loadgen.experiment import load_url
 from loadgen.gather import begin_run
-from loadgen.outgoing import STOPPED
+from loadgen.outgoing import STOPPED, Ended, Limits
+from loadgen.pace import Pace
 from loadgen.reply import ReplyReader
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, chains_of
+from loadgen.shards import loop_of, part_of
 from loadgen.sharing import ideal_hit_rate
 from metrics.diagnosis.diagnose import diagnose
 from metrics.load import latency_origin, load_told
@@ -107,7 +111,7 @@ def test_closed_loop_never_has_more_in_flight_than_its_slots_and_uses_all_of_the
 def test_closed_loop_begins_nothing_after_its_duration_and_what_was_never_due_has_no_record(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     records = replay(
-        scenario({"process": "concurrency", "in_flight": 2, "duration_s": 1}), server.url, tmp_path
+        scenario({"process": "concurrency", "in_flight": 2, "duration_s": 1, "count": 50}), server.url, tmp_path
     ).records
     begin = min(record.due_ns for record in records)
     assert 4 <= len(records) == len(server.seen) and {record.status for record in records} == {"ok"}
@@ -125,11 +129,61 @@ def test_session_of_a_closed_loop_that_its_duration_cut_has_no_record_of_what_wa
 
 def test_closed_loop_that_was_not_what_was_asked_for_says_so():
     timed, counted = {"process": "concurrency", "duration_s": 9}, {"process": "users", "count": 9}
-    assert "all 40 requests that were built" in loop_doubt(timed, 40, 0)
-    assert loop_doubt(timed, 30, 10) is None and loop_doubt(counted, 9, 0) is None
-    assert loop_doubt(timed | {"count": 40}, 40, 0) is None
-    assert "3 of 9 requests of this closed loop never had their turn" in loop_doubt(counted, 6, 3)
-    assert loop_doubt({"process": "poisson", "count": 9}, 9, 0) is None
+    assert "used up before its duration_s was over, 40 of 43, so fewer" in loop_doubt(timed, 40, 3, ran_out=True)
+    assert loop_doubt(timed, 40, 0, ran_out=False) is None and loop_doubt(counted, 9, 0, ran_out=True) is None
+    assert loop_doubt(timed | {"count": 40}, 40, 0, ran_out=True) is None
+    assert "3 of 9 requests of this closed loop never had their turn" in loop_doubt(counted, 6, 3, ran_out=False)
+    assert loop_doubt({"process": "poisson", "count": 9}, 9, 0, ran_out=False) is None
+
+
+SESSIONS = TALK | {"session": {
+    "turns": {"distribution": "geometric", "mean_turns": 4, "max_turns": 50},
+    "think_time_s": {"distribution": "exponential", "mean_s": 3}, "turn_tokens": 4,
+}}  # fmt: skip
+WHOLE_TURN = TurnParts("completions", b"", b"", b"", b"x", b"")
+ANSWER = b'HTTP/1.1 200 OK\r\n\r\n{"choices": [{"text": "a", "finish_reason": "stop"}]}'
+THINKING = {"distribution": "lognormal", "median_s": 2, "sigma": 1}
+
+
+@pytest.mark.parametrize("klass", [CHAT, SESSIONS])
+@pytest.mark.parametrize(("reply_s", "of"), [(0.5, 1), (0.8, 1), (0.8, 4), (3.0, 4)])
+@pytest.mark.parametrize("arrivals", [
+    {"process": "concurrency", "in_flight": 40}, {"process": "users", "users": 40, "think_time_s": THINKING},
+])  # fmt: skip
+def test_closed_loop_has_enough_built_for_replies_of_half_a_second_and_not_much_more(klass, reply_s, of, arrivals):
+    """Played by the pace of each process on a clock that is only counted."""
+    chosen = scenario(arrivals | {"duration_s": 60}, [klass])
+    schedule, loop = build_schedule(chosen, 3, "x"), closed_loop(chosen.arrivals)
+    played = [
+        play(part_of(schedule, number, of, loop), loop_of(loop, number, of), round(reply_s * 1e9))
+        for number in range(of)
+    ]
+    assert not any(ran_out for _, ran_out in played)
+    if reply_s == 0.5:
+        assert len(schedule) < 3 * played[0][0] + 40  # sessions differ in length, and are built whole
+
+
+def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
+    """How many requests are sent, each answered after `reply_ns`, and whether a slot found nothing more to send."""
+    said: list[int] = []
+    wire = {request.index: WHOLE_TURN if request.session_id else b"" for request in part}
+    pace = Pace(part, wire, Limits(1.0), loop, cancel=None, ran_out=said.append)
+    under_way = [(outgoing.due_ns, outgoing.index, outgoing) for outgoing in pace.begin(0)]
+    heapq.heapify(under_way)
+    num_sent = 0
+    while under_way:
+        due_ns, _, outgoing = heapq.heappop(under_way)
+        num_sent += 1
+        end_ns = due_ns + reply_ns
+        if (following := pace.follow(outgoing, Ended(end_ns, end_ns, 0, "", ANSWER))) is not None:
+            heapq.heappush(under_way, (following.due_ns, following.index, following))
+    return num_sent, bool(said)
+
+
+def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path):
+    server = ScriptedServer(Script(first_token_s=0.02)).start()
+    done = replay(scenario({"process": "concurrency", "in_flight": 2, "duration_s": 0.6}), server.url, tmp_path)
+    assert done.parsed.ran_out and len(done.records) == 4  # replies of half a second would take as many
 
 
 def test_stopped_closed_loop_sends_nothing_more(tmp_path):
@@ -249,10 +303,15 @@ def test_ideal_hit_rate_of_sessions_counts_the_conversation_that_a_cache_would_h
         "session": {"turns": 3, "think_time_s": 1, "turn_tokens": 20},
     }  # fmt: skip
     chosen = scenario({"process": "at_once", "count": 2}, [klass])
-    found = ideal_hit_rate(chosen, build_schedule(chosen, 0, "x"))
+    schedule = build_schedule(chosen, 0, "x")
+    found = ideal_hit_rate(chosen.workload, schedule, range(6), 16)
     # prompts of 100, 150 and 200 tokens, and the second session finds the prefix of the first: blocks of 16
     assert found["prompt_tokens"] == 2 * (100 + 150 + 200)
     assert found["ideal_hit_tokens"] == (0 + 128 + 176) + (64 + 128 + 176)
+    in_turns = sorted(schedule, key=lambda request: request.turn)  # both sessions at the same time: the same is found
+    assert ideal_hit_rate(chosen.workload, in_turns, range(6), 16) == found
+    cut = ideal_hit_rate(chosen.workload, in_turns[:4], {2, 3, 4}, 16)  # one turn of each is not sent, one not measured
+    assert (cut["prompt_tokens"], cut["ideal_hit_tokens"]) == (100 + 150, 64 + 128)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,21 @@ import pandas as pd
 import pytest
 
 from loadgen.experiment import load_url, run_scenario
+from loadgen.gather import begin_run, finish_run, recover
+from loadgen.prefix_facts import cache_block_tokens
 from loadgen.scenario import load_scenario
-from loadgen.schedule import build_schedule
+from loadgen.schedule import build_schedule, read_schedule
+from loadgen.scrape import rows_of
+from loadgen.sharing import ideal_hit_rate
 from loadgen.workload_facts import repeated_texts, workload_facts
 from metrics.goodput import measured
 from metrics.prefix_share import in_words, prefix_share, workload_lines
+from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
+from metrics.segments import write_segment
 from tests.loadgen.scenarios import CHAT, replay, scenario
-from tests.loadgen.scripted_server import ScriptedServer
-from tests.loadgen.test_contents import BLOCKS, MOONCAKE
+from tests.loadgen.scripted_server import Script, ScriptedServer
+from tests.loadgen.test_contents import BLOCKS, MOONCAKE, ideal_of
 from tests.loadgen.traces import write, write_servegen
 
 REQUESTS = pd.DataFrame({
@@ -36,11 +42,12 @@ def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():
     assert "the server does not tell what it found" in workload_lines(META, silent)[0]
     for meta in ({}, {"workload": None}, {"workload": {}}):
         assert prefix_share(meta, REQUESTS) is None and workload_lines(meta, REQUESTS) == []
+    assert workload_facts(scenario(), 0) == {}
 
 
 def test_more_than_the_ideal_is_said_also_of_prompts_that_share_nothing(tmp_path):
     """The server had them in a run before; recorded texts may share what nobody knows, and no seed changes them."""
-    facts = workload_facts(scenario(), build_schedule(scenario(), 0, "x"), 0)
+    facts = {"prefix": ideal_of(scenario(), build_schedule(scenario(), 0, "x"))}
     assert facts["prefix"]["ideal_hit_rate"] == 0
     (line,) = workload_lines({"workload": facts}, REQUESTS)
     assert line.startswith("Prefix cache: 32.0%") and "ideal 0.0%" in line and "give another --seed" in line
@@ -52,21 +59,20 @@ def test_more_than_the_ideal_is_said_also_of_prompts_that_share_nothing(tmp_path
     said.write_text('{"prompt": "how are you", "output_tokens": 2}\n')
     length = {"distribution": "trace", "min_tokens": 1, "max_tokens": 100}
     told = scenario(classes=[CHAT | {"content": "recorded", "from_file": str(said), "prompt_tokens": length}])
-    assert "prefix" not in workload_facts(told, build_schedule(told, 0, "x"), 0)
+    assert ideal_of(told, build_schedule(told, 0, "x")) is None
     assert "restart it before each run" in repeated_texts(told)[0] and repeated_texts(scenario()) == []
 
 
 def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
     file = str(write(tmp_path, "burst6.csv"))
     classes = [BLOCKS, CHAT | {"klass": "dealt", "from_file": file}]
-    facts = workload_facts(chosen := scenario(MOONCAKE, classes), build_schedule(chosen, 1, "x"), 1)
+    facts = workload_facts(scenario(MOONCAKE, classes), 1)
     assert facts["traces"][file]["left_out"] == {"failed: 0 response tokens": 1}
     assert (
         facts["traces"][MOONCAKE["file"]] | {"form": "mooncake", "requests": 12_031, "block_tokens": 512}
         == (facts["traces"][MOONCAKE["file"]])
     )
     assert facts["blocks"] == {"chat": {"trace_block_tokens": 512, "block_tokens": 16, "prompt_scale": 1 / 32}}
-    assert 0 < facts["prefix"]["ideal_hit_rate"] < 1
     assert [note.split(":")[0] for note in facts["notes"]] == [file, "class chat"]
 
 
@@ -75,15 +81,15 @@ def test_facts_of_a_drawn_trace_are_of_the_same_draw(tmp_path, seed):
     pool = {"process": "trace", "file": str(write_servegen(tmp_path / "pool")), "duration_s": 20}
     chosen = scenario(pool, [CHAT])
     schedule = build_schedule(chosen, seed, "x")
-    assert workload_facts(chosen, schedule, seed)["traces"][pool["file"]]["in_slice"] == len(schedule)
+    assert workload_facts(chosen, seed)["traces"][pool["file"]]["in_slice"] == len(schedule)
 
 
 def test_shared_system_prompt_is_ideal_but_for_the_first_request_of_each():
     chosen = load_scenario("shared-system-prompt")
     schedule = build_schedule(chosen, 1, "x")
-    ideal = workload_facts(chosen, schedule, 1)["prefix"]
-    counted = [request for request in schedule if request.measured]
+    counted = {request.index for request in schedule if not request.prelude}
     first_by_prelude = {request.shared_prefix for request in schedule if request.prelude}
+    ideal = ideal_hit_rate(chosen.workload, schedule, counted, 16)
     assert ideal["ideal_hit_tokens"] == 512 * (len(counted) - (4 - len(first_by_prelude)))
 
 
@@ -106,6 +112,47 @@ def test_slice_of_mooncake_replays_and_the_run_says_what_it_was(tmp_path):
     assert workload["traces"][MOONCAKE["file"]]["in_slice"] > 20
     share = prefix_share(run.meta(), run.requests())
     assert 0 < share.ideal < 1 and share.achieved == pytest.approx(3 / 7)  # what the scripted server says
+    assert share.infinite_cache == "infinite cache, blocks of 16 tokens assumed"  # of which it says nothing
+
+
+def test_ideal_of_a_closed_loop_is_of_the_requests_that_had_their_turn_and_counts_those_that_results_count(tmp_path):
+    """Two hundred are built, and each of 50 prefixes is met with again; of the few that are sent, hardly any is."""
+    pool = CHAT | {"prompt_tokens": 80, "shared_prefix_tokens": 64, "num_shared_prefixes": 50}
+    chosen = scenario({"process": "concurrency", "in_flight": 4, "duration_s": 0.5, "count": 200}, [pool],
+                      measure={"warmup_s": 0.2})  # fmt: skip
+    slow = ScriptedServer(Script(first_token_s=0.05)).start()
+    run = begin_run(tmp_path / "run", chosen, 0, {})
+    replay(chosen, slow.url, run.path)
+    finish_run(run, [])
+    counted = measured(run.requests(), run.meta())
+    sent = len(run.table("client"))
+    assert 8 <= sent < 60 and 0 < len(counted) < sent
+    ideal = run.meta()["workload"]["prefix"]
+    assert ideal["prompt_tokens"] == 80 * len(counted)
+    prefix_of = {request.request_id: request.shared_prefix for request in read_schedule(run.path)[0]}
+    seen, hits = set(), 0
+    for request_id in run.table("client").sort_values("sent_ns").request_id:
+        hits += 64 if prefix_of[request_id] in seen and request_id in set(counted.request_id) else 0
+        seen.add(prefix_of[request_id])
+    assert ideal["ideal_hit_tokens"] == hits
+    before = run.meta()["workload"]
+    (run.path / "client.parquet").unlink()  # as if all processes had been killed before it was built
+    run.update_meta(workload={key: value for key, value in before.items() if key != "prefix"})
+    assert recover(run.path) and run.meta()["workload"] == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "gauges", "tokens"),
+    [({}, "", None), ({"block_size": 32}, "", 32), ({"served": {"id": "m", "engine": {"block_size": 64}}}, "", 64),
+     ({}, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="9"} 1\nvllm:num_requests_running 0\n', 128),
+     ({}, "sglang:page_size 1\n", 1), ({}, 'vllm:cache_config_info{block_size="auto"} 1\n', None)],
+)  # fmt: skip
+def test_blocks_of_the_cache_are_those_that_the_server_was_started_with_or_tells(tmp_path, engine, gauges, tokens):
+    run = begin_run(tmp_path / "run", scenario(), 0, engine)
+    if gauges:
+        rows = rows_of(f"# TYPE x gauge\n{gauges}".encode(), 10**9, took_s=0.1)
+        write_segment(run.path, "scrapes", rows, "1", SCHEMAS["scrapes"])
+    assert cache_block_tokens(run, run.meta()) == tokens
 
 
 @pytest.mark.slow
