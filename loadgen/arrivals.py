@@ -8,10 +8,6 @@ from loadgen.stable import stable_seed
 from loadgen.traces.reader import TraceSlice, find_trace, read_trace
 from loadgen.traces.row import TraceRow, Window
 
-MICROSECONDS = 1_000_000
-SHORTEST_BIN_S = 0.01  # times in milliseconds are a clock's resolution, not a bin
-FEWEST_STAMPS = 8  # fewer gaps have a common divisor by chance
-
 
 def arrivals_rng(seed: int) -> np.random.Generator:
     """What the arrivals of a run with this seed are drawn from."""
@@ -21,10 +17,11 @@ def arrivals_rng(seed: int) -> np.random.Generator:
 def draw_arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[TraceRow | None]]:
     """Seconds from the start of each arrival, and the trace's row that it comes from, if any."""
     if arrivals.process == "trace":
-        rows = _trace_rows(arrivals, rng)
+        found = recorded_slice(arrivals, rng)
+        rows = _trace_rows(arrivals, found)
         times_s = np.array([row.offset_s for row in rows])
         if arrivals.dequantize:
-            times_s = _dequantized(times_s, arrivals.file, rng)
+            times_s = _dequantized(times_s, found.quantised_into_s, arrivals.file, rng)
         return (times_s - arrivals.start_s) / arrivals.speedup, rows
     if arrivals.process == "times":
         offsets = np.sort(np.array(arrivals.times_s))
@@ -109,8 +106,7 @@ def recorded_slice(arrivals, rng: np.random.Generator) -> TraceSlice:
     return read_trace(find_trace(arrivals.file), arrivals.format, window)
 
 
-def _trace_rows(arrivals, rng: np.random.Generator) -> list[TraceRow]:
-    found = recorded_slice(arrivals, rng)
+def _trace_rows(arrivals, found: TraceSlice) -> list[TraceRow]:
     if not found.timed:
         raise ScenarioError(
             [f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; "
@@ -126,24 +122,10 @@ def _trace_rows(arrivals, rng: np.random.Generator) -> list[TraceRow]:
     return kept
 
 
-def bin_s(times_s: np.ndarray) -> float | None:
-    """The largest number of seconds that all gaps are multiples of, if it is long enough and seen often enough.
-
-    It cannot tell a trace that was rounded from one whose requests really came at such moments.
-    """
-    stamps = np.unique(np.round(times_s * MICROSECONDS).astype(np.int64))
-    if len(stamps) < FEWEST_STAMPS:
-        return None
-    found = float(np.gcd.reduce(np.diff(stamps))) / MICROSECONDS
-    return found if found >= SHORTEST_BIN_S else None
-
-
-def _dequantized(times_s: np.ndarray, file: str, rng: np.random.Generator) -> np.ndarray:
+def _dequantized(times_s: np.ndarray, bin_s: float | None, file: str, rng: np.random.Generator) -> np.ndarray:
     """Times spread evenly at random within their bin; their order stays."""
-    width_s = bin_s(times_s)
-    if width_s is None:
+    if bin_s is None:
         raise ScenarioError(
-            [f"arrivals.dequantize is true, but the times of this slice of {file} are not rounded to any bin; leave it "
-             "out"]
-        )  # fmt: skip
-    return np.sort(times_s + rng.uniform(0.0, width_s, len(times_s)))
+            [f"arrivals.dequantize is true, but the times of {file} are not rounded to any bin; leave it out"]
+        )
+    return np.sort(times_s + rng.uniform(0.0, bin_s, len(times_s)))

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
-from loadgen.arrivals import arrivals_rng, bin_s, recorded_slice
+from loadgen.arrivals import arrivals_rng, recorded_slice
 from loadgen.scenario import Scenario
 from loadgen.traces.reader import find_trace, read_trace
 
@@ -42,7 +40,7 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
             "left_out": slice_.left_out, "block_tokens": slice_.form.block_tokens or None,
-            "quantised_into_s": bin_s(np.array([row.offset_s for row in slice_.rows])) if slice_.timed else None,
+            "quantised_into_s": slice_.quantised_into_s,
         }
         for file, slice_ in found.items()
     }  # fmt: skip

@@ -12,6 +12,7 @@ from loadgen.traces.azure import AZURE
 from loadgen.traces.blocks import BAILIAN, MOONCAKE
 from loadgen.traces.burstgpt import BURSTGPT
 from loadgen.traces.plain import PLAIN, SHAREGPT
+from loadgen.traces.rounding import Rounding
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
 from loadgen.traces.servegen import SERVEGEN
 
@@ -31,6 +32,7 @@ class TraceSlice:
     end_s: float  # of the last one; 0 without times
     timed: bool
     left_out: dict[str, int]
+    quantised_into_s: float | None  # the bin that all times of the file are rounded to; None for none
 
 
 def find_trace(file: str) -> Path:
@@ -43,15 +45,20 @@ def find_trace(file: str) -> Path:
 
 
 def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> TraceSlice:
-    """The rows of a window. The file is walked line by line: only the rows of the window are kept.
+    """The rows of a window, or all. The file is walked line by line: only the rows of the window are kept.
 
-    Raises ScenarioError for a form that is unknown or not the one named, a wrong line (with file and number), and a
-    file without rows.
+    Raises ScenarioError for a form that is unknown or not the one named, a wrong line (with file and number), a file
+    without rows, and without a window for one that has none of its own.
     """
-    window = window or Window()
     try:
         chosen = form_of(path) if form == "auto" else _named(path, form)
-        return _walk(path, chosen, window)
+        if chosen is SERVEGEN and window is None:
+            raise ScenarioError(
+                [f"{path.name} is of the form servegen, which has no requests: they are drawn from its rates, for a "
+                 "time; name it in arrivals.file, with process: trace and duration_s, and take lengths from there with "
+                 "distribution: trace"]
+            )  # fmt: skip
+        return _walk(path, chosen, window or Window())
     except OSError as error:
         raise ScenarioError([f"{path} cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError:
@@ -98,7 +105,7 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
     """Most files are in order, so that the first time is the least; one that is not is walked a second time."""
     origin_s: float | None = 0.0 if form is SERVEGEN else None  # its seconds are the trace's own, drawn or not
     while True:
-        tally, kept, count = Tally(), [], 0
+        tally, kept, count, rounding = Tally(), [], 0, Rounding()
         earliest, latest = origin_s, 0.0
         for row in form.rows(path, window, tally):
             count += 1
@@ -109,6 +116,7 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
             earliest = row.offset_s if earliest is None else min(earliest, row.offset_s)
             latest = max(latest, row.offset_s)
             offset_s = row.offset_s - origin_s
+            rounding.add(offset_s)
             if window.start_s <= offset_s < window.end_s:
                 kept.append(replace(row, offset_s=offset_s))
         if earliest is None or earliest >= origin_s:
@@ -120,4 +128,5 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
     timed = origin_s is not None
     if timed:
         kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
-    return TraceSlice(path, form, kept, count, latest - (origin_s or 0.0), timed, tally.left_out)
+    end_s = latest - (origin_s or 0.0)
+    return TraceSlice(path, form, kept, count, end_s, timed, tally.left_out, rounding.bin_s)

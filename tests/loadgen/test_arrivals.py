@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loadgen.arrivals import bin_s, draw_arrivals
+from loadgen.arrivals import draw_arrivals
 from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule
+from loadgen.traces.reader import read_trace
+from loadgen.traces.rounding import Rounding
+from loadgen.workload_facts import workload_facts
 from tests.loadgen.scenarios import scenario
 
 # Largest distance between an empirical distribution and the true one, times √n: exceeded by chance in 0.1 % of samples
@@ -131,6 +135,13 @@ def test_as_many_requests_as_fit_a_run_are_taken_and_more_are_refused(arrivals):
         offsets(arrivals | {"duration_s": seconds * 1.00001})
 
 
+def bin_s(times_s) -> float | None:
+    rounding = Rounding()
+    for time_s in times_s:
+        rounding.add(time_s)
+    return rounding.bin_s
+
+
 def mooncake_like(tmp_path, gap_ms: int) -> dict:
     file = tmp_path / "trace.jsonl"
     row = '{"timestamp": %d, "input_length": 10, "output_length": 5, "hash_ids": [1]}\n'
@@ -147,6 +158,17 @@ def test_quantised_trace_is_told_and_spread_within_its_bin_in_its_order(tmp_path
     assert distance(inside, inside / 3) < KOLMOGOROV_999
     twice = offsets(arrivals | {"dequantize": True, "speedup": 2})
     assert np.allclose(twice * 2, spread)
+
+
+@pytest.mark.parametrize("slice_", [
+    {"duration_s": 9}, {"start_s": 60, "duration_s": 12}, {"count": 20}, {"keep_one_in": 100}, {"keep_one_in": 20},
+])  # fmt: skip
+def test_bin_of_a_trace_is_that_of_the_whole_file_whatever_is_taken_of_it(tmp_path, slice_):
+    arrivals = mooncake_like(tmp_path, 3000) | slice_
+    facts = workload_facts(scenario(arrivals), 0)["traces"][arrivals["file"]]
+    assert facts["quantised_into_s"] == read_trace(Path(arrivals["file"])).quantised_into_s == 3.0
+    as_it_is, spread = offsets(arrivals), offsets(arrivals | {"dequantize": True})
+    assert np.array_equal(np.floor(spread / 3) * 3, as_it_is) and not np.array_equal(spread, as_it_is)
 
 
 def test_trace_that_is_not_quantised_is_not_called_so_and_not_spread(tmp_path):

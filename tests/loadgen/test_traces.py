@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from loadgen.scenario_faults import ScenarioError
+from loadgen.schedule import build_schedule
 from loadgen.traces.reader import FORMS, TRACE_FOLDER, find_trace, read_trace
 from loadgen.traces.row import Window
 from loadgen.traces.servegen import weibull_shape
+from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.traces import BURST_EIGHT, TEXTS, write, write_servegen
 
 
@@ -130,7 +132,16 @@ def test_servegen_window_is_the_same_whatever_else_is_drawn(tmp_path):
     assert told(pool, start_s=601, end_s=1199) == []  # silent
     (pool / "chunk-0-dataset.json").unlink()
     with pytest.raises(ScenarioError, match=r"chunk-0-dataset\.json is missing beside its trace"):
-        read_trace(pool)
+        read_trace(pool, window=Window(end_s=1))
+
+
+@pytest.mark.parametrize("client", ["", "chunk-0-trace.csv"])
+def test_servegen_is_refused_where_no_time_says_how_much_of_it_is_drawn(tmp_path, client):
+    file = str(write_servegen(tmp_path / "pool") / client)
+    lengths = {"distribution": "empirical", "file": file, "min_tokens": 1, "max_tokens": 400}
+    for klass in ({"from_file": file}, {"prompt_tokens": lengths}):
+        with pytest.raises(ScenarioError, match=r"form servegen, which has no requests.* name it in arrivals\.file"):
+            build_schedule(scenario(classes=[CHAT | klass]), 0, "x")
 
 
 @pytest.mark.parametrize("shape", [0.5, 1.0, 3.0])
