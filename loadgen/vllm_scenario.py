@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError, describe_faults
+from metrics.objectives import STANDS_IN
 
-NO_OBJECTIVE = "MLPerf Inference, Llama 3.1 8B, server scenario: stands in because no --goodput was given"
+NO_OBJECTIVE = f"MLPerf Inference, Llama 3.1 8B, server scenario: {STANDS_IN}"
 SLO_NAMES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}
 BACKENDS = {"openai": "completions", "vllm": "completions", "openai-chat": "chat"}
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

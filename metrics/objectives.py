@@ -9,6 +9,7 @@ OBJECTIVE_NAMES = {
     "e2e_ms": "end-to-end latency",
 }
 OBJECTIVES = tuple(OBJECTIVE_NAMES)
+STANDS_IN = "stands in because no --goodput was given"  # ends the source of such an objective
 EVERY_CLASS = "all"  # its objectives hold for every class that does not name its own
 
 
@@ -23,6 +24,11 @@ def objectives_of(klass: str, objectives: Sequence[Mapping[str, Any]] | None) ->
             if entry.get("klass", EVERY_CLASS) == stated_for:
                 merged |= {name: float(entry[name]) for name in OBJECTIVES if entry.get(name) is not None}
     return merged
+
+
+def asked_for(objectives: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+    """Without those that only stand in where nobody named any: `bench-serve` without `--goodput`."""
+    return [entry for entry in objectives or () if not str(entry.get("source", "")).endswith(STANDS_IN)]
 
 
 def short(objective: str) -> str:

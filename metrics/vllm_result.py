@@ -5,7 +5,7 @@ measures; those from the intended send, which it has not, are in the keys with `
 SGLang's serving benchmark: the denominator of attainment is what was sent.
 
 What differs, and has to: TPOT divides by the tokens after the first read (vLLM: by all but one), tokens per second are
-tokens (vLLM: chunks), a figure of nothing is null (vLLM: 0), and texts are null, because a run keeps no answers.
+tokens (vLLM: chunks), a summary of nothing is null (vLLM: 0), and texts are null, because a run keeps no answers.
 Percentiles are given from any number of samples, as there: the report refuses those that rest on too few.
 """
 
@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 
 from metrics.deadlines import class_deadlines
-from metrics.frontier import MaxRate
 from metrics.goodput import judged, told_tokens, window_ns
 from metrics.latencies import gaps_ms, inter_chunk_ms, with_origins
-from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from metrics.objectives import EVERY_CLASS, OBJECTIVES, asked_for, objectives_of
 from metrics.results import load_summary
 from metrics.steadiness import steadiness
 
@@ -39,13 +38,13 @@ NAMES = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2el"}
 def vllm_result(
     frame: pd.DataFrame, meta: Mapping[str, Any], *, metrics: Sequence[str] = SUMMARISED,
     percentiles: Sequence[float] = PERCENTILES, detailed: bool = True, metadata: Mapping[str, str] | None = None,
-    max_goodput: MaxRate | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The document of the measured requests (`goodput.measured`) of a run and its run.json.
 
     `metrics` are names of COLUMNS; `metadata` is written as it is; without `detailed`, most arrays are left out.
     """
-    rows = with_origins(judged(frame.sort_values("due_ns", ignore_index=True), meta.get("objectives")))
+    meta = {**meta, "objectives": asked_for(meta.get("objectives"))}
+    rows = with_origins(judged(frame.sort_values("due_ns", ignore_index=True), meta["objectives"]))
     rows["lag_ms"] = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6
     span = window_ns(rows)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
@@ -55,7 +54,7 @@ def vllm_result(
     )  # fmt: skip
     for name in metrics:
         result |= _summary(name, _samples(rows, COLUMNS[name]), percentiles)
-    result |= _ours(rows, meta, seconds, percentiles, max_goodput)
+    result |= _ours(rows, meta, seconds, percentiles)
     return result if detailed else {key: value for key, value in result.items() if key not in DETAILED}
 
 
@@ -115,7 +114,8 @@ def _totals(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float) -> dict
 
 
 def _arrays(rows: pd.DataFrame) -> dict[str, Any]:
-    """One entry a request, in the order of the schedule; times in seconds, those of a clock monotonic."""
+    """One entry a request, in the order of the schedule; times in seconds, those of a clock monotonic. A request that
+    failed has 0 for what it never came to, as in vLLM, so that the arrays are of numbers."""
     gaps = [(inter_chunk_ms(stamps) / 1e3).tolist() if stamps is not None else [] for stamps in rows.chunk_ns]
     return {
         "input_lens": [int(count) if count == count else None for count in rows.prompt_tokens.astype("float64")],
@@ -151,9 +151,7 @@ def _summary(name: str, values_ms: np.ndarray, percentiles: Sequence[float]) -> 
     return result
 
 
-def _ours(
-    rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentiles: Sequence[float], best: MaxRate | None
-) -> dict[str, Any]:
+def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentiles: Sequence[float]) -> dict[str, Any]:
     """What vLLM does not write: SGLang's slo keys, latencies from the intended send, deadlines, the delay."""
     objectives = meta.get("objectives") or []
     bounds = objectives_of(EVERY_CLASS, objectives)
@@ -176,8 +174,6 @@ def _ours(
         "client_error": meta.get("client_error"),
         "valid": meta.get("valid"),
     }
-    if best is not None:
-        result[f"max_goodput_rps@{best.share:.2f}"] = best.rate_rps
     for name in ("ttft", "e2e"):
         result |= _summary(f"{NAMES[f'{name}_ms']}_due", _samples(rows, f"{name}_ms"), percentiles)
     return result
@@ -187,8 +183,8 @@ def _per(amount: float | None, seconds: float) -> float | None:
     return amount / seconds if amount is not None and seconds else None
 
 
-def _seconds(values: pd.Series) -> list[float | None]:
-    return [None if math.isnan(value) else float(value) for value in values]
+def _seconds(values: pd.Series) -> list[float]:
+    return [0.0 if math.isnan(value) else float(value) for value in values]
 
 
 def _fullest_second(served: pd.DataFrame) -> float:

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from loadgen.vllm_flags import parse
 from metrics.goodput import class_goodput, measured
 from metrics.vllm_result import DETAILED, vllm_result
 from tests.metrics.synthetic import synthetic_run
@@ -50,8 +52,10 @@ def test_keys_are_those_of_vllm_and_ours_apart():
 
 def test_arrays_are_in_seconds_from_the_actual_send_and_summaries_in_milliseconds():
     written = vllm_result(two_and_a_failure(), META)
-    assert written["ttfts"] == [pytest.approx(0.05), pytest.approx(0.3), None]
-    assert written["latencies"][:2] == [pytest.approx(0.09), pytest.approx(0.32)]
+    assert written["ttfts"] == [pytest.approx(0.05), pytest.approx(0.3), 0.0]
+    assert written["latencies"] == [pytest.approx(0.09), pytest.approx(0.32), 0.0]
+    for name in ("ttfts", "latencies", "start_times", "queue_times", "output_lens"):
+        assert np.isfinite(np.array(written[name]) * 1000).all()
     assert written["itls"] == [pytest.approx([0.02, 0.02]), pytest.approx([0.02]), []]
     assert written["queue_times"][0] == pytest.approx(0.005) and written["input_lens"] == [10, 10, None]
     assert written["output_lens"] == [4, 2, 0] and written["errors"] == ["", "", "HTTP 500: no"]
@@ -81,6 +85,15 @@ def test_tokens_that_nobody_told_are_null_and_not_0():
     assert class_goodput(untold, META["objectives"])[0].goodput_tokens_per_s is None
     late = [META["objectives"][0] | {"ttft_ms": 1.0}]
     assert class_goodput(untold, late)[0].goodput_tokens_per_s == 0.0
+
+
+def test_goodput_against_objectives_that_only_stand_in_is_null_as_in_vllm():
+    asked = parse(["--dataset-name", "random", "--base-url", "http://127.0.0.1:1"]).scenario
+    stands_in = META | {"objectives": [objective.model_dump(mode="json") for objective in asked.objectives]}
+    written = vllm_result(two_and_a_failure(), stands_in)
+    for name in ("request_goodput", "goodput", "token_goodput", "slo_attainment"):
+        assert written[name] is None
+    assert written["goodput_slos_ms"] == {} and written["completed"] == 2
 
 
 def test_whole_run_becomes_json_and_an_empty_one_too(tmp_path):
