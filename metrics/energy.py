@@ -1,6 +1,7 @@
 """Joules, and joules per token: power samples of the machine, summed up by trapezoids. Pure functions over records.
 
-What this cannot know: what a device drew between two samples, and for whom. A device that others use too is charged to
+Samples there are of our own engine only, which takes them; another server's machine tells nothing. What this cannot
+know either: what a device drew between two samples, and for whom. A device that others use too is charged to
 this run whole, and of a host only its CPU packages are measured, without memory, disks and fans.
 """
 

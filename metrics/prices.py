@@ -72,4 +72,6 @@ def cost_line(cost: TokenCost) -> str:
         parts.append(f"{tokens} for $ {cost.usd_per_hour * cost.seconds / 3600:.4g}")
     if cost.joules_per_million_output_tokens is not None:
         parts.append(f"{cost.joules_per_million_output_tokens / 1e3:,.3g} kJ per million output tokens")
+    else:
+        parts.append("joules are recorded of our engine only, where its machine has a power sensor")
     return "; ".join(parts)

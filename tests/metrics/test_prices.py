@@ -22,6 +22,7 @@ def test_price_of_the_window_is_spread_over_its_tokens():
     assert cost.usd_per_million_good_output_tokens == pytest.approx(2.0 / 2 * 1e6)
     assert cost.usd_per_million_tokens == pytest.approx(2.0 / 24 * 1e6)  # 10 prompt tokens each
     assert "per million output tokens" in cost_line(cost) and "at $ 2 an hour" in cost_line(cost)
+    assert "joules are recorded of our engine only" in cost_line(cost)
 
 
 def test_nothing_is_claimed_without_price_power_or_tokens():
