@@ -31,7 +31,7 @@ def bench_serve(context: typer.Context) -> None:
     with ProgressBar(out) if asked.show_progress else nullcontext(lambda _: None) as progress:
         done = load_url(
             recorded, asked.base_url, run_dir, model=asked.model, tokenizer=asked.tokenizer, seed=asked.seed,
-            progress=progress,
+            processes=asked.processes, progress=progress,
         )  # fmt: skip
     tell(done)
     if asked.save is not None:

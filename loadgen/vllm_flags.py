@@ -15,6 +15,7 @@ from loadgen.scenario_faults import nearest
 from loadgen.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
 from metrics.vllm_result import COLUMNS
 
+MOST_PROCESSES = 64
 # Flags of vLLM that are known and have no counterpart: the way out of each.
 REFUSED = {
     "--ramp-up-strategy": "vLLM ramps over the number of requests; write a scenario with a ramp over time",
@@ -38,7 +39,7 @@ REFUSED = {
     "--plot-timeline": "see the run with `sojourn ui`",
     "--timeline-itl-thresholds": "see the run with `sojourn ui`",
     "--plot-dataset-stats": "see the run with `sojourn ui`",
-    "--disable-shuffle": "recorded rows are dealt in their order always; leave it out",
+    "--disable-shuffle": "the seed always shuffles the rows; leave it out, or give them times and take timed_trace",
     "--no-oversample": "give --num-prompts of at most the rows that the file has",
     "--random-batch-size": "a request asks for one prompt; leave it out",
     "--hf-split": "download the data set, and name its file with --dataset-path",
@@ -56,6 +57,7 @@ class BenchServe:
     tokenizer: str | None
     seed: int
     run_dir: Path | None
+    processes: int
     show_progress: bool
     save: "SaveResult | None"
 
@@ -106,6 +108,7 @@ def parse(words: list[str]) -> BenchServe:
         tokenizer=_tokenizer(given),
         seed=given.seed or 0,
         run_dir=Path(given.run_dir) if given.run_dir else None,
+        processes=_processes(given),
         show_progress=not given.disable_tqdm,
         save=_save(given, stated),
     )
@@ -164,6 +167,7 @@ def flag_parser() -> argparse.ArgumentParser:
     told.add_argument("--label")
     told.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
     told.add_argument("--run-dir", help="where the run goes; default: a new folder below runs/")
+    told.add_argument("--processes", type=int, help=f"of the load generator, 1 to {MOST_PROCESSES}; default 1")
     for action in parser._actions:
         if action.const is True:  # a switch that was not given was not said
             action.default = None
@@ -181,6 +185,12 @@ def _base_url(given: argparse.Namespace) -> str:
     if given.base_url and (given.host or given.port):
         raise FlagError("--base-url names the server, and so do --host and --port; keep one of the two")
     return given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}"
+
+
+def _processes(given: argparse.Namespace) -> int:
+    if given.processes is not None and not 1 <= given.processes <= MOST_PROCESSES:
+        raise FlagError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
+    return given.processes or 1
 
 
 def _tokenizer(given: argparse.Namespace) -> str | None:

@@ -45,7 +45,7 @@ def test_flag_of_vllm_is_honoured_or_refused_and_never_both(flag):
 def test_readers_of_vllms_manual_get_the_load_that_it_describes():
     asked = parse(shlex.split(
         RANDOM + "--request-rate 4 --burstiness 0.25 --num-prompts 200 --random-input-len 128 --random-output-len 64 "
-        "--goodput ttft:500 tpot:50 e2el:20000 --model m --temperature 0.7 --num-warmups 3 --seed 9"
+        "--goodput ttft:500 tpot:50 e2el:20000 --model m --temperature 0.7 --num-warmups 3 --seed 9 --processes 4"
     ))  # fmt: skip
     scenario, (klass,) = asked.scenario, asked.scenario.workload.classes
     arrivals = scenario.arrivals
@@ -55,6 +55,7 @@ def test_readers_of_vllms_manual_get_the_load_that_it_describes():
     assert (objective.ttft_ms, objective.tpot_ms, objective.e2e_ms) == (500, 50, 20000)
     assert klass.temperature == 0.7 and scenario.measure.warmup_requests == 3
     assert (asked.model, asked.seed, scenario.measure.seed, asked.save) == ("m", 9, 9, None)
+    assert asked.processes == 4
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_recorded_data_sets_are_read_by_their_file():
         ("--save-result --percentile-metrics x", "--percentile-metrics names 'x'"),
         ("--save-result --metric-percentiles 101", "a percentile lies between 0 and 100"),
         ("--num-promts 5", "`--num-promts` is no flag of this command; did you mean `--num-prompts`?"),
+        ("--processes 0", "--processes is 0; it must be 1 to 64"),
         ("--num-prompts many", "invalid int value: 'many'"),
     ],
 )
