@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, Failure, ScenarioArgument, SeedOption, need, out
+from commands.frame import RUNS, Failure, ProcessesOption, ScenarioArgument, SeedOption, need, out
 from commands.searching import (
     BaseUrlOption,
     JsonOption,
@@ -48,6 +48,7 @@ def capacity(
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
     set_: SetOption = None,
+    processes: ProcessesOption = 1,
     search_dir: Annotated[
         Path | None, typer.Option(help="where the search goes, or goes on; by default runs/capacity-SCENARIO")
     ] = None,
@@ -71,7 +72,7 @@ def capacity(
     )  # fmt: skip
     plan = CapacityPlan(
         loaded, goal, trial_s, trial_requests, loaded.measure.seed if seed is None else seed,
-        chosen_target(loaded, base_url, model, tokenizer, set_),
+        chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = search_dir or RUNS / f"capacity-{loaded.name}"
     shown = Console(file=sys.stderr) if json else out
@@ -82,8 +83,13 @@ def capacity(
         line = f"trial {number}: {proposal.rate_rps:g} requests/s, {proposal.why}{told}"
         shown.print(line, highlight=False, markup=False)
 
+    def note(sentence: str) -> None:
+        shown.print(sentence, highlight=False, markup=False)
+
+    for doubt in plan.target.doubts(loaded):
+        note(doubt)
     with kept_when_interrupted(folder), ProgressBar(shown) as progress:
-        outcome = find_capacity(plan, folder, on_trial=tell, progress=progress)
+        outcome = find_capacity(plan, folder, on_trial=tell, progress=progress, on_note=note)
     if json:
         print(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
     else:
@@ -97,7 +103,9 @@ def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
     for name in ("requests/s", "trials", "sent", "kept", "interval", "verdict"):
         table.add_column(name, justify="left" if name == "verdict" else "right")
     for each in outcome.judgements:
-        verdict = f"{each.verdict}, latencies grow" if each.growing else each.verdict
+        verdict = each.verdict
+        if each.died or each.growing:
+            verdict += f", {each.died}" if each.died else ", latencies grow"
         cells = (f"{each.rate_rps:g}", f"{each.trials}", f"{each.sent:,}", f"{each.attainment:.1%}")
         table.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", verdict)
     out.print(table)

@@ -32,8 +32,9 @@ SloOption = Annotated[
 
 
 def chosen_target(
-    scenario: "Scenario", base_url: str | None, model: str | None, tokenizer: str | None, set_: list[str] | None
-) -> "Target":
+    scenario: "Scenario", base_url: str | None, model: str | None, tokenizer: str | None, set_: list[str] | None,
+    processes: int,
+) -> "Target":  # fmt: skip
     """Where the load goes. Raises Failure where flags contradict each other, or the engine's settings are wrong."""
     need("loadgen", "locust", "gevent", "httptools")
     from loadgen.points import Target
@@ -41,7 +42,7 @@ def chosen_target(
     if base_url is not None:
         if set_:
             raise Failure("--set changes our engine, and --base-url names a server that runs already; drop one", code=2)
-        return Target(base_url=base_url, model=model, tokenizer=tokenizer)
+        return Target(base_url=base_url, model=model, tokenizer=tokenizer, processes=processes)
     for flag, value in (("--model", model), ("--tokenizer", tokenizer)):
         if value is not None:
             raise Failure(f"{flag} {value} is for a running server; add --base-url, or use --set model=…", code=2)
@@ -54,7 +55,7 @@ def chosen_target(
         EngineConfig(**({"model": "tiny-model"} | scenario.engine | overrides))
     except ValidationError as error:
         raise Failure(complaint(error), code=2) from None
-    return Target(engine_overrides=overrides)
+    return Target(engine_overrides=overrides, processes=processes)
 
 
 def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, Failure, ScenarioArgument, SeedOption, need, out
+from commands.frame import RUNS, Failure, ProcessesOption, ScenarioArgument, SeedOption, need, out
 from commands.searching import (
     BaseUrlOption,
     JsonOption,
@@ -40,6 +40,7 @@ def sweep(
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
     set_: SetOption = None,
+    processes: ProcessesOption = 1,
     sweep_dir: Annotated[
         Path | None, typer.Option(help="where the sweep goes, or goes on; by default runs/sweep-SCENARIO")
     ] = None,
@@ -57,7 +58,7 @@ def sweep(
     chosen = _rates(rates, rate_from, rate_to, points, scale)
     plan = SweepPlan(
         loaded, chosen, repeats, loaded.measure.seed if seed is None else seed,
-        chosen_target(loaded, base_url, model, tokenizer, set_),
+        chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = sweep_dir or RUNS / f"sweep-{loaded.name}"
     shown = Console(file=sys.stderr) if json else out
@@ -65,8 +66,13 @@ def sweep(
     def tell(number: int, of: int, rate: float) -> None:
         shown.print(f"run {number} of {of}: {rate:g} requests/s", highlight=False)
 
+    def note(sentence: str) -> None:
+        shown.print(sentence, highlight=False, markup=False)
+
+    for doubt in plan.target.doubts(loaded):
+        note(doubt)
     with kept_when_interrupted(folder), ProgressBar(shown) as progress:
-        search = run_sweep(plan, folder, on_point=tell, progress=progress)
+        search = run_sweep(plan, folder, on_point=tell, progress=progress, on_note=note)
     assert not missing(plan, search.points)
     found = by_rate(search.points)
     best = frontier(found, search.plan["objectives_ms"])
@@ -115,6 +121,12 @@ def _print(rates: list[Rate], best: list[Frontier]) -> None:
     for rate in rates:
         if rate.invalid:
             out.print(f"{rate.rate_rps:g} requests/s: {rate.invalid} of {rate.points} runs not valid, and not counted")
+        if rate.died:
+            out.print(f"{rate.rate_rps:g} requests/s: {rate.died}; it counts as a miss", highlight=False, markup=False)
+        elif rate.completed < rate.sent:
+            lost = f"{rate.sent - rate.completed:,} of {rate.sent:,} requests were not served"
+            line = f"{rate.rate_rps:g} requests/s: {lost}{f', most often: {rate.error}' if rate.error else ''}"
+            out.print(line, highlight=False, markup=False)
         if rate.growing:
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
     table = _table("\nFrontier: the most goodput, were the objectives so many times as long")

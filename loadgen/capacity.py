@@ -10,12 +10,11 @@ import msgspec
 
 from loadgen.experiment import OnProgress
 from loadgen.points import Target, at_rate
-from loadgen.scenario import Measure, Scenario
+from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.search_folder import SearchFolder
-from loadgen.sweep import target_document
+from loadgen.sweep import OnNote
 from metrics.search import Goal, Judgement, Outcome, Proposal, judgements, next_trial
-from metrics.search_points import point_of
 
 UNCOUNTED = 0.25  # of a trial, at its begin: until the queues are as full as they get
 OnTrial = Callable[[int, Proposal, list[Judgement]], None]  # number of the trial, from 1; what it is; what is known
@@ -38,7 +37,7 @@ class CapacityPlan:
         kept = {name: value for name, value in goal.items() if not name.startswith("most_")}
         return {
             "scenario": self.scenario.model_dump(mode="json"), "goal": kept, "trial_s": self.trial_s,
-            "trial_requests": self.trial_requests, "seed": self.seed, "target": target_document(self.target),
+            "trial_requests": self.trial_requests, "seed": self.seed, **self.target.document(),
         }  # fmt: skip
 
     def trial(self, rate_rps: float) -> Scenario:
@@ -50,11 +49,13 @@ class CapacityPlan:
         count = math.ceil(counted / (1 - UNCOUNTED))
         timed = at_rate(self.scenario, rate_rps, count=count, duration_s=None)
         warmup_s = min((count - counted) / rate_rps, 86_400.0)
-        measure = Measure(seed=self.scenario.measure.seed, warmup_s=warmup_s)
+        measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
         return timed.model_copy(update={"measure": measure})
 
 
-def find_capacity(plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress) -> Outcome:
+def find_capacity(
+    plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress, on_note: OnNote = lambda _: None
+) -> Outcome:
     """Searches until `next_trial` says that it has ended. Interrupted, it keeps every finished trial.
 
     Raises ScenarioError for a scenario that has no rate, and ExperimentError.
@@ -63,17 +64,23 @@ def find_capacity(plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progre
         plan.trial(plan.goal.start_rps)
     except ValueError as error:
         raise error if isinstance(error, ScenarioError) else ScenarioError([str(error)]) from None
-    held = SearchFolder(folder, "capacity", plan.document())
-    held.write()
-    while True:
-        trials = [point.trial() for point in held.points]
-        step = next_trial(trials, plan.goal)
-        if isinstance(step, Outcome):
-            held.finish(msgspec.to_builtins(step))
-            return step
-        on_trial(len(trials) + 1, step, judgements(trials, plan.goal))
-        repeat = 1 + sum(point.rate_rps == step.rate_rps for point in held.points)
-        seed = plan.seed + len(trials)  # other arrivals and other prompts each time
-        path = held.run_path(step.rate_rps, repeat)
-        run = plan.target.replay(plan.trial(step.rate_rps), path, seed, progress)
-        held.add(point_of(run, rate_rps=step.rate_rps, repeat=repeat, seed=seed, warm_up=step.warm_up))
+    with SearchFolder(folder, "capacity", plan.document()) as held:
+        if kept := held.kept():
+            on_note(kept)
+        held.write()
+        while True:
+            trials = [point.trial() for point in held.points]
+            step = next_trial(trials, plan.goal)
+            if isinstance(step, Outcome):
+                held.finish(msgspec.to_builtins(step))
+                return step
+            on_trial(len(trials) + 1, step, judgements(trials, plan.goal))
+            rate = step.rate_rps
+            repeat = 1 + sum(point.rate_rps == rate for point in held.points)
+            scenario, path, seed = plan.trial(rate), held.run_path(rate, repeat), held.next_seed()
+            point = plan.target.measure(
+                scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
+            )
+            held.add(point)
+            for note in point.notes:
+                on_note(note)

@@ -80,12 +80,6 @@ class Measure(Block):
         None, gt=0, le=1_000_000, description="price of the server's machine: gives dollars per million tokens"
     )
 
-    @model_validator(mode="after")
-    def _one_warmup(self):
-        if self.warmup_requests and self.warmup_s:
-            raise ValueError("has both warmup_requests and warmup_s; keep one of the two")
-        return self
-
 
 class Scenario(Block):
     """One experiment. `name` is the file's, without its ending."""

@@ -14,9 +14,10 @@ from loadgen.scenario_faults import ScenarioError
 from loadgen.search_folder import SearchFolder
 from metrics.objectives import EVERY_CLASS, objectives_of
 from metrics.search_file import Search
-from metrics.search_points import Point, point_of
+from metrics.search_points import Point
 
 MOST_POINTS = 1_000
+OnNote = Callable[[str], None]  # a sentence for the user: what was there already, what is odd about a run
 OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate
 
 
@@ -34,16 +35,9 @@ class SweepPlan:
         """What makes it this sweep and no other."""
         return {
             "scenario": self.scenario.model_dump(mode="json"), "rates_rps": list(self.rates_rps),
-            "repeats": self.repeats, "seed": self.seed, "target": target_document(self.target),
+            "repeats": self.repeats, "seed": self.seed, **self.target.document(),
             "objectives_ms": objectives_of(EVERY_CLASS, [each.model_dump() for each in self.scenario.objectives]),
         }  # fmt: skip
-
-
-def target_document(target: Target) -> dict[str, Any]:
-    return {
-        "base_url": target.base_url, "model": target.model, "tokenizer": target.tokenizer,
-        "engine": target.engine_overrides,
-    }  # fmt: skip
 
 
 def rate_grid(start_rps: float, end_rps: float, points: int, scale: Literal["linear", "log"]) -> tuple[float, ...]:
@@ -74,25 +68,30 @@ def rate_list(text: str) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def run_sweep(plan: SweepPlan, folder: Path, *, on_point: OnPoint, progress: OnProgress) -> Search:
+def run_sweep(
+    plan: SweepPlan, folder: Path, *, on_point: OnPoint, progress: OnProgress, on_note: OnNote = lambda _: None
+) -> Search:
     """Measures what is missing of the sweep in `folder`. Interrupted, it keeps every finished run.
 
     Raises ScenarioError before anything runs where a rate cannot be scheduled, and ExperimentError.
     """
     scenarios = {rate: at_rate(plan.scenario, rate) for rate in plan.rates_rps}
-    held = SearchFolder(folder, "sweep", plan.document())
-    done = {(point.rate_rps, point.repeat) for point in held.points}
     wanted = schedule(plan.rates_rps, plan.repeats)
-    held.write()
-    for position, (rate, repeat) in enumerate(wanted):
-        if (rate, repeat) in done:
-            continue
-        on_point(position + 1, len(wanted), rate)
-        # Prompts of its own for each run: a server that runs on would answer known ones from its cache.
-        seed = plan.seed + position
-        run = plan.target.replay(scenarios[rate], held.run_path(rate, repeat), seed, progress)
-        held.add(point_of(run, rate_rps=rate, repeat=repeat, seed=seed))
-    return held.search
+    with SearchFolder(folder, "sweep", plan.document()) as held:
+        done = {(point.rate_rps, point.repeat) for point in held.points}
+        if kept := held.kept(len(wanted)):
+            on_note(kept)
+        held.write()
+        for position, (rate, repeat) in enumerate(wanted):
+            if (rate, repeat) in done:
+                continue
+            on_point(position + 1, len(wanted), rate)
+            seed, path = held.next_seed(), held.run_path(rate, repeat)
+            point = plan.target.measure(scenarios[rate], path, progress, rate_rps=rate, repeat=repeat, seed=seed)
+            held.add(point)
+            for note in point.notes:
+                on_note(note)
+        return held.search
 
 
 def schedule(rates_rps: Sequence[float], repeats: int) -> list[tuple[float, int]]:

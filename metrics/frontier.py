@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from metrics.intervals import wilson
-
 KEPT_SHARE = 0.90  # of the sent requests: DistServe's bound
 
 
 class RatePoint(msgspec.Struct, frozen=True):
-    """What came of offering a rate: `good` of the `sent` requests kept every objective."""
+    """What came of offering a rate: the share of the sent requests that kept every objective, with its 95 % bounds."""
 
     rate_rps: float
-    good: int
-    sent: int
+    share: float
+    samples: float  # independent requests that say as much
+    low: float
+    high: float
+    growing: bool = False  # latencies grew to the end: a longer run would have kept less
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,23 +34,25 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
-    """The largest rate at which at least `share` of the sent requests were good.
+    """The largest rate at which at least `share` of the sent requests were good. One whose latencies still grew can
+    miss the share, but not keep it.
 
     Attainment cannot rise with the rate: points that say so differ by chance, and are pooled with their neighbours
     (isotonic regression). Between the last rate that keeps the share and the first that does not, it is interpolated.
     """
-    known = sorted((point for point in points if point.sent), key=lambda point: point.rate_rps)
+    known = sorted((point for point in points if point.samples), key=lambda point: point.rate_rps)
     if not known:
         return MaxRate(share=share, rate_rps=None, low_rps=None, high_rps=None, resolved=False,
                        reason="no request was sent at any rate")  # fmt: skip
-    kept = _falling(known)
-    rate = _crossing([point.rate_rps for point in known], kept, share)
-    sure = [wilson(point.good, point.sent) for point in known]
-    misses = [p.rate_rps for p, bounds in zip(known, sure, strict=True) if (bounds.high or 0.0) < share]
-    high = misses[0] if misses else None
-    meets = [p.rate_rps for p, bounds in zip(known, sure, strict=True) if (bounds.low or 0.0) >= share]
+    settled = [point for point in known if point.share < share or not point.growing]
+    rate = _crossing([point.rate_rps for point in settled], _falling(settled), share)
+    high = next((point.rate_rps for point in known if point.high < share), None)
+    meets = [point.rate_rps for point in known if point.low >= share and not point.growing]
     meets = [each for each in meets if high is None or each < high]
     low = meets[-1] if meets else None
+    grew = [
+        f"{point.rate_rps:g}" for point in known if point not in settled and (high is None or point.rate_rps < high)
+    ]
     reason = ""
     if low is None:
         reason = f"no rate surely keeps {share:.0%}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
@@ -57,6 +60,8 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
         reason = (
             f"no rate surely misses {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
         )
+    if reason and grew:
+        reason += f"; at {', '.join(grew)} req/s latencies grew to the end, which longer runs would settle"
     return MaxRate(
         share=share, rate_rps=rate, low_rps=low, high_rps=high, resolved=low is not None and high is not None,
         reason=reason,
@@ -65,17 +70,17 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
 
 def _falling(points: Sequence[RatePoint]) -> list[float]:
     """Attainment at each rate, neighbours pooled until it nowhere rises (pool adjacent violators)."""
-    pools: list[list[float]] = []  # good, sent, points
+    pools: list[list[float]] = []  # samples that kept it, samples, points
     for point in points:
-        pools.append([point.good, point.sent, 1])
+        pools.append([point.share * point.samples, point.samples, 1])
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] < pools[-1][0] / pools[-1][1]:
-            good, sent, number = pools.pop()
-            pools[-1] = [pools[-1][0] + good, pools[-1][1] + sent, pools[-1][2] + number]
-    return [good / sent for good, sent, number in pools for _ in range(int(number))]
+            kept, samples, number = pools.pop()
+            pools[-1] = [pools[-1][0] + kept, pools[-1][1] + samples, pools[-1][2] + number]
+    return [kept / samples for kept, samples, number in pools for _ in range(int(number))]
 
 
 def _crossing(rates: Sequence[float], kept: Sequence[float], share: float) -> float | None:
-    if kept[0] < share:
+    if not kept or kept[0] < share:
         return None
     last = max(place for place, each in enumerate(kept) if each >= share)
     if last == len(kept) - 1:

@@ -39,7 +39,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
 def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
     """The requests that count: without the warm-up that the scenario's `measure` block declares.
 
-    `warmup_s` leaves out what was due in the first seconds of the run, `warmup_requests` the first so many requests.
+    `warmup_requests` leaves out the first so many requests, `warmup_s` what was due in the first seconds after them.
     """
     measure = ((meta.get("scenario") or {}) if isinstance(meta.get("scenario"), dict) else {}).get("measure") or {}
     kept = frame.sort_values("due_ns", ignore_index=True)
@@ -48,11 +48,11 @@ def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
 
 
 def after_warmup(due_ns: np.ndarray, warmup_s: float, warmup_requests: int) -> np.ndarray:
-    """[n] bool: which requests count, by the moments at which they were due."""
+    """[n] bool: which requests count, by the moments at which they were due. The seconds begin after the requests."""
     counts = np.ones(len(due_ns), dtype=bool)
-    if len(due_ns) and warmup_s:
-        counts = due_ns >= due_ns.min() + warmup_s * 1e9
     counts[np.argsort(due_ns, kind="stable")[:warmup_requests]] = False
+    if warmup_s and counts.any():
+        counts &= due_ns >= due_ns[counts].min() + warmup_s * 1e9
     return counts
 
 

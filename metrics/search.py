@@ -16,7 +16,6 @@ from metrics.search_intervals import t_quantile
 
 Verdict = Literal["meets", "misses", "cannot tell"]
 STEP_FACTOR = 2.0  # of exponential probing
-PLANNED_LOOKS = 20  # the confidence is shared out between so many judgements (Bonferroni)
 ATTEMPTS_AT_INVALID = 2  # a machine that was busy for a moment spoils one trial, not the search
 
 
@@ -38,10 +37,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     rate_rps: float
     sent: int
+    completed: int
     good: int
     effective: float
     growing: bool = False  # latencies grew to the end: what a longer run would have shown is worse
     valid: bool = True  # the load was sent as it was meant
+    died: bool = False  # the server did, whatever it had kept until then
+    error: str = ""  # why it was not valid, how the server died, or what requests failed of most often
     warm_up: bool = False  # not counted
 
 
@@ -56,6 +58,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     trials: int
     growing: bool
+    died: str = ""  # how the server did
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,21 +81,27 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(trials: Sequence[Trial], goal: Goal) -> Judgement:
-    """The verdict on one rate. A rate whose latencies grow to the end of half of its trials cannot be said to meet."""
+    """The verdict on one rate. A rate whose latencies grow to the end of half of its trials cannot be said to meet, and
+    one at which the server died misses.
+
+    Each trial gives one new verdict, which can be wrong in one direction only: a rate keeps the objectives or does not.
+    So the allowed error, shared out between as many verdicts as there may be trials, is that of one tail (Bonferroni).
+    """
     sent, good = sum(trial.sent for trial in trials), sum(trial.good for trial in trials)
     share = good / sent if sent else 0.0
-    tail = (1 - goal.confidence) / 2 / PLANNED_LOOKS
+    tail = (1 - goal.confidence) / goal.most_trials
     effective = sum(trial.effective for trial in trials)
     low, high = wilson_bounds(share, effective, t_quantile(1 - tail, max(3.0, effective / 2)))
     growing = 2 * sum(trial.growing for trial in trials) >= len(trials)
+    died = next((trial.error for trial in trials if trial.died), "")
     verdict: Verdict = "cannot tell"
-    if high < goal.attainment:
+    if died or high < goal.attainment:
         verdict = "misses"
     elif low >= goal.attainment and not growing:
         verdict = "meets"
     return Judgement(
         rate_rps=trials[0].rate_rps, verdict=verdict, attainment=share, low=low, high=high, sent=sent,
-        trials=len(trials), growing=growing,
+        trials=len(trials), growing=growing, died=died,
     )  # fmt: skip
 
 
@@ -129,9 +138,14 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
         )
     if low is not None and high is not None and high / low - 1 <= goal.tolerance:
         return end(f"{low:g} requests/s meet and {high:g} miss", resolved=True)
-    if sum(not trial.warm_up for trial in trials) >= goal.most_trials:
-        return end(f"{goal.most_trials} trials were not enough; allow more, or longer ones")
-    spoilt = [trial.rate_rps for trial in trials if not trial.valid and not trial.warm_up]
+    counted = [trial for trial in trials if not trial.warm_up]
+    if counted and not any(trial.completed for trial in trials):
+        return end(_nothing_served(trials))
+    unsent = [trial for trial in counted if not trial.valid]
+    if len(counted) >= goal.most_trials:
+        lost = f", {len(unsent)} of them not sent as they were meant ({unsent[-1].error})" if unsent else ""
+        return end(f"{len(counted)} trials were not enough{lost}; allow more, or longer ones")
+    spoilt = [trial.rate_rps for trial in unsent]
     retry = next(
         (rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and _inside(rate, low, high)), None
     )
@@ -150,28 +164,43 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
         lower = float(f"{min(min(tried), ceiling) / STEP_FACTOR:.4g}")
         if lower >= goal.lowest_rps:
             return Proposal(rate_rps=lower, why="nothing meets yet")
+        if not known:
+            return end(f"the load generator could not send even {ceiling:g} requests/s: {unsent[-1].error}")
         return end(f"no rate down to {min(tried):g} requests/s keeps {goal.attainment:.0%}; the bound is below, or 0")
+    cause = unsent[-1].error if unsent else ""
     if high is None:
-        return _upwards(low, max(tried), ceiling, goal, end)
-    return _between(low, high, undecided, unclear, ceiling, goal, end)
+        return _upwards(low, max(tried), ceiling, cause, goal, end)
+    return _between(low, high, undecided, unclear, ceiling, cause, goal, end)
 
 
-def _upwards(low: float, largest: float, ceiling: float, goal: Goal, end) -> Proposal | Outcome:
+def _nothing_served(trials: Sequence[Trial]) -> str:
+    sent = sum(trial.sent for trial in trials)
+    error = next((trial.error for trial in reversed(trials) if trial.error), "")
+    return (
+        f"none of {sent:,} requests was served{f': {error}' if error else ''}; mend that, or begin at a lower rate if "
+        "it is for too many requests"
+    )
+
+
+def _upwards(low: float, largest: float, ceiling: float, cause: str, goal: Goal, end) -> Proposal | Outcome:
     top = min(goal.highest_rps, ceiling / math.sqrt(STEP_FACTOR))
     higher = min(largest * STEP_FACTOR, top)
     if higher > largest * (1 + goal.tolerance / 2):
         return Proposal(rate_rps=higher, why="nothing misses yet")
     if ceiling < goal.highest_rps:
-        return end(f"{low:g} requests/s meet, and the load generator could not send {ceiling:g}: it is the limit here")
+        return end(f"{low:g} requests/s meet, and the load generator could not send {ceiling:g}: {cause}")
     return end(f"{low:g} requests/s meet, and nothing up to {largest:g} misses; the bound is above what was tried")
 
 
-def _between(low, high, undecided, unclear, ceiling, goal: Goal, end) -> Proposal | Outcome:
+def _between(low, high, undecided, unclear, ceiling, cause: str, goal: Goal, end) -> Proposal | Outcome:
     """Bisection. Around the rate that is nearest to the bound and stays undecided, the two rates that would make a
     bracket just narrow enough."""
     top = min(high, ceiling)
     if top < high and top / low - 1 <= goal.tolerance:
-        return end(f"{low:g} requests/s meet, {high:g} miss, and the load generator could not send {ceiling:g} between")
+        return end(
+            f"{low:g} requests/s meet, {high:g} miss, and between them the load generator could not send {ceiling:g}: "
+            f"{cause}"
+        )
     if not undecided:
         middle = float(f"{math.sqrt(low * top):.4g}")
         return Proposal(rate_rps=middle, why=f"between {low:g} and {top:g}")

@@ -10,11 +10,12 @@ from metrics.search_points import Point
 
 
 class Search(msgspec.Struct, kw_only=True):
-    """`plan` is what makes it this search and no other."""
+    """`plan` is what makes it this search and no other. `runs_begun` counts those that were cut short, too."""
 
     kind: str
     plan: dict[str, Any]
     points: list[Point] = msgspec.field(default_factory=list)
+    runs_begun: int = 0
     result: dict[str, Any] | None = None
 
 

@@ -10,6 +10,7 @@ from metrics.frontier import MaxRate, RatePoint, max_rate
 from metrics.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.intervals import wilson_bounds
 from metrics.objectives import OBJECTIVES
+from metrics.prefix_share import cache_doubt
 from metrics.rundir import RunDirectory
 from metrics.search import Trial
 from metrics.search_intervals import effective_samples, growing, t_quantile
@@ -39,22 +40,47 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
     warm_up: bool = False
+    died: bool = False  # the server did: the first of `invalid_reasons` says how
+    error: str = ""  # what most of the failed requests failed of
+    begun_unix_ns: int | None = None
+    cache_doubt: str = ""  # of a prefix cache that knew more than these prompts share
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of it at once, in sentences."""
+        failed = self.sent - self.completed
+        most = f", most often: {self.error}" if self.error else ""
+        told = [
+            *(self.invalid_reasons if not self.valid else []),
+            *([f"{failed:,} of {self.sent:,} requests were not served{most}"] if failed else []),
+            *([self.cache_doubt] if self.cache_doubt else []),
+        ]  # fmt: skip
+        return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says something of its rate: a server that died kept nothing, however the load was sent."""
+        return self.valid or self.died
 
     def trial(self) -> Trial:
         return Trial(
-            rate_rps=self.rate_rps, sent=self.sent, good=self.good, effective=self.effective, growing=self.growing,
-            valid=self.valid, warm_up=self.warm_up,
+            rate_rps=self.rate_rps, sent=self.sent, completed=self.completed, good=self.good, effective=self.effective,
+            growing=self.growing, valid=self.tells, died=self.died, warm_up=self.warm_up,
+            error=self.error if self.valid or not self.invalid_reasons else self.invalid_reasons[0],
         )  # fmt: skip
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """All valid points of one rate; attainment with its 95 % interval, latencies the median over points."""
+    """All points of one rate that tell something. Attainment with its 95 % interval, latencies the median over them."""
 
     rate_rps: float
     points: int
     invalid: int
     growing: bool
     sent: int
+    completed: int
+    error: str  # what requests failed of; "" where none did
+    died: str  # how the server did; "" where it lived
     effective: float
     attainment: float | None
     attainment_low: float | None
@@ -76,7 +102,9 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     at_edge: bool  # the largest rate that was tried: a larger one might give more
 
 
-def point_of(run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm_up: bool = False) -> Point:
+def point_of(
+    run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm_up: bool = False, died: bool = False
+) -> Point:
     """Reads a finished run. The requests of its declared warm-up are left out."""
     meta = run.meta()
     objectives = meta.get("objectives") or []
@@ -94,8 +122,14 @@ def point_of(run: RunDirectory, *, rate_rps: float, repeat: int, seed: int, warm
         quantiles_ms=whole.quantiles_ms,
         goodput_by_scale={
             f"{scale:g}": class_goodput(requests, scaled(objectives, scale))[0].goodput_rps for scale in SCALES
-        }, warm_up=warm_up,
+        }, warm_up=warm_up, died=died, error=_commonest_error(requests),
+        begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
     )  # fmt: skip
+
+
+def _commonest_error(requests: pd.DataFrame) -> str:
+    errors = requests.error[requests.status != "ok"].dropna()
+    return str(errors.mode().iloc[0]) if len(errors) else ""
 
 
 def _latencies(requests: pd.DataFrame) -> pd.Series:
@@ -121,27 +155,29 @@ def by_rate(points: Sequence[Point]) -> list[Rate]:
 
 
 def _rate(rate_rps: float, points: list[Point]) -> Rate:
-    valid = [point for point in points if point.valid]
-    sent, good = sum(point.sent for point in valid), sum(point.good for point in valid)
+    told = [point for point in points if point.tells]
+    sent, good = sum(point.sent for point in told), sum(point.good for point in told)
     share = good / sent if sent else None
     low = high = None
-    effective = sum(point.effective for point in valid)
+    effective = sum(point.effective for point in told)
     if share is not None:
         low, high = wilson_bounds(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
 
     def mean(name: str) -> float | None:
-        known = [getattr(point, name) for point in valid]
+        known = [getattr(point, name) for point in told]
         return sum(known) / len(known) if known and None not in known else None
 
     return Rate(
-        rate_rps=rate_rps, points=len(points), invalid=len(points) - len(valid), sent=sent,
-        effective=effective,
-        growing=any(point.growing for point in valid), attainment=share, attainment_low=low, attainment_high=high,
+        rate_rps=rate_rps, points=len(points), invalid=len(points) - len(told), sent=sent,
+        completed=sum(point.completed for point in told),
+        error=next((point.error for point in told if point.error), ""),
+        died=next((point.invalid_reasons[0] for point in told if point.died), ""), effective=effective,
+        growing=any(point.growing for point in told), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
-        tokens_per_s=mean("tokens_per_s"), quantiles_ms=_middle_quantiles(valid),
+        tokens_per_s=mean("tokens_per_s"), quantiles_ms=_middle_quantiles(told),
         goodput_by_scale={
-            name: sum(point.goodput_by_scale[name] for point in valid) / len(valid)
-            for name in (valid[0].goodput_by_scale if valid else ())
+            name: sum(point.goodput_by_scale[name] for point in told) / len(told)
+            for name in (told[0].goodput_by_scale if told else ())
         },
     )  # fmt: skip
 
@@ -178,11 +214,15 @@ def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Fro
 
 
 def largest_rate(rates: Sequence[Rate]) -> MaxRate:
-    """The largest rate that keeps 90 %, from as many requests as would say as much were they independent."""
+    """The largest rate that keeps 90 %, by the intervals that stand beside the rates."""
     return max_rate([
-        RatePoint(rate.rate_rps, round(rate.attainment * rate.effective), round(rate.effective))
+        RatePoint(rate.rate_rps, 0.0, max(1.0, rate.effective), 0.0, 0.0)
+        if rate.died
+        else RatePoint(
+            rate.rate_rps, rate.attainment, rate.effective, rate.attainment_low, rate.attainment_high, rate.growing
+        )
         for rate in rates
-        if rate.attainment is not None
+        if rate.died or rate.attainment is not None
     ])  # fmt: skip
 
 

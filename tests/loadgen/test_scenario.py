@@ -105,7 +105,6 @@ def test_number_for_a_length_means_that_many_tokens(tmp_path):
             "each_arrival": "every_class", "classes": [{"klass": "chat", "prompt_tokens": 5, "output_tokens": 5}]}},
          "is every_class, but arrivals.process is concurrency, a closed loop, whose slots send one request at a time"),
         ({"engine": {"max_num_seqs": [1]}}, "`engine.max_num_seqs` is [1]; it must be a number"),
-        ({"measure": {"warmup_s": 1, "warmup_requests": 1}}, "keep one of the two"),
         ({"target": {"stream": False}}, "`objectives[0].ttft_ms` is 500, but `target.stream` is false: a reply that"),
         ({"target": {"stream": False}, "objectives": [{"e2e_ms": 9, "tpot_ms": 5, "source": "x"}]},
          "`objectives[0].tpot_ms` is 5, but `target.stream` is false"),

@@ -44,6 +44,28 @@ def test_the_largest_rate_counts_dependent_requests_as_fewer():
     assert rate_sentence(largest_rate([])) == "no request was sent at any rate"
 
 
+def test_sure_is_what_the_interval_beside_the_rate_says():
+    """Of 24 requests the interval is Student's, wider than the normal one, and it decides what surely keeps 90 %."""
+    for attainment in (1.0, 0.95, 0.9, 0.8, 0.7):
+        for effective in (3.0, 12.0, 24.0, 37.0, 38.0, 40.0, 300.0):
+            (rate,) = by_rate([msgspec.structs.replace(point(4, attainment), effective=effective)])
+            most = largest_rate([rate])
+            assert (most.low_rps == 4) == (rate.attainment_low >= 0.9)
+            assert (most.high_rps == 4) == (rate.attainment_high < 0.9)
+            assert largest_rate([msgspec.structs.replace(rate, growing=True)]).low_rps is None
+
+
+def test_a_rate_at_which_the_server_died_is_a_miss_and_is_not_lost(tmp_path):
+    died = msgspec.structs.replace(point(8, 0.97, valid=False), died=True, invalid_reasons=["exit code -9"])
+    rates = by_rate([point(2, 1.0), died])
+    assert (rates[1].invalid, rates[1].died) == (0, "exit code -9")
+    assert largest_rate(rates).high_rps == 8
+    assert died.trial().died and died.trial().valid and died.trial().error == "exit code -9"
+    run = synthetic_run(tmp_path / "run", plant=replace(PLANTS["healthy"], failing_share=0.2), requests=40)
+    found = point_of(run, rate_rps=6.0, repeat=1, seed=0, died=True)
+    assert found.died and found.error and found.error in found.notes[-1]
+
+
 def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():
     best = frontier(by_rate([point(2, 1.0), point(4, 0.95), point(8, 0.2)]), {"ttft_ms": 400.0})
     at_one = next(each for each in best if each.scale == 1)
