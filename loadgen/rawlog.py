@@ -20,7 +20,7 @@ from metrics.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, 
 RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress-{}.json"
 FLUSH_SECONDS = 0.5
-BYTES_AT_ONCE = 2**28  # of events, when they are read: sorting takes some three times as much
+BYTES_AT_ONCE = 2**26  # of events, when they are read: sorting them takes some five times as much
 ROW_BYTES = 33  # of an event beside its data
 
 STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
