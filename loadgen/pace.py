@@ -51,9 +51,9 @@ class Pace:
             return
         if self._loop.duration_s is not None:
             self._until_ns = start_ns + round(self._loop.duration_s * NS_PER_S)
-        for _ in range(self._loop.slots):
-            if (outgoing := self._fill_slot(start_ns)) is not None:
-                yield outgoing
+        # All at once: a slot that is free again before another one begins must not take what is meant for that one.
+        firsts = [self._fill_slot(start_ns) for _ in range(self._loop.slots)]
+        yield from (outgoing for outgoing in firsts if outgoing is not None)
 
     def follow(self, outgoing: Outgoing, ended: Ended) -> Outgoing | None:
         """What is sent because this has ended; None if nothing hung on it, or the time of a closed loop is over."""

@@ -108,6 +108,20 @@ def test_closed_loop_never_has_more_in_flight_than_its_slots_and_uses_all_of_the
     assert set(later) <= set(ends)  # due at the moment when a slot became free, or had thought
 
 
+def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
+    """The first user is answered before the second begins: what he then asks is not what the second came for."""
+    users = {"process": "users", "users": 4, "start_over_s": 40, "think_time_s": 1, "count": 12}
+    chosen = scenario(users)
+    schedule = build_schedule(chosen, 0, "t")
+    wire = {request.index: b"" for request in schedule}
+    pace = Pace(schedule, wire, Limits(9.0), closed_loop(chosen.arrivals), lambda *_: None, lambda *_: None)
+    arrivals = pace.begin(0)
+    first = next(arrivals)
+    again = pace.follow(first, Ended(5, 5, 1, ""))
+    assert again.due_ns == 5 + 10**9
+    assert [outgoing.due_ns for outgoing in [first, *arrivals]] == [0, 10**10, 2 * 10**10, 3 * 10**10]
+
+
 def test_closed_loop_begins_nothing_after_its_duration_and_what_was_never_due_has_no_record(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     records = replay(
