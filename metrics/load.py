@@ -2,6 +2,8 @@
 
 from typing import Any
 
+CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
+
 
 def load_told(meta: dict[str, Any]) -> list[str]:
     """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
@@ -18,4 +20,4 @@ def is_closed(meta: dict[str, Any]) -> bool:
 
 def latency_origin(meta: dict[str, Any]) -> str:
     """Where a latency of the run begins, in words."""
-    return "from the moment its turn had come (closed loop)" if is_closed(meta) else "from the intended send"
+    return f"from {CLOSED_ORIGIN} (closed loop)" if is_closed(meta) else "from the intended send"

@@ -8,6 +8,7 @@ import pandas as pd
 from metrics.deadlines import Deadlines, class_deadlines
 from metrics.energy import EnergyUse
 from metrics.latencies import LatencySummary, summaries
+from metrics.load import is_closed
 from metrics.prices import TokenCost, token_cost
 from metrics.steadiness import Steadiness, steadiness
 
@@ -29,6 +30,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: list[Deadlines]  # of each class with a ttft and a tpot objective
     load: LoadSummary
     cost: TokenCost | None  # None where neither a price nor power is known
+    closed: bool = False  # a request was due when its turn had come: nobody had intended a time for it
 
 
 def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None = None) -> Results:
@@ -39,6 +41,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
         deadlines=class_deadlines(rows, meta.get("objectives")),
         load=load_summary(rows),
         cost=token_cost(rows, machine_price(meta), energy),
+        closed=is_closed(meta),
     )
 
 

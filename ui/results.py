@@ -3,6 +3,7 @@
 from metrics.deadlines import FLUID_SHARE, Deadlines
 from metrics.intervals import Interval
 from metrics.latencies import DEFINITIONS, QUANTILES, Estimate
+from metrics.load import CLOSED_ORIGIN
 from metrics.prices import cost_line
 from metrics.results import Results
 from metrics.steadiness import Steadiness
@@ -21,12 +22,12 @@ INTERVAL_NOTE = (
 def latency_table(results: Results) -> str:
     """Every latency with its figures and their intervals, and what it is measured from."""
     columns = ["latency (ms)", "samples", "mean", *QUANTILES, "max", "what it is"]
-    rows = []
+    origins, rows = {"intended send": CLOSED_ORIGIN} if results.closed else {}, []
     for row in results.latencies:
         known = DEFINITIONS[row.name]
         rows.append([
             known.title, f"{row.samples:,}", estimate(row.mean), *(estimate(row.quantiles[name]) for name in QUANTILES),
-            number(row.max), f"from {known.origin}, {known.meaning}",
+            number(row.max), f"from {origins.get(known.origin, known.origin)}, {known.meaning}",
         ])  # fmt: skip
     return fragments.table(columns, rows, right=tuple(range(1, len(columns) - 1)))
 

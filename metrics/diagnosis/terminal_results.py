@@ -7,6 +7,7 @@ from metrics.deadlines import FLUID_SHARE
 from metrics.diagnosis.bars import ruled_table
 from metrics.intervals import Interval
 from metrics.latencies import DEFINITIONS, Estimate
+from metrics.load import CLOSED_ORIGIN
 from metrics.prices import cost_line
 from metrics.results import Results
 from metrics.steadiness import Steadiness
@@ -23,15 +24,19 @@ def render_results(results: Results) -> list[RenderableType]:
     """The table of latencies with 95 % intervals, then a line each for steadiness, deadlines and cost."""
     parts: list[RenderableType] = []
     if results.latencies:
+        origins = ORIGINS | ({"intended send": "turn"} if results.closed else {})
         table = ruled_table(("latency, ms", "left"), ("from", "left"), ("n", "right"),
                             *((name, "right") for name in SHOWN_QUANTILES))  # fmt: skip
         for row in results.latencies:
             definition = DEFINITIONS[row.name]
             table.add_row(
-                definition.title.removesuffix(" from send"), ORIGINS[definition.origin], f"{row.samples:,}",
+                definition.title.removesuffix(" from send"), origins[definition.origin], f"{row.samples:,}",
                 *(_estimate(row.quantiles[name]) for name in SHOWN_QUANTILES),
             )  # fmt: skip
-        note = "from the intended send, the actual one, the token or the chunk before; beside it the 95 % interval"
+        begin = (
+            f"{CLOSED_ORIGIN} (closed loop), the actual send" if results.closed else "the intended send, the actual one"
+        )
+        note = f"from {begin}, the token or the chunk before; beside it the 95 % interval"
         parts += [Text(""), table, Text(note, style="dim")]
     parts.append(_steady(results.steady))
     for each in results.deadlines:

@@ -80,6 +80,14 @@ def test_run_without_server_records_says_why_there_is_no_finding(tmp_path):
     assert_holds(text, "The cause cannot be told without the server's records: replay with `sojourn run`, or")
 
 
+def test_no_latency_of_a_closed_loop_is_from_an_intended_send(tmp_path):
+    run = synthetic_run(tmp_path / "run", requests=30)
+    for loop in ("open", "closed"):
+        run.update_meta(arrivals={"loop": loop})
+        text = printed(diagnose(run), 120)
+        assert ("intended" in text) == (loop == "open") == ("turn had come" not in text)
+
+
 def test_comparison_names_both_runs(tmp_path):
     diagnosis = diagnose(*synthetic_pair(tmp_path, pair="benchmark_good_product_bad"))
     assert "run 0 against 1" in printed(diagnosis, 80)

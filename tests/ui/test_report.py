@@ -10,7 +10,7 @@ from metrics.rundir import RunDirectory
 from tests.ui.conftest import HOSTILE_ID
 from ui import fragments
 from ui.report import render, write_report
-from ui.results import estimate
+from ui.results import estimate, latency_table
 from ui.rundata import load
 
 SECTIONS = ("Goodput", "Where the time went", "Findings", "Slowest requests", "Steps", "How it was measured")
@@ -73,6 +73,13 @@ def test_report_has_every_latency_with_its_interval_and_definition_and_says_whet
         known = DEFINITIONS[row.name]
         for words in (known.title, known.meaning, known.origin, estimate(row.quantiles["p50"])):
             assert words in page.text, words
+
+
+def test_no_latency_of_a_closed_loop_is_from_an_intended_send(chat):
+    closed = msgspec.structs.replace(chat.diagnosis.results, closed=True)
+    for measured in (chat.diagnosis.results, closed):
+        text = latency_table(measured)
+        assert ("intended" in text) == (measured is not closed) == ("turn had come" not in text)
 
 
 def test_hostile_names_stay_text(runs, chat):
