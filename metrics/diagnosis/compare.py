@@ -206,7 +206,8 @@ def _worst_objective(facts: Facts) -> str:
 def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, float, float]]:
     """What the product's workload has half as much again of: (words, in the bad run, in the good one, ratio)."""
     pairs = [
-        ("its arrivals come in bursts (coefficient of variation)", bad.arrival_cv or 0.0, good.arrival_cv or 0.0, 1.0),
+        ("its arrivals come in bursts (coefficient of variation)", _varied(bad, True), _varied(good, True), 1.0),
+        ("its rate of arrivals changes (coefficient of variation)", _varied(bad, False), _varied(good, False), 1.0),
         ("its prompts are longer (mean tokens)", _mean(bad, "prompt_tokens"), _mean(good, "prompt_tokens"), 0.0),
         ("its outputs are longer (mean tokens)", _mean(bad, "output_tokens"), _mean(good, "output_tokens"), 0.0),
         ("it offers more load (requests/s)", bad.offered_rps, good.offered_rps, 0.0),
@@ -227,6 +228,10 @@ def _unchanged(good: Facts, bad: Facts) -> list[Evidence]:
         evidence(f"a step of 16 tokens takes {ratio:.2f} times as long in {bad.name} as in {good.name}", ratio, "ratio",
                  "steps: fit of wall time", supports=ratio < DIFFERENT)
     ]  # fmt: skip
+
+
+def _varied(facts: Facts, bursty: bool) -> float:
+    return facts.arrivals.cv if facts.arrivals is not None and facts.arrivals.bursty is bursty else 0.0
 
 
 def _mean(facts: Facts, column: str) -> float:

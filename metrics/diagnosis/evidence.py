@@ -20,6 +20,8 @@ from metrics.rundir import RunDirectory, engine_settings
 from metrics.sources.view import ServerView, observe
 from metrics.waits import reasons
 
+VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
+MOST_STRETCHES, STRETCH_GAPS = 8, 25  # of a run, each with at least so many gaps
 UNDER_WAY = "step"  # of a request's waits: it came while a step was computed, which no setting could have spared it
 
 
@@ -42,7 +44,7 @@ class Facts:
     joined: int  # served requests that have a server record
     seconds: float  # first due → last byte
     offered_rps: float  # NaN where all requests were due at once: such a run offers no rate
-    arrival_cv: float | None  # of the gaps between due times; None for fewer than three requests, and a closed loop
+    arrivals: "Arrivals | None"  # None for fewer than three requests, and in a closed loop
     lag_p90_ms: float | None
     device_busy: float | None  # share of the time with a request in the server in which the device worked
     declared_shared_share: float  # of the prompt tokens, what the scenario says is alike between requests
@@ -53,6 +55,24 @@ class Facts:
     book: Callable[[], Book | None]  # who delayed whom; read when it is asked for, once
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How the gaps between due times vary: `cv` over the whole run, `local_cv` around the mean gap of the stretch that
+    they are in. Bursts are in both; a rate that rises or has peaks is in `cv` alone."""
+
+    cv: float
+    local_cv: float
+    peak_rps: float  # of the busiest stretch
+
+    @property
+    def varied(self) -> bool:
+        return self.cv >= VARIED
+
+    @property
+    def bursty(self) -> bool:
+        return self.varied and self.local_cv >= VARIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +127,7 @@ def gather(run: RunDirectory) -> Facts:
         joined=joined,
         seconds=(span[1] - span[0]) / 1e9 if span else 0.0,
         offered_rps=float(len(gaps) / (gaps.sum() / 1e9)) if gaps.sum() > 0 else math.nan,
-        arrival_cv=float(gaps.std() / gaps.mean()) if own_gaps and gaps.mean() > 0 else None,
+        arrivals=_arrivals(gaps) if own_gaps and gaps.mean() > 0 else None,
         lag_p90_ms=float(lag.quantile(0.9)) if len(lag) else None,
         device_busy=_device_busy(rows, steps),
         declared_shared_share=_declared_shared_share(meta),
@@ -119,6 +139,15 @@ def gather(run: RunDirectory) -> Facts:
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
     )
+
+
+def _arrivals(gaps_ns: np.ndarray) -> Arrivals:
+    stretches = np.array_split(gaps_ns, np.clip(len(gaps_ns) // STRETCH_GAPS, 1, MOST_STRETCHES))
+    around = np.concatenate([stretch / (stretch.mean() or 1.0) for stretch in stretches])
+    return Arrivals(
+        cv=float(gaps_ns.std() / gaps_ns.mean()), local_cv=float(around.std()),
+        peak_rps=max(len(stretch) / (stretch.sum() / 1e9 or math.inf) for stretch in stretches),
+    )  # fmt: skip
 
 
 def _book(run: RunDirectory) -> Book | None:

@@ -34,7 +34,6 @@ QUEUE = ("request.queue", "request.admission")
 INTERFERENCE = "request.interference"
 LONG_PROMPT = 4.0  # times the median prompt of the late requests: it fills steps that they would share
 BLAMED = 0.5  # of all delay by prompts: who causes more than half of it is the offender
-BURSTY = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
 SMALLEST_BUDGET = 32  # below it a step's fixed cost outweighs the tokens it carries on any device
 WORTH_RAISING = 0.8  # a larger batch must lower load / capacity by a fifth, or the cap is not what limits
 
@@ -196,8 +195,8 @@ def _smaller_chunks(facts: Facts, excess: Excess, key: str, cause: str, more: li
 
 def burst(facts: Facts, excess: Excess | None) -> Candidate | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
-    now, cv = load(facts), facts.arrival_cv
-    if excess is None or cv is None or cv < BURSTY or math.isnan(now) or now >= FULL:
+    now, arrivals = load(facts), facts.arrivals
+    if excess is None or arrivals is None or not arrivals.varied or math.isnan(now) or now >= FULL:
         return None
     if excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
         return None
@@ -206,17 +205,23 @@ def burst(facts: Facts, excess: Excess | None) -> Candidate | None:
     if in_burst < 0.5:  # most of the late ones came when nothing was piled up
         return None
     gained = gain(facts, CONTENTION)
+    if arrivals.bursty:
+        how, peaks = f"arrivals come in bursts (coefficient of variation {arrivals.cv:.1f})", "bursts"
+        spread = ", or a limit for each client that spreads its bursts"
+    else:
+        rates = f"up to {arrivals.peak_rps:.1f} requests/s, {facts.offered_rps:.1f} on average"
+        how, peaks, spread = f"the rate of arrivals changes ({rates})", "the peak", ""
     return Candidate(
         gain=gained,
         key="burst",
         lifecycles=["request"],
         object="arrivals",
-        cause=f"arrivals come in bursts (coefficient of variation {cv:.1f}); at a load of {now:.2f} of the capacity "
-        "their backlog alone breaks the objective",
+        cause=f"{how}; at a load of {now:.2f} of the capacity their backlog alone breaks the objective",
         kind="workload",
         evidence=[
-            evidence(f"the gaps between arrivals vary with a coefficient of {cv:.1f}; independent arrivals have 1.0",
-                     cv, "ratio", "client: due_ns"),
+            evidence(f"the gaps between arrivals vary with a coefficient of {arrivals.cv:.1f}, neighbours with "
+                     f"{arrivals.local_cv:.1f}; independent arrivals have 1.0",
+                     arrivals.cv, "ratio", "client: due_ns"),
             evidence(f"{in_burst:.0%} of the late requests came into a backlog that a server of {capacity:.1f} "
                      f"requests/s needs more than half of the objective to clear; the largest took {peak:.1f} s",
                      in_burst, "share", "client: due_ns; steps: fit of wall time"),
@@ -229,10 +234,10 @@ def burst(facts: Facts, excess: Excess | None) -> Candidate | None:
             command="",
             rival="lost capacity: a server that is slower than it was",
             if_cause=f"{missing_share(excess)} falls to none or few",
-            if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of bursts are late too",
+            if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
         ),
-        fix=Fix(change="capacity for the peak instead of the mean, or a limit for each client that spreads its "
-                "bursts", gain=str(gained), basis=basis(CONTENTION)),
+        fix=Fix(change=f"capacity for the peak instead of the mean{spread}", gain=str(gained),
+                basis=basis(CONTENTION)),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
 simulated server. Every plant is one `Plant`: the change that makes it, and the truth that it stands for.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ class Plant:
 
     rate_rps: float = 6.0
     arrival_cv: float = 1.0  # 0 is constant, 1 is Poisson, more is bursts
+    rise: float = 1.0  # the last rate over the first: above 1 an exponential ramp of the same mean
     klasses: tuple[Klass, ...] = (Klass(),)
     device: Device = field(default_factory=Device)
     settings: Settings = field(default_factory=Settings)
@@ -180,6 +182,8 @@ def schedule(plant: Plant, requests: int, random: np.random.Generator) -> list[A
     shape = 1 / max(plant.arrival_cv, 1e-3) ** 2
     due = np.cumsum(random.gamma(shape, mean_gap / shape, requests))
     due *= requests * mean_gap / due[-1]  # the offered rate is what the plant says, in each seed
+    if plant.rise > 1:
+        due = due[-1] * np.log1p(due / due[-1] * (plant.rise - 1)) / math.log(plant.rise)
     weights = np.array([klass.weight for klass in plant.klasses])
     chosen = random.choice(len(plant.klasses), requests, p=weights / weights.sum())
     return [

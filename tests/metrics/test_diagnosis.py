@@ -112,6 +112,16 @@ def test_large_batches_are_not_a_fault_of_the_device(tmp_path):
     assert not any(finding.kind == "fault" for finding in diagnosis.findings)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_ramp_is_a_rate_that_changes_and_not_bursts(tmp_path, seed):
+    ramp = replace(PLANTS["burst"], arrival_cv=1.0, rise=60.0)
+    run = synthetic_run(tmp_path / "ramp", plant=ramp, seed=seed)
+    found = diagnose(run).findings[0]
+    assert found.object == "arrivals" and "the rate of arrivals changes (up to " in found.cause
+    against = diagnose(synthetic_run(tmp_path / "even", plant=replace(ramp, rise=1.0), seed=seed), run)
+    assert not any("bursts" in each.cause for each in (found, *against.findings))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_product_that_sends_bursts_explains_its_latency_against_the_benchmark(tmp_path, seed):
     benchmark, product = synthetic_pair(tmp_path, pair="benchmark_good_product_bad", seed=seed)
