@@ -65,7 +65,7 @@ def limits_of(target: Target) -> Limits:
     return Limits(target.timeout_s, target.connect_timeout_s, target.first_byte_timeout_s, target.gap_timeout_s)
 
 
-class OpenLoopClient:
+class LoadClient:
     """Owns the events that wait to be written, and what Locust has not been shown yet."""
 
     def __init__(self, replay: Replay, on_finished: OnFinished):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 
 from loadgen.bodies import build_wire_requests
-from loadgen.client import OnFinished, OpenLoopClient, Replay
+from loadgen.client import LoadClient, OnFinished, Replay
 from loadgen.closed_loop import ClosedLoop, closed_loop
 from loadgen.endpoint import EndpointError, parse_base_url, served_models
 from loadgen.pace import Wire
@@ -89,7 +89,7 @@ def begin_replay(options, host: str | None) -> Begun:
 def prepare_part(
     plan: Plan, number: int, of: int, on_finished: OnFinished, schedule: list[ScheduledRequest] | None = None,
     shift_ns: int = 0,
-) -> OpenLoopClient:  # fmt: skip
+) -> LoadClient:  # fmt: skip
     """Builds the requests of one part of the schedule. Raises ReplayError.
 
     A process that was not given the schedule makes it again: the same scenario and seed give the same one, and a
@@ -111,7 +111,7 @@ def prepare_part(
         run_dir.mkdir(parents=True, exist_ok=True)
         slots = loop_of(loop, number, of)
         replay = Replay(mine, wire, endpoint, scenario.target, run_dir, slots, number, shift_ns)
-        client = OpenLoopClient(replay, on_finished)
+        client = LoadClient(replay, on_finished)
         write_progress(run_dir, {"total": len(mine), "sent": 0, "finished": 0, "failed": 0}, number)
     except (ScenarioError, EndpointError, OSError) as error:
         raise ReplayError(str(error)) from None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.bodies import build_wire_requests
-from loadgen.client import OpenLoopClient, Replay
+from loadgen.client import LoadClient, Replay
 from loadgen.closed_loop import closed_loop
 from loadgen.endpoint import parse_base_url
 from loadgen.parse import Parsed, build_client_table, read_records
@@ -42,7 +42,7 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
     wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, model)
     loop = closed_loop(chosen.arrivals)
-    client = OpenLoopClient(Replay(schedule, wire, endpoint, chosen.target, run_dir, loop), lambda *_: None)
+    client = LoadClient(Replay(schedule, wire, endpoint, chosen.target, run_dir, loop), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()
     return replayed(run_dir)
