@@ -4,7 +4,8 @@ from typing import Any
 
 from loadgen.arrivals import arrivals_rng, recorded_slice
 from loadgen.scenario import Scenario
-from loadgen.traces.reader import find_trace, read_trace
+from loadgen.traces.reader import TraceSlice, find_trace, read_trace
+from loadgen.traces.servegen import SERVEGEN
 
 
 def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
@@ -39,11 +40,16 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     return {
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
-            "left_out": slice_.left_out, "block_tokens": slice_.form.block_tokens or None,
-            "quantised_into_s": slice_.quantised_into_s,
+            "left_out": slice_.left_out, "in_sessions": _in_sessions(slice_),
+            "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.quantised_into_s,
         }
         for file, slice_ in found.items()
     }  # fmt: skip
+
+
+def _in_sessions(found: TraceSlice) -> int:
+    """Rows that the trace says belong to a session. ServeGen names clients, whose requests do not follow each other."""
+    return 0 if found.form is SERVEGEN else sum(bool(row.session_id) for row in found.rows)
 
 
 def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -65,6 +71,11 @@ def _in_words(facts: dict[str, Any]) -> list[str]:
         dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())
         if dropped:
             lines.append(f"{file}: {trace['requests']:,} requests{dropped}")
+        if trace["in_sessions"]:
+            lines.append(
+                f"{file}: {trace['in_sessions']:,} requests belong to sessions, but each is sent at its own recorded "
+                "time, also where the answer before it has not ended yet"
+            )
     for klass, scale in facts.get("blocks", {}).items():
         if scale["prompt_scale"] != 1:
             lines.append(

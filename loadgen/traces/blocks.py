@@ -33,7 +33,6 @@ class BailianLine(Struct):
     output_length: Tokens
     chat_id: int
     parent_chat_id: int
-    turn: Annotated[int, Meta(ge=0)] = 1
     type: str = ""
     hash_ids: list[Ids] = []
 
@@ -61,8 +60,7 @@ def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRo
             line.parent_chat_id >= 0
         ) else line.chat_id  # fmt: skip
         ids = _checked_ids(path, number, line, BAILIAN_BLOCK)
-        yield TraceRow(line.timestamp, line.input_length, line.output_length, ids, BAILIAN_BLOCK, session_id=str(root),
-                       turn=max(line.turn - 1, 0))  # fmt: skip
+        yield TraceRow(line.timestamp, line.input_length, line.output_length, ids, BAILIAN_BLOCK, session_id=str(root))
 
 
 def _checked_ids(path: Path, number: int, line: MooncakeLine | BailianLine, block: int) -> tuple[int, ...]:

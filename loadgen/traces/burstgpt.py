@@ -21,7 +21,6 @@ def _recognises(head: Head) -> bool:
 def _rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceRow]:
     with path.open(encoding="utf-8-sig") as file:
         columns = file.readline().strip().split(",")
-    turns: dict[str, int] = {}
     for number, cells in csv_lines(path):
         if len(cells) != len(columns):
             raise bad_line(path, number, f"it has {len(cells)} cells; the header names {len(columns)}")
@@ -35,9 +34,7 @@ def _rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceRow]:
         if not output:
             tally.leave_out(FAILED)
             continue
-        session = row.get("Session ID", "")
-        turn = turns[session] = turns.get(session, -1) + 1 if session else 0
-        yield TraceRow(since_s, prompt, output, session_id=session, turn=turn)
+        yield TraceRow(since_s, prompt, output, session_id=row.get("Session ID", ""))
 
 
 BURSTGPT = TraceForm("burstgpt", f"CSV with the header {','.join(SIX)}, or with Session ID and Elapsed time after "

@@ -13,7 +13,7 @@ from loadgen.traces.lines import json_lines
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
 
 TOKENS_PER_WORD = 1.3  # English, and a vocabulary of 30,000 or more
-_WORDS = {"at_s", "prompt_tokens", "output_tokens", "prompt", "messages", "klass", "session_id", "turn"}
+_WORDS = {"at_s", "prompt_tokens", "output_tokens", "prompt", "messages", "klass", "session_id"}
 
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 
@@ -26,7 +26,6 @@ class PlainLine(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
     klass: str = ""
     session_id: str = ""
-    turn: Annotated[int, Meta(ge=0)] = 0
 
 
 class Said(Struct):
@@ -61,7 +60,7 @@ def _plain_rows(path: Path, _window: Window, _tally: Tally) -> Iterator[TraceRow
         yield TraceRow(
             line.at_s,
             line.prompt_tokens or estimated_tokens(_text_of(path, number, said)),
-            line.output_tokens, klass=line.klass, session_id=line.session_id, turn=line.turn,
+            line.output_tokens, klass=line.klass, session_id=line.session_id,
             content="" if said is None else json.dumps(said, ensure_ascii=False),
         )  # fmt: skip
 

@@ -17,8 +17,7 @@ class TraceRow:
     hash_ids: tuple[int, ...] = ()  # equal ids at equal positions, after equal ones, stand for equal tokens
     block_tokens: int = 0  # that one of the ids stands for
     klass: str = ""
-    session_id: str = ""
-    turn: int = 0
+    session_id: str = ""  # a name for the records: each row is an arrival of its own
     content: str = ""  # JSON of the recorded text (a string) or messages (a list)
 
 

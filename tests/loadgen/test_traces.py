@@ -45,14 +45,10 @@ def test_form_is_told_by_the_first_line_and_its_rows_come_in_order_of_time(tmp_p
 
 def test_what_a_form_tells_beside_times_and_lengths_is_kept(tmp_path):
     sessions = read_trace(write(tmp_path, "bailian.jsonl")).rows
-    assert [(row.session_id, row.turn, row.hash_ids) for row in sessions] == [
-        ("1", 0, (7,)), ("1", 1, (7, 8, 9, 10)), ("1", 2, ())
-    ]  # fmt: skip
-    assert [(row.session_id, row.turn) for row in read_trace(write(tmp_path, "burst8.csv")).rows] == [
-        ("s1", 0), ("s1", 1)
-    ]  # fmt: skip
+    assert [(row.session_id, row.hash_ids) for row in sessions] == [("1", (7,)), ("1", (7, 8, 9, 10)), ("1", ())]
+    assert [row.session_id for row in read_trace(write(tmp_path, "burst8.csv")).rows] == ["s1", "s1"]
     plain = read_trace(write(tmp_path, "plain.jsonl")).rows
-    assert [(row.klass, row.session_id, row.turn) for row in plain] == [("", "s", 1), ("a", "", 0), ("", "", 0)]
+    assert [(row.klass, row.session_id) for row in plain] == [("", "s"), ("a", ""), ("", "")]
     assert json.loads(plain[0].content) == "one two three" and json.loads(plain[2].content)[0]["role"] == "user"
     assert json.loads(read_trace(write(tmp_path, "sharegpt.json")).rows[0].content) == "what is a token"
 

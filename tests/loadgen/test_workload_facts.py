@@ -68,6 +68,10 @@ def test_facts_name_the_form_the_scale_and_what_was_left_out(tmp_path):
     classes = [BLOCKS, CHAT | {"klass": "dealt", "from_file": file}]
     facts = workload_facts(scenario(MOONCAKE, classes), 1)
     assert facts["traces"][file]["left_out"] == {"failed: 0 response tokens": 1}
+    talked, drawn = str(write(tmp_path, "burst8.csv")), str(write_servegen(tmp_path / "servegen"))
+    for trace, expected in ((talked, [f"{talked}: 2 requests belong to sessions"]), (drawn, [])):
+        notes = workload_facts(scenario({"process": "trace", "file": trace, "duration_s": 60}), 1).get("notes", [])
+        assert [note.split(",")[0] for note in notes if "sessions" in note] == expected
     assert (
         facts["traces"][MOONCAKE["file"]] | {"form": "mooncake", "requests": 12_031, "block_tokens": 512}
         == (facts["traces"][MOONCAKE["file"]])

@@ -33,7 +33,7 @@ TEXTS = {
     ),
     "sharegpt.json": json.dumps(CHATS),
     "plain.jsonl": '{"at_s": 2, "prompt_tokens": 12, "output_tokens": 3, "klass": "a"}\n\n'
-    '{"at_s": 1, "prompt": "one two three", "session_id": "s", "turn": 1}\n'
+    '{"at_s": 1, "prompt": "one two three", "session_id": "s"}\n'
     '{"at_s": 4.5, "messages": [{"role": "user", "content": "hello there"}], "output_tokens": 2}\n',
 }
 
