@@ -71,6 +71,8 @@ def read_run(run: RunDirectory) -> RunSamples:
     """The measured requests of a run, judged by its objectives, and whether each was `served`."""
     meta = run.meta()
     requests = judged(measured(run.requests(), meta), meta.get("objectives") or [])
+    # Pairs are of one place in the schedule, also where all of it is due at once
+    requests = requests.sort_values(["due_ns", "request_id"], ignore_index=True)
     requests["served"] = requests.status == "ok"
     span = window_ns(requests)
     begin, end = span if span else (0, 0)
