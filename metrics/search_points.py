@@ -50,11 +50,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """What to know of it at once, in sentences."""
         failed = self.sent - self.completed
         most = f", most often: {self.error}" if self.error else ""
-        told = [
-            *(self.invalid_reasons if not self.valid else []),
-            *([f"{failed:,} of {self.sent:,} requests were not served{most}"] if failed else []),
-            *([self.cache_doubt] if self.cache_doubt else []),
-        ]  # fmt: skip
+        told = [f"{failed:,} of {self.sent:,} requests were not served{most}"] if failed else []
+        if self.died:
+            told = [f"{self.invalid_reasons[0]}; it counts as a miss"]
+        elif not self.valid:
+            told = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
+        told += [self.cache_doubt] if self.cache_doubt else []
         return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
 
     @property

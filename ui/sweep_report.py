@@ -102,7 +102,7 @@ def remarks(data: SweepData) -> str:
         if rate.growing
     ]
     for point in data.search.points:
-        notes += [f"{point.run} is not valid: {reason}" for reason in point.invalid_reasons]
+        notes += point.notes
     return fragments.wrap("".join(f'<div class="sj-warning">{safe(note)}</div>' for note in notes))
 
 

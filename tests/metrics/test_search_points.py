@@ -62,8 +62,10 @@ def test_a_rate_at_which_the_server_died_is_a_miss_and_is_not_lost(tmp_path):
     assert largest_rate(rates).high_rps == 8
     assert died.trial().died and died.trial().valid and died.trial().error == "exit code -9"
     run = synthetic_run(tmp_path / "run", plant=replace(PLANTS["healthy"], failing_share=0.2), requests=40)
+    assert "requests were not served, most often:" in point_of(run, rate_rps=6.0, repeat=1, seed=0).notes[0]
+    run.update_meta(valid=False, invalid_reasons=["exit code -9"])
     found = point_of(run, rate_rps=6.0, repeat=1, seed=0, died=True)
-    assert found.died and found.error and found.error in found.notes[-1]
+    assert found.tells and found.notes == ["6 requests/s: exit code -9; it counts as a miss"]
 
 
 def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():
