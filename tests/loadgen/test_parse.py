@@ -13,6 +13,7 @@ from loadgen.rawlog import (
     BYTES,
     CLOSED,
     DISPATCHED,
+    DUE,
     NO_REQUEST,
     RECONNECTED,
     SENT,
@@ -24,8 +25,9 @@ from loadgen.scenario import load_scenario
 from loadgen.schedule import build_schedule, save_schedule
 from loadgen.scrape import Scraper
 from loadgen.shards import DONE, Shard, write_shards
+from metrics.goodput import measured
 from metrics.rundir import RunDirectory
-from tests.loadgen.scenarios import log_of, replayed, scenario
+from tests.loadgen.scenarios import CHAT, log_of, replayed, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 
 MS = 1_000_000
@@ -76,6 +78,35 @@ def test_generator_that_is_late_by_a_tenth_of_the_objective_makes_the_run_invali
     assert any("sent late" in reason for reason in meta["invalid_reasons"]) == judged_late  # the objective is 500 ms
     assert "1 of 3 scheduled requests were never sent or have no recorded end" in meta["invalid_reasons"]
     assert meta["valid"] is False and not list(run.path.glob("progress*"))
+
+
+def test_what_a_closed_loop_sent_after_its_warmup_is_what_its_ideal_and_its_lateness_are_of(tmp_path):
+    """Of 200 that were built eight had their turn, not in the order of building; the first three were warm-up."""
+    pool = CHAT | {"prompt_tokens": 80, "shared_prefix_tokens": 64, "num_shared_prefixes": 5}
+    chosen = scenario({"process": "concurrency", "in_flight": 2, "count": 200}, [pool], measure={"warmup_s": 0.25})
+    run, schedule = begin_run(tmp_path / "run", chosen, 0, {}), build_schedule(chosen, 0, "t")
+    save_schedule(run.path, schedule, chosen)
+    order, events = [4, 1, 5, 2, 0, 3, 7, 6], [(NO_REQUEST, START, STARTED, b"")]
+    for place, index in enumerate(order):
+        due, late = START + place * 100 * MS, (40 if place < 3 else 1) * MS
+        events += [
+            (index, due, DUE, b""), (index, due + late, DISPATCHED, b""), (index, due + 2 * late, SENT, b""),
+            (index, due + 90 * MS, BYTES, HEAD + chunk("a", 1)), (index, due + 95 * MS, CLOSED, b""),
+        ]  # fmt: skip
+    write_events(run.path, log_of(events), 0)
+    finish_run(run, [])
+    seen, hits = set(), []
+    for index in order:
+        hits.append(64 * (schedule[index].shared_prefix in seen))
+        seen.add(schedule[index].shared_prefix)
+    meta = run.meta()
+    assert meta["client_error"]["lag_max_ms"] == 2 and meta["client_error"]["dispatch_max_ms"] == 1
+    assert set(measured(run.requests(), meta).request_id) == {schedule[index].request_id for index in order[3:]}
+    ideal = meta["workload"]["prefix"]
+    assert (ideal["prompt_tokens"], ideal["ideal_hit_tokens"]) == (5 * 80, sum(hits[3:]))
+    (run.path / "client.parquet").unlink()  # as if all had been killed before it was built
+    run.update_meta(workload={})
+    assert recover(run.path) and run.meta()["workload"]["prefix"] == ideal
 
 
 def test_run_that_never_began_reads_and_says_so(tmp_path):

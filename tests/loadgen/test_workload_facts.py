@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from loadgen.experiment import load_url, run_scenario
-from loadgen.gather import begin_run, finish_run, recover
+from loadgen.gather import begin_run
 from loadgen.prefix_facts import cache_block_tokens
 from loadgen.scenario import load_scenario
-from loadgen.schedule import build_schedule, read_schedule
+from loadgen.schedule import build_schedule
 from loadgen.scrape import rows_of
 from loadgen.sharing import ideal_hit_rate
 from loadgen.workload_facts import repeated_texts, workload_facts
@@ -17,7 +17,7 @@ from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
 from metrics.segments import write_segment
 from tests.loadgen.scenarios import CHAT, replay, scenario
-from tests.loadgen.scripted_server import Script, ScriptedServer
+from tests.loadgen.scripted_server import ScriptedServer
 from tests.loadgen.test_contents import BLOCKS, MOONCAKE, ideal_of
 from tests.loadgen.traces import write, write_servegen
 
@@ -117,32 +117,6 @@ def test_slice_of_mooncake_replays_and_the_run_says_what_it_was(tmp_path):
     share = prefix_share(run.meta(), run.requests())
     assert 0 < share.ideal < 1 and share.achieved == pytest.approx(3 / 7)  # what the scripted server says
     assert share.infinite_cache == "infinite cache, blocks of 16 tokens assumed"  # of which it says nothing
-
-
-def test_ideal_of_a_closed_loop_is_of_the_requests_that_had_their_turn_and_counts_those_that_results_count(tmp_path):
-    """Two hundred are built, and each of 50 prefixes is met with again; of the few that are sent, hardly any is."""
-    pool = CHAT | {"prompt_tokens": 80, "shared_prefix_tokens": 64, "num_shared_prefixes": 50}
-    chosen = scenario({"process": "concurrency", "in_flight": 4, "duration_s": 0.5, "count": 200}, [pool],
-                      measure={"warmup_s": 0.2})  # fmt: skip
-    slow = ScriptedServer(Script(first_token_s=0.05)).start()
-    run = begin_run(tmp_path / "run", chosen, 0, {})
-    replay(chosen, slow.url, run.path)
-    finish_run(run, [])
-    counted = measured(run.requests(), run.meta())
-    sent = len(run.table("client"))
-    assert 8 <= sent < 60 and 0 < len(counted) < sent
-    ideal = run.meta()["workload"]["prefix"]
-    assert ideal["prompt_tokens"] == 80 * len(counted)
-    prefix_of = {request.request_id: request.shared_prefix for request in read_schedule(run.path)[0]}
-    seen, hits = set(), 0
-    for request_id in run.table("client").sort_values("sent_ns").request_id:
-        hits += 64 if prefix_of[request_id] in seen and request_id in set(counted.request_id) else 0
-        seen.add(prefix_of[request_id])
-    assert ideal["ideal_hit_tokens"] == hits
-    before = run.meta()["workload"]
-    (run.path / "client.parquet").unlink()  # as if all processes had been killed before it was built
-    run.update_meta(workload={key: value for key, value in before.items() if key != "prefix"})
-    assert recover(run.path) and run.meta()["workload"] == before
 
 
 @pytest.mark.parametrize(
