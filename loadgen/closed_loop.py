@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from loadgen.schedule import ScheduledRequest
 
 CLOSED_PROCESSES = ("concurrency", "users")
-# A loop that is bounded by time alone has requests built beforehand for replies as short as this.
-SHORTEST_REPLY_S = 0.5
-SHORTEST_REPLY_NS = round(SHORTEST_REPLY_S * NS_PER_S)
+# A loop that is bounded by time alone has requests built beforehand for as many as it needs if each takes as long as
+# this, or as the pause before it if that is longer.
+SHORTEST_CYCLE_S = 0.5
+SHORTEST_CYCLE_NS = round(SHORTEST_CYCLE_S * NS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,14 @@ def draw_pauses(arrivals, rng: np.random.Generator) -> Iterator[int]:
 
 def enough(arrivals, chains: Iterator[list["ScheduledRequest"]]) -> Iterator[list["ScheduledRequest"]]:
     """As many chains as `arrivals.count` says; without one, rounds of a chain a slot until every slot has enough for
-    the whole duration, if replies take SHORTEST_REPLY_S. So each process, too, has enough for the slots it fills."""
+    the whole duration (see SHORTEST_CYCLE_S). So each process, too, has enough for the slots that it fills."""
     if arrivals.count is not None:
         yield from islice(chains, arrivals.count)
         return
     until_ns, free_ns = round(arrivals.duration_s * NS_PER_S), [0] * closed_loop(arrivals).slots
     while min(free_ns) < until_ns:
         for slot, chain in enumerate(islice(chains, len(free_ns))):
-            free_ns[slot] += sum(request.pause_ns + SHORTEST_REPLY_NS for request in chain)
+            free_ns[slot] += sum(max(request.pause_ns, SHORTEST_CYCLE_NS) for request in chain)
             yield chain
 
 
@@ -75,7 +76,7 @@ def check_size(scenario: "Scenario") -> None:
     for session in (klass.session for klass in scenario.workload.classes if klass.session is not None):
         pauses.append(session.think_time_s or session.tool_pause_s)
     longest_s = max((most_s(pause) for pause in pauses), default=0.0)
-    fewest = closed_loop(arrivals).slots * math.ceil(arrivals.duration_s / (SHORTEST_REPLY_S + longest_s))
+    fewest = closed_loop(arrivals).slots * math.ceil(arrivals.duration_s / max(SHORTEST_CYCLE_S, longest_s))
     if fewest > MAX_REQUESTS:
         raise ScenarioError(
             [f"arrivals may need {fewest} requests; at most {MAX_REQUESTS} fit one run: shorten arrivals.duration_s, "
