@@ -115,7 +115,8 @@ class MasterReplay:
             self._shards[msg.node_id] = replace(self._shards[msg.node_id], clock_uncertainty_ms=uncertainty_ms)
 
     def _is_of_this_run(self, msg) -> bool:
-        return msg.node_id in self._shards and msg.data["id_prefix"] == self._id_prefix
+        """A worker of an older version names no run; that it refuses its part must be heard."""
+        return msg.node_id in self._shards and msg.data.get("id_prefix", self._id_prefix) == self._id_prefix
 
     def _heard_ended(self, environment, msg, **_: Any) -> None:
         if not self._is_of_this_run(msg):

@@ -201,6 +201,14 @@ def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back
     assert {shard.worker: shard.state for shard in read_shards(tmp_path)} == {"a": DONE, "b": LOST}
 
 
+def test_worker_of_an_older_version_that_refuses_its_part_is_heard(tmp_path):
+    runner, begun = ScriptedRunner("old"), begun_in(tmp_path)
+    master = MasterReplay(runner)
+    runner.answer = lambda word, worker, _: runner.say(ENDED, worker, whole=False, failure="what is schedule_digest?")
+    with gevent.Timeout(5), pytest.raises(ReplayError, match="what is schedule_digest"):
+        master.run(begun)
+
+
 def test_worker_that_still_writes_answers_that_it_takes_no_part(tmp_path):
     runner, begun = ScriptedRunner(), begun_in(tmp_path)
     worker = WorkerReplay(runner, lambda *_: None)
