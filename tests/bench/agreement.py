@@ -5,7 +5,8 @@
 Both get the same flags of vLLM's and send in turns (ours, theirs, theirs, ours), each with the repeat's seed, after a
 run of each that is thrown away. TTFT runs from the actual send and ITL has a sample a chunk, as vLLM's client counts. A
 figure is the median over the runs of a client, with a 95 % interval of the bootstrap over runs; the difference is ours
-less theirs, by pairs.
+less theirs, by pairs. Our own server also says what it saw of the very requests of each: TTFT from when the request had
+been read until its first text was handed to the socket, ITL from token to token as they left the loop.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from rich.table import Table
 
 from engine.config import model_folder
 from metrics.machine import company
+from metrics.rundir import RunDirectory
 from tests.bench.clients import VLLM_BENCH
 from tests.bench.contenders import ROOT, environment
 from tests.bench.overhead import Cost, cost
@@ -32,6 +35,7 @@ from tests.bench.servers import Server, our_server, vllm_server
 QUANTILES = (50, 90, 99)
 FIGURES = [f"{what} p{quantile}" for what in ("TTFT", "ITL") for quantile in QUANTILES]
 CLIENT_TIMEOUT_S = 600
+FLUSHED_S = 2.0  # after it our server's records of a finished run are on the disk
 Client = Callable[[list[str], Path], list[str]]  # flags, working folder → command
 
 
@@ -53,6 +57,16 @@ def percentiles(result: dict[str, Any]) -> dict[str, float]:
         for what, values in found.items()
         for quantile, value in zip(QUANTILES, values, strict=True)
     }
+
+
+def servers_own(run_dir: Path, count: int) -> dict[str, float]:
+    """The same of our server's records of its last `count` requests."""
+    time.sleep(FLUSHED_S)
+    requests = RunDirectory.open(run_dir).table("requests").sort_values("arrived_ns").tail(count)
+    ttfts = (requests.first_written_ns - requests.arrived_ns) / 1e9
+    return percentiles(
+        {"ttfts": ttfts, "errors": [""] * count, "itls": [np.diff(ns) / 1e9 for ns in requests.token_ns]}
+    )
 
 
 def run(client: Client, server: Server, options: argparse.Namespace, seed: int) -> dict[str, float]:
@@ -83,13 +97,16 @@ def run(client: Client, server: Server, options: argparse.Namespace, seed: int) 
 def measure(server: Server, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Client → figure → one value a run."""
     clients = {"ours": our_client, "vLLM's": vllms_client(options.vllm)}
-    found = {name: {figure: [] for figure in FIGURES} for name in clients}
+    found = {name: {} for name in clients}
     for repeat in range(-1, options.repeats):
         for name in list(clients)[:: 1 if repeat % 2 == 0 else -1]:
             figures = run(clients[name], server, options, 1 + repeat)
             if repeat >= 0:
+                if server.run_dir is not None:
+                    figures |= {f"{figure}, server": value for figure, value in
+                                servers_own(server.run_dir, options.requests).items()}  # fmt: skip
                 for figure, value in figures.items():
-                    found[name][figure].append(value)
+                    found[name].setdefault(figure, []).append(value)
                 print(f"{server.name}, run {repeat + 1}, {name}: " + json.dumps(figures), file=sys.stderr)
     return found
 
@@ -100,13 +117,18 @@ def table(server: str, found: dict[str, dict[str, list[float]]], options: argpar
         f"{options.rate:g} rps, {options.repeats} runs a client, ms (95 %)"
     )
     shown = Table(title=title)
-    for column in ("", "ours", "vLLM's", "ours − vLLM's, by pairs", "overlap"):
+    columns = ["", "ours", "vLLM's", "ours − vLLM's, by pairs", "overlap"]
+    beyond = {name: {f: np.subtract(found[name][f], found[name][f"{f}, server"]) for f in FIGURES}
+              for name in found if f"{FIGURES[0]}, server" in found[name]}  # fmt: skip
+    columns += [f"{name} − the server's own" for name in beyond]
+    for column in columns:
         shown.add_column(column, justify="left" if not column else "right")
     for figure in FIGURES:
         ours, theirs = found["ours"][figure], found["vLLM's"][figure]
         mine, vllms, apart = cost(ours), cost(theirs), cost(list(np.subtract(ours, theirs)))
         overlap = mine.low <= vllms.high and vllms.low <= mine.high
-        shown.add_row(figure, told(mine), told(vllms), told(apart, sign="+"), "yes" if overlap else "NO")
+        added = [told(cost(list(beyond[name][figure])), sign="+") for name in beyond]
+        shown.add_row(figure, told(mine), told(vllms), told(apart, sign="+"), "yes" if overlap else "NO", *added)
     return shown
 
 
@@ -130,10 +152,11 @@ def main() -> None:
         parser.error(f"--vllm {options.vllm} is no interpreter")
     if others := company():
         print(f"warning: {others}", file=sys.stderr)
-    results, console = {}, Console(width=140)
+    results, console = {}, Console(width=180)
+    records = tempfile.TemporaryDirectory()
     for name in options.server:
         if name == "sojourn":
-            server = our_server(name, options.model, {}, None)
+            server = our_server(name, options.model, {}, Path(records.name))
         else:
             server = vllm_server(name, options.vllm, str(model_folder(options.model)), max_model_len=1024)
         server.start()
