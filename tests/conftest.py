@@ -1,4 +1,4 @@
-"""The order of the suite, for two workers that each take a file at a time (`--dist loadfile --no-loadscope-reorder`)."""
+"""The order of the suite, for workers that each take a file at a time (`--dist loadfile --no-loadscope-reorder`)."""
 
 from pathlib import Path
 
