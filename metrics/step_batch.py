@@ -39,7 +39,6 @@ _PLACE = {name: place for place, name in enumerate(NUMBERS + COSTS)}
 _PLAIN = [name for name in NUMBERS + COSTS if not name.startswith("stage_")]
 _FIRST_STAGE = _PLACE[f"stage_{STAGES[0]}_ns"]
 _KIND_CODES = {kind: code for code, kind in enumerate(KINDS)}
-_KIND_NAMES = pa.array(KINDS)
 _PROMPT_CODES = [_KIND_CODES[kind] for kind in PROMPT_KINDS]
 
 
@@ -191,7 +190,7 @@ class Steps:
         offsets = pa.array(self.first_places.astype(np.int32))
         made["new_tokens"] = pa.ListArray.from_arrays(offsets, pa.array(self.new_tokens))
         made["past_tokens"] = pa.ListArray.from_arrays(offsets, pa.array(self.past_tokens))
-        made["kinds"] = pa.ListArray.from_arrays(offsets, _KIND_NAMES.take(pa.array(self.kinds)))
+        made["kinds"] = pa.ListArray.from_arrays(offsets, pa.array(KINDS).take(pa.array(self.kinds)))
         made["request_ids"] = pa.ListArray.from_arrays(offsets, self._request_ids())
         told: dict[str, list[tuple[int, Any]]] = {name: [] for name in OTHERS}
         for row, field, value in self.others:
