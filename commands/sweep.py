@@ -22,7 +22,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.search_points import Frontier, Rate, by_rate, frontier, largest_rate, rate_sentence
+from metrics.search_points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 
 def sweep(
@@ -79,7 +79,7 @@ def sweep(
     if json:
         print(msgspec.json.format(msgspec.json.encode(result(found, best)), indent=2).decode())
         return
-    _print(found, best)
+    _print(search.points, found, best)
     _report(folder)
 
 
@@ -104,7 +104,7 @@ def _rates(
     return rate_grid(rate_from, rate_to, 6 if points is None else points, "linear" if scale == "linear" else "log")
 
 
-def _print(rates: list[Rate], best: list[Frontier]) -> None:
+def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None:
     table = _table("Goodput against the rate")
     for name in ("rate/s", "sent", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -121,14 +121,10 @@ def _print(rates: list[Rate], best: list[Frontier]) -> None:
     for rate in rates:
         if rate.invalid:
             out.print(f"{rate.rate_rps:g} requests/s: {rate.invalid} of {rate.points} runs not valid, and not counted")
-        if rate.died:
-            out.print(f"{rate.rate_rps:g} requests/s: {rate.died}; it counts as a miss", highlight=False, markup=False)
-        elif rate.completed < rate.sent:
-            lost = f"{rate.sent - rate.completed:,} of {rate.sent:,} requests were not served"
-            line = f"{rate.rate_rps:g} requests/s: {lost}{f', most often: {rate.error}' if rate.error else ''}"
-            out.print(line, highlight=False, markup=False)
         if rate.growing:
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
+    for note in (note for point in points for note in point.notes):
+        out.print(note, highlight=False, markup=False)
     table = _table("\nFrontier: the most goodput, were the objectives so many times as long")
     for name in ("times", "objectives", "good/s", "rate/s"):
         table.add_column(name, justify="left" if name == "objectives" else "right", no_wrap=True)

@@ -177,8 +177,8 @@ def _nothing_served(trials: Sequence[Trial]) -> str:
     sent = sum(trial.sent for trial in trials)
     error = next((trial.error for trial in reversed(trials) if trial.error), "")
     return (
-        f"none of {sent:,} requests was served{f': {error}' if error else ''}; mend that, or begin at a lower rate if "
-        "it is for too many requests"
+        f"none of {sent:,} requests was served (mend that, or begin at a lower rate if they were too many)"
+        f"{f': {error}' if error else ''}"
     )
 
 

@@ -79,8 +79,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     invalid: int
     growing: bool
     sent: int
-    completed: int
-    error: str  # what requests failed of; "" where none did
     died: str  # how the server did; "" where it lived
     effective: float
     attainment: float | None
@@ -170,8 +168,6 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
 
     return Rate(
         rate_rps=rate_rps, points=len(points), invalid=len(points) - len(told), sent=sent,
-        completed=sum(point.completed for point in told),
-        error=next((point.error for point in told if point.error), ""),
         died=next((point.invalid_reasons[0] for point in told if point.died), ""), effective=effective,
         growing=any(point.growing for point in told), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),

@@ -71,7 +71,7 @@ def test_a_search_of_a_server_that_only_fails_ends_with_its_error_and_begins_ane
         asked.append((number, proposal.rate_rps, proposal.warm_up))
 
     outcome = find_capacity(plan, tmp_path / "c", on_trial=tell, progress=lambda _: None, on_note=notes.append)
-    assert not outcome.resolved and "served: HTTP 500" in outcome.reason and "most often: HTTP 500" in notes[0]
+    assert not outcome.resolved and ": HTTP 500" in outcome.reason and "most often: HTTP 500" in notes[0]
     assert asked == [(1, 80, True), (2, 80, False)]
     server.script.status = 200
     outcome = find_capacity(plan, tmp_path / "c", on_trial=tell, progress=lambda _: None, on_note=notes.append)
