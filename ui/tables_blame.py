@@ -42,8 +42,8 @@ def slowed_steps(steps: pd.DataFrame) -> str:
         return ""
     return (
         f"Beware: {percent(share)} of the device's time is more than the work of {len(slowed):,} steps explains, each "
-        f"above {SLOWED:g} times what was expected (a device that slowed down, other work on its host). It is charged to "
-        "the requests in those steps."
+        f"above {SLOWED:g} times what was expected (a device that slowed down, other work on its host). It is charged "
+        "to the requests in those steps."
     )
 
 
