@@ -14,7 +14,9 @@ What the steps do not explain is a column of its own, UNEXPLAINED, and never spr
 over requests or steps: what a group of offenders did is summed up along the steps, and a wait is the difference of two
 such sums.
 
-What this cannot tell: what would have happened without an offender. Another one may have taken the place.
+What this cannot tell: what would have happened without an offender. Another one may have taken the place. And a step
+that took longer than its work explains (`device_ns` against `predicted_ns`: a device that slowed down, other work on
+its host) is charged to those in it: look at the residuals before anybody is blamed.
 """
 
 from collections.abc import Iterator

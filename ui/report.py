@@ -19,7 +19,7 @@ from ui.figures import goodput, ledger, steps
 from ui.figures.server import over_time, parts_of_the_time
 from ui.rundata import RunData, load
 from ui.tables import chosen, failures, longest_steps, slowest_requests
-from ui.tables_blame import TRAITS, blame, traits, waits_by_reason
+from ui.tables_blame import TRAITS, blame, slowed_steps, traits, waits_by_reason
 from ui.theme import CONFIG, FONT
 from ui.wording import safe
 
@@ -150,6 +150,8 @@ def _blame(run: RunData) -> str:
             _figure(blame_figures.heat_map(blame(run.book, trait), f"{named} that waited", f"{named} they waited for"))
         )
         parts.append(_caption("Rows sum to the waiting in the ledger; steps.parquet tells who had what it waited for."))
+    if beware := slowed_steps(run.steps):
+        parts.append(f"<p>{safe(beware)}</p>")
     return "".join(parts)
 
 

@@ -11,6 +11,8 @@ from ui.wording import number, percent
 TRAITS = {"klass": "classes", "tenant": "tenants", "band": "prompt lengths", "worst": "worst offenders"}
 WORST = 10
 MOST_VICTIMS = 20
+# A step that takes so many times what its work explains was slowed by something else; it has to be this share of all.
+SLOWED, WORTH_SAYING = 2.0, 0.05
 
 
 def traits(book: Book) -> list[str]:
@@ -26,6 +28,23 @@ def blame(book: Book, trait: str) -> pd.DataFrame:
         table = worst(book, WORST)
         return table.loc[table.sum(axis=1).sort_values(ascending=False, kind="stable").index[:MOST_VICTIMS]]
     return between(book, trait)
+
+
+def slowed_steps(steps: pd.DataFrame) -> str:
+    """A sentence where the device took much longer than the work of its steps explains; empty elsewhere. The matrix
+    charges that time to who was in the steps, who can do nothing for it."""
+    if steps.empty:
+        return ""
+    slowed = steps[steps.device_ns > SLOWED * steps.predicted_ns.astype("float64")]  # no expectation: not slowed
+    surplus_ns = float((slowed.device_ns - slowed.predicted_ns.astype("float64")).sum())
+    share = surplus_ns / max(float(steps.device_ns.sum()), 1.0)
+    if share < WORTH_SAYING:
+        return ""
+    return (
+        f"Beware: {percent(share)} of the device's time is more than the work of {len(slowed):,} steps explains, each "
+        f"above {SLOWED:g} times what was expected (a device that slowed down, other work on its host). It is charged "
+        "to the requests in those steps."
+    )
 
 
 def waits_by_reason(requests: pd.DataFrame) -> pd.DataFrame:

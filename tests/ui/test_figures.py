@@ -20,7 +20,8 @@ from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.rundata import load
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
-from ui.tables_blame import blame, waits_by_reason
+from ui.tables_blame import blame, slowed_steps, waits_by_reason
+from ui.wording import percent
 from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
 from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
 from ui.wording import number
@@ -241,6 +242,13 @@ def test_simulated_server_and_the_blame_matrix_agree_on_who_waited(chat, tiny_kv
         waited = waited_ns(run.book).sum(axis=1)
         left = worst(run.book, 1)[UNEXPLAINED].abs()
         assert left.sum() < 0.01 * waited.sum()
+
+
+def test_time_that_no_work_explains_is_said_beside_the_blame():
+    steps = pd.DataFrame({"device_ns": [10.0] * 90 + [100.0] * 10, "predicted_ns": [10] * 100})
+    assert f"{percent(0.474)} of the device's time is more than the work of 10 steps" in slowed_steps(steps)
+    assert slowed_steps(steps.assign(device_ns=[10.0] * 99 + [40.0])) == ""  # 3 %
+    assert slowed_steps(steps.assign(predicted_ns=None)) == slowed_steps(steps[:0]) == ""
 
 
 def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):

@@ -8,7 +8,7 @@ from ui import fragments, frame
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
 from ui.tables import chosen, classes, failures, request_facts
-from ui.tables_blame import TRAITS, blame, traits, waits_by_reason, worst_offenders
+from ui.tables_blame import TRAITS, blame, slowed_steps, traits, waits_by_reason, worst_offenders
 from ui.wording import label, markdown, number
 
 ORDERS = {
@@ -77,6 +77,8 @@ else:
         "Rows sum to `request.queue`, `memory.blocked`, `request.interference` and `memory.preempted` of the ledger; "
         "from `steps.parquet`. *unexplained* is what the steps do not explain.",
     )
+    if beware := slowed_steps(run.steps):
+        st.warning(beware, icon=":material/warning:")
     worst_table = worst_offenders(run.book)
     uneven = gini(offenders(run.book).caused_ns.to_numpy())
     last = tuple(range(len(worst_table.columns) - 3, len(worst_table.columns)))
