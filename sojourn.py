@@ -26,6 +26,8 @@ from commands.frame import (
     new_run,
     open_run,
     out,
+    print_nowhere,
+    run_told_when_stopped,
 )  # fmt: skip
 from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
@@ -74,9 +76,10 @@ def run(
     loaded = load_scenario(scenario)
     overrides = assignments(set_ or [], "--set")
     _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
-    with ProgressBar(out) as progress:
+    run_dir = run_dir or new_run(loaded.name)
+    with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = run_scenario(
-            loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, processes=processes,
+            loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes,
             progress=progress,
         )  # fmt: skip
     tell(done)
@@ -108,9 +111,10 @@ def load(
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
-    with ProgressBar(out) as progress:
+    run_dir = run_dir or new_run(loaded.name)
+    with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = load_url(
-            loaded, base_url, run_dir or new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
+            loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, processes=processes, progress=progress,
         )  # fmt: skip
     tell(done)
@@ -338,6 +342,11 @@ def main() -> None:
             raise
         print(f"sojourn: {error}", file=sys.stderr)
         sys.exit(code)
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # `--json | head`
+            print_nowhere(sys.stdout)
 
 
 def _is(error: Exception, module: str, name: str) -> bool:
