@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 from commands.bench_serve import bench_serve
 from commands.calibrate import calibrate
 from commands.capacity import capacity
 from commands.compare import compare
+from commands.engine_settings import check_engine_block, engine_config
 from commands.export import VLLM_FILE, export
 from commands.frame import (
     RUNS,
@@ -31,7 +31,6 @@ from commands.frame import (
 )  # fmt: skip
 from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
-from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
 
@@ -53,7 +52,7 @@ def serve(**settings: Any) -> None:
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     from engine.server.serve import serve as run_server
 
-    run_server(_engine_config(settings))
+    run_server(engine_config(settings))
 
 
 @app.command()
@@ -75,7 +74,7 @@ def run(
 
     loaded = load_scenario(scenario)
     overrides = assignments(set_ or [], "--set")
-    _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
+    check_engine_block(loaded, overrides)
     run_dir = run_dir or new_run(loaded.name)
     with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = run_scenario(
@@ -111,6 +110,7 @@ def load(
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
+    check_engine_block(loaded)
     run_dir = run_dir or new_run(loaded.name)
     with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = load_url(
@@ -294,14 +294,6 @@ def bench(context: typer.Context) -> None:
     from tests.bench.command import app as bench_app
 
     sys.exit(bench_app(args=context.args, prog_name=f"{program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
-
-
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    """The engine's settings, checked. Raises Failure with the first fault."""
-    try:
-        return EngineConfig(**settings)
-    except ValidationError as error:
-        raise Failure(complaint(error), code=2) from None
 
 
 # The errors that carry a sentence for the user, and the exit code of each.
