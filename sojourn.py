@@ -90,7 +90,11 @@ def load(
     base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
     model: Annotated[str | None, typer.Option(help="model to ask for; by default the server's first one")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="folder with tokenizer.json: exact prompt lengths instead of words")
+        str | None,
+        typer.Option(
+            help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize): exact prompt lengths "
+            "instead of words"
+        ),
     ] = None,
     server_run: Annotated[
         Path | None,
@@ -229,6 +233,8 @@ def ui(
     from ui.launch import open_app
 
     if run is not None:
+        if not (run / "run.json").exists() and any(run.glob("*/run.json")):
+            raise Failure(f"{run} is a folder of runs, not one of them; give it as --runs {run}", code=2)
         run = open_run(run).path
     out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     sys.exit(open_app(runs, run, port))

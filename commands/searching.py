@@ -19,7 +19,12 @@ BaseUrlOption = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
 ]
 ModelOption = Annotated[str | None, typer.Option(help="model to ask the server for; only with --base-url")]
-TokenizerOption = Annotated[str | None, typer.Option(help="folder with tokenizer.json; only with --base-url")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize); only with --base-url"
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="change a setting of our engine; repeatable, not with --base-url"),

@@ -43,6 +43,7 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["trace", "absent"], 1, ["absent", "not a folder"]),
         (["trace", "absent", "--from", "3", "--to", "2.5"], 2, ["--to 2.5", "--from 3"]),
         (["ui", "absent"], 1, ["absent"]),
+        (["ui", "kept"], 2, ["kept is a folder of runs", "--runs kept"]),
         (["serve", "tiny-model", "--port", "70000"], 2, ["port", "70000", "65535"]),
         (["serve", "tiny-model", "--dtype", "float8"], 2, ["float8", "bfloat16"]),
         (
@@ -68,6 +69,8 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
     settings = (tmp_path / "broken.yaml").read_text().replace("rate_rps: -1", "rate_rps: 1")
     (tmp_path / "settings.yaml").write_text(settings.replace("tiny-model}", "tiny-model, max_seqs: 4}"))
     (tmp_path / "notyaml.yaml").write_text("a: [1, 2\nb: }")
+    (tmp_path / "kept" / "one").mkdir(parents=True)
+    (tmp_path / "kept" / "one" / "run.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
     done = sojourn(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr

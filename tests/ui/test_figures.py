@@ -21,10 +21,9 @@ from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.rundata import load
 from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
 from ui.tables_blame import blame, slowed_steps, waits_by_reason
-from ui.wording import percent
 from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
 from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
-from ui.wording import number
+from ui.wording import number, percent
 
 UNIT = re.compile(
     r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
