@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 from commands.bench_serve import bench_serve
 from commands.calibrate import calibrate
 from commands.capacity import capacity
 from commands.compare import compare
+from commands.engine_settings import check_engine_block, engine_config
 from commands.export import VLLM_FILE, export
 from commands.frame import (
     RUNS,
@@ -26,10 +26,11 @@ from commands.frame import (
     new_run,
     open_run,
     out,
+    print_nowhere,
+    run_told_when_stopped,
 )  # fmt: skip
 from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
-from engine.config import EngineConfig, complaint
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
 
@@ -51,7 +52,7 @@ def serve(**settings: Any) -> None:
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     from engine.server.serve import serve as run_server
 
-    run_server(_engine_config(settings))
+    run_server(engine_config(settings))
 
 
 @app.command()
@@ -73,10 +74,11 @@ def run(
 
     loaded = load_scenario(scenario)
     overrides = assignments(set_ or [], "--set")
-    _engine_config({"model": "tiny-model"} | loaded.engine | overrides)
-    with ProgressBar(out) as progress:
+    check_engine_block(loaded, overrides)
+    run_dir = run_dir or new_run(loaded.name)
+    with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = run_scenario(
-            loaded, run_dir or new_run(loaded.name), engine_overrides=overrides, seed=seed, processes=processes,
+            loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes,
             progress=progress,
         )  # fmt: skip
     tell(done)
@@ -88,7 +90,11 @@ def load(
     base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
     model: Annotated[str | None, typer.Option(help="model to ask for; by default the server's first one")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="folder with tokenizer.json: exact prompt lengths instead of words")
+        str | None,
+        typer.Option(
+            help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize): exact prompt lengths "
+            "instead of words"
+        ),
     ] = None,
     server_run: Annotated[
         Path | None,
@@ -108,9 +114,11 @@ def load(
     from loadgen.scenario import load_scenario
 
     loaded = load_scenario(scenario)
-    with ProgressBar(out) as progress:
+    check_engine_block(loaded)
+    run_dir = run_dir or new_run(loaded.name)
+    with run_told_when_stopped(run_dir), ProgressBar(out) as progress:
         done = load_url(
-            loaded, base_url, run_dir or new_run(loaded.name), model=model, tokenizer=tokenizer, seed=seed,
+            loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, processes=processes, progress=progress,
         )  # fmt: skip
     tell(done)
@@ -225,6 +233,8 @@ def ui(
     from ui.launch import open_app
 
     if run is not None:
+        if not (run / "run.json").exists() and any(run.glob("*/run.json")):
+            raise Failure(f"{run} is a folder of runs, not one of them; give it as --runs {run}", code=2)
         run = open_run(run).path
     out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     sys.exit(open_app(runs, run, port))
@@ -292,14 +302,6 @@ def bench(context: typer.Context) -> None:
     sys.exit(bench_app(args=context.args, prog_name=f"{program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
 
 
-def _engine_config(settings: dict[str, Any]) -> EngineConfig:
-    """The engine's settings, checked. Raises Failure with the first fault."""
-    try:
-        return EngineConfig(**settings)
-    except ValidationError as error:
-        raise Failure(complaint(error), code=2) from None
-
-
 # The errors that carry a sentence for the user, and the exit code of each.
 EXPECTED = {
     ("metrics.rundir", "RunError"): 1,
@@ -338,6 +340,11 @@ def main() -> None:
             raise
         print(f"sojourn: {error}", file=sys.stderr)
         sys.exit(code)
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # `--json | head`
+            print_nowhere(sys.stdout)
 
 
 def _is(error: Exception, module: str, name: str) -> bool:

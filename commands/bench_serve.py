@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from commands.export import vllm_document
-from commands.frame import Failure, need, new_run, out
+from commands.frame import Failure, need, new_run, out, run_told_when_stopped
 from commands.telling import tell
 
 
@@ -28,7 +28,8 @@ def bench_serve(context: typer.Context) -> None:
         raise Failure(str(error), code=2) from None
     run_dir = asked.run_dir or new_run(asked.scenario.name)
     recorded = asked.scenario.given_as_file(run_dir / SCENARIO_FILE)
-    with ProgressBar(out) if asked.show_progress else nullcontext(lambda _: None) as progress:
+    shown = ProgressBar(out) if asked.show_progress else nullcontext(lambda _: None)
+    with run_told_when_stopped(run_dir), shown as progress:
         done = load_url(
             recorded, asked.base_url, run_dir, model=asked.model, tokenizer=asked.tokenizer, seed=asked.seed,
             processes=asked.processes, progress=progress,

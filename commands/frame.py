@@ -1,16 +1,33 @@
 """What every verb shares: the console, failures with an exit code, the options that mean the same everywhere."""
 
 import importlib.util
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
 
 from metrics.rundir import RunDirectory
 
-out = Console()
+
+def print_nowhere(file: TextIO) -> None:
+    """For a stream that nobody reads any more (`| head`): what is still in its buffer is no error at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+class UnreadConsole(Console):
+    """A console whose reader may leave: that ends the printing, not the run or the files that are still to come."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        print_nowhere(self.file)
+
+
+out = UnreadConsole()
 RUNS = Path("runs")
 
 ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
@@ -52,3 +69,18 @@ def open_run(path: Path) -> RunDirectory:
 
 def new_run(name: str) -> Path:
     return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextmanager
+def run_told_when_stopped(path: Path) -> Iterator[None]:
+    """Says, of a run that Ctrl-C or an error ends, where what it recorded is; nothing of one that was not begun."""
+    was_there = (path / "run.json").exists()
+    try:
+        yield
+    except (KeyboardInterrupt, Exception) as error:
+        if (path / "run.json").exists() and not was_there:
+            stopped = "stopped; " if isinstance(error, KeyboardInterrupt) else ""
+            with suppress(OSError):  # a terminal that was closed
+                out.print(f"{stopped}what was recorded is in {path}: sojourn diagnose {path}", highlight=False,
+                          markup=False, soft_wrap=True)  # fmt: skip
+        raise

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
+from commands.engine_settings import check_engine_block
 from commands.frame import Failure, need, out
 from metrics.objectives import parse_bounds
 
@@ -19,7 +19,12 @@ BaseUrlOption = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
 ]
 ModelOption = Annotated[str | None, typer.Option(help="model to ask the server for; only with --base-url")]
-TokenizerOption = Annotated[str | None, typer.Option(help="folder with tokenizer.json; only with --base-url")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize); only with --base-url"
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="change a setting of our engine; repeatable, not with --base-url"),
@@ -40,6 +45,7 @@ def chosen_target(
     from loadgen.points import Target
 
     if base_url is not None:
+        check_engine_block(scenario)
         if set_:
             raise Failure("--set changes our engine, and --base-url names a server that runs already; drop one", code=2)
         return Target(base_url=base_url, model=model, tokenizer=tokenizer, processes=processes)
@@ -47,14 +53,10 @@ def chosen_target(
         if value is not None:
             raise Failure(f"{flag} {value} is for a running server; add --base-url, or use --set model=…", code=2)
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
-    from engine.config import EngineConfig, complaint
     from engine.options import assignments
 
     overrides: dict[str, Any] = assignments(set_ or [], "--set")
-    try:
-        EngineConfig(**({"model": "tiny-model"} | scenario.engine | overrides))
-    except ValidationError as error:
-        raise Failure(complaint(error), code=2) from None
+    check_engine_block(scenario, overrides)
     return Target(engine_overrides=overrides, processes=processes)
 
 

@@ -41,15 +41,15 @@ def tell(done: RunDirectory) -> None:
     from metrics.prefix_share import workload_lines
 
     diagnosis = diagnose_run(done)
+    html = "needs plotly: pip install '.[ui]', then sojourn report"
+    if importlib.util.find_spec("plotly"):
+        from ui.report import write_report
+
+        html = write_report(done, diagnosis, done.path / "report.html")
     print_diagnosis(diagnosis)
     for line in workload_lines(done.meta(), measured(done.requests(), done.meta())):
         out.print(line, highlight=False)
     out.print(f"client error   {client_error_sentence(done.meta()['client_error'])}", highlight=False)
-    if importlib.util.find_spec("plotly"):
-        from ui.report import write_report
-
-        out.print(f"HTML report    {write_report(done, diagnosis, done.path / 'report.html')}", highlight=False)
-    else:
-        out.print("HTML report    needs plotly: pip install '.[ui]', then sojourn report", highlight=False)
+    out.print(f"HTML report    {html}", highlight=False, markup=False)
     out.print(f"run directory  {done.path}", highlight=False)
     out.print(f"open the app   {program()} ui {done.path}", highlight=False)

@@ -6,6 +6,7 @@ from loadgen.scenario_arrivals import MAX_REQUESTS
 from loadgen.scenario_faults import ScenarioError
 from loadgen.stable import stable_seed
 from loadgen.traces.reader import TraceSlice, find_trace, read_trace
+from loadgen.traces.rounding import FEWEST_BINS, Bins
 from loadgen.traces.row import TraceRow, Window
 
 
@@ -21,7 +22,7 @@ def draw_arrivals(arrivals, rng: np.random.Generator) -> tuple[np.ndarray, list[
         rows = _trace_rows(arrivals, found)
         times_s = np.array([row.offset_s for row in rows])
         if arrivals.dequantize:
-            times_s = _dequantized(times_s, found.quantised_into_s, arrivals.file, rng)
+            times_s = np.maximum(_dequantized(times_s, found.bins, arrivals.file, rng), arrivals.start_s)
         return (times_s - arrivals.start_s) / arrivals.speedup, rows
     if arrivals.process == "times":
         offsets = np.sort(np.array(arrivals.times_s))
@@ -122,10 +123,9 @@ def _trace_rows(arrivals, found: TraceSlice) -> list[TraceRow]:
     return kept
 
 
-def _dequantized(times_s: np.ndarray, bin_s: float | None, file: str, rng: np.random.Generator) -> np.ndarray:
-    """Times spread evenly at random within their bin; their order stays."""
-    if bin_s is None:
-        raise ScenarioError(
-            [f"arrivals.dequantize is true, but the times of {file} are not rounded to any bin; leave it out"]
-        )
-    return np.sort(times_s + rng.uniform(0.0, bin_s, len(times_s)))
+def _dequantized(times_s: np.ndarray, bins: Bins, file: str, rng: np.random.Generator) -> np.ndarray:
+    """Times spread evenly at random within their bin, from its begin on; their order stays."""
+    if bins.width_s is None:
+        why = f"lie in fewer than {FEWEST_BINS} bins, too few to tell" if bins.too_few else "are not rounded to any bin"
+        raise ScenarioError([f"arrivals.dequantize is true, but the times of {file} {why}; leave it out"])
+    return np.sort(bins.begins_s(times_s) + rng.uniform(0.0, bins.width_s, len(times_s)))

@@ -41,7 +41,7 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
             "left_out": slice_.left_out, "in_sessions": _in_sessions(slice_),
-            "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.quantised_into_s,
+            "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
         }
         for file, slice_ in found.items()
     }  # fmt: skip

@@ -25,6 +25,7 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["run", "demo", "--set", "num_kv_blocks=0"], 2, ["num_kv_blocks", "0", "greater than or equal to 1"]),
         (["run", "demo", "--set", "block_size"], 2, ["KEY=VALUE"]),
         (["load", "demo", "--base-url", "http://127.0.0.1:9"], 1, ["http://127.0.0.1:9", "sojourn serve"]),
+        (["load", "settings.yaml", "--base-url", "http://127.0.0.1:9"], 2, ["max_seqs", "did you mean max_num_seqs"]),
         (["load", "demo", "--base-url", "not a url"], 1, ["not a url"]),
         (["sweep", "demo", "--rates", "1,2"], 2, ["arrivals.process is trace", "no rate_rps"]),
         (["sweep", "steady-chat"], 2, ["--rates 1,2,4,8"]),
@@ -42,6 +43,7 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["trace", "absent"], 1, ["absent", "not a folder"]),
         (["trace", "absent", "--from", "3", "--to", "2.5"], 2, ["--to 2.5", "--from 3"]),
         (["ui", "absent"], 1, ["absent"]),
+        (["ui", "kept"], 2, ["kept is a folder of runs", "--runs kept"]),
         (["serve", "tiny-model", "--port", "70000"], 2, ["port", "70000", "65535"]),
         (["serve", "tiny-model", "--dtype", "float8"], 2, ["float8", "bfloat16"]),
         (
@@ -64,7 +66,11 @@ def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, sa
         "workload: {classes: [{klass: a, prompt_tokens: 5, output_tokens: 5}]}\n"
         "objectives: [{klass: all, ttft_ms: 500, source: none}]\n"
     )
+    settings = (tmp_path / "broken.yaml").read_text().replace("rate_rps: -1", "rate_rps: 1")
+    (tmp_path / "settings.yaml").write_text(settings.replace("tiny-model}", "tiny-model, max_seqs: 4}"))
     (tmp_path / "notyaml.yaml").write_text("a: [1, 2\nb: }")
+    (tmp_path / "kept" / "one").mkdir(parents=True)
+    (tmp_path / "kept" / "one" / "run.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
     done = sojourn(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr

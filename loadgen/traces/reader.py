@@ -12,7 +12,7 @@ from loadgen.traces.azure import AZURE
 from loadgen.traces.blocks import BAILIAN, MOONCAKE
 from loadgen.traces.burstgpt import BURSTGPT
 from loadgen.traces.plain import PLAIN, SHAREGPT
-from loadgen.traces.rounding import Rounding
+from loadgen.traces.rounding import Bins, Rounding
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window
 from loadgen.traces.servegen import SERVEGEN
 
@@ -32,7 +32,7 @@ class TraceSlice:
     end_s: float  # of the last one; 0 without times
     timed: bool
     left_out: dict[str, int]
-    quantised_into_s: float | None  # the bin that all times of the file are rounded to; None for none
+    bins: Bins  # that all times of the file are rounded to
 
 
 def find_trace(file: str) -> Path:
@@ -129,4 +129,4 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
     if timed:
         kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
     end_s = latest - (origin_s or 0.0)
-    return TraceSlice(path, form, kept, count, end_s, timed, tally.left_out, rounding.bin_s)
+    return TraceSlice(path, form, kept, count, end_s, timed, tally.left_out, rounding.bins)

@@ -1,33 +1,73 @@
-"""Whether the times of a trace were rounded, told while it is walked: nothing of it is kept."""
+"""Whether the times of a trace were rounded, told while it is walked: a bounded part of them is kept."""
 
-import math
 from dataclasses import dataclass, field
 
-MICROSECONDS = 1_000_000
+import numpy as np
+
 SHORTEST_BIN_S = 0.01  # times in milliseconds are a clock's resolution, not a bin
-FEWEST_STAMPS = 8  # fewer gaps have a common divisor by chance
+FEWEST_BINS = 8  # times in fewer fit some bin by chance
+MOST_STAMPS = 1024  # the bin is found on so many; the others must fit it
+MOST_PARTS = 40  # of the smallest gap: it need not be a single bin
+# How far from its bin's begin a time may lie: a clock's jitter. Few random times fit bins so much longer.
+JITTER_S, JITTER_SHARE = 0.005, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """What the times were rounded to: `width_s` is None where they were not, or are too few to tell."""
+
+    width_s: float | None = None
+    begin_s: float = 0.0  # of some bin
+    too_few: bool = False
+
+    def begins_s(self, times_s: np.ndarray) -> np.ndarray:
+        """Where the bin of each time begins; a time may lie a little before it."""
+        return self.begin_s + np.round((times_s - self.begin_s) / self.width_s) * self.width_s
+
+    def hold(self, times_s: np.ndarray) -> bool:
+        jitter_s = np.abs(times_s - self.begins_s(times_s))
+        return bool(np.all(jitter_s <= min(JITTER_S, JITTER_SHARE * self.width_s) + 1e-6))
 
 
 @dataclass(slots=True)
 class Rounding:
-    """The common divisor of all gaps between the times that it was given.
+    """The longest bin that all times given to it lie at the begin of, but for a few milliseconds.
 
     It cannot tell a trace that was rounded from one whose requests really came at such moments.
     """
 
-    _first_us: int | None = None
-    _divisor_us: int = 0
-    _stamps: set[int] = field(default_factory=set)  # some of those that differ
+    _stamps: set[float] = field(default_factory=set)  # the first that differ
+    _found: Bins | None = None  # once there are enough
 
     def add(self, time_s: float) -> None:
-        stamp_us = round(time_s * MICROSECONDS)
-        self._first_us = stamp_us if self._first_us is None else self._first_us
-        self._divisor_us = math.gcd(self._divisor_us, stamp_us - self._first_us)
-        if len(self._stamps) < FEWEST_STAMPS:
-            self._stamps.add(stamp_us)
+        if self._found is None:
+            self._stamps.add(time_s)
+            if len(self._stamps) == MOST_STAMPS:
+                self._found = _find(self._stamps)
+        elif self._found.width_s is not None and not self._found.hold(time_s):
+            self._found = Bins()
 
     @property
-    def bin_s(self) -> float | None:
-        """The largest number of seconds that all gaps are multiples of, if it is long enough and seen often enough."""
-        found_s = self._divisor_us / MICROSECONDS
-        return found_s if len(self._stamps) == FEWEST_STAMPS and found_s >= SHORTEST_BIN_S else None
+    def bins(self) -> Bins:
+        return self._found or _find(self._stamps)
+
+
+def _find(stamps: set[float]) -> Bins:
+    times_s = np.array(sorted(stamps))
+    steps_s = np.diff(times_s)
+    gaps_s = np.diff(times_s[np.concatenate([[True], steps_s > JITTER_S])]) if len(times_s) else steps_s
+    if len(gaps_s) + 1 < FEWEST_BINS:
+        return Bins(too_few=True)
+    for parts in range(1, MOST_PARTS + 1):
+        width_s = gaps_s.min() / parts
+        near_s = gaps_s[gaps_s < 50 * width_s]  # over more bins the jitter of one gap adds up to a whole bin
+        width_s = near_s.sum() / np.round(near_s / width_s).sum()
+        for digits in (2, 3):  # a bin is a round number of seconds: what is left of the jitter goes
+            width = round(float(width_s), digits)
+            if width < SHORTEST_BIN_S:
+                continue
+            begin_s = float(np.median((times_s + width / 2) % width)) - width / 2
+            bins = Bins(width, begin_s)
+            if bins.hold(times_s):
+                return bins
+    return Bins()

@@ -4,8 +4,13 @@ from metrics.diagnosis.evidence import Facts, shares
 from metrics.diagnosis.excess import Excess
 from metrics.ledger import UNACCOUNTED
 from metrics.objectives import OBJECTIVE_NAMES
+from metrics.sources.sojourn import Sojourn
 from metrics.sources.view import ServerView, SpanView
 
+RECORDS_OF_OURS = (
+    "where it runs with --run-dir DIR, `sojourn load … --server-run DIR` on its host joins its records, and `sojourn "
+    "join` those of another host"
+)
 SEVERAL = " + "  # between accounts that a server measures together
 FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes
 GAP_WARNS_S = 3.0  # without an answer: what waited in between is not seen
@@ -73,7 +78,8 @@ def _next(view: ServerView, part: str) -> str:
 def warnings_of(view: ServerView, served: int) -> list[str]:
     """What limits the server's side of a diagnosis."""
     hidden = ", ".join(account.account for account in view.accounts if account.visibility == "unseen")
-    found = [f"no server records: {view.title}'s metrics stand in for them, as means over all requests"]
+    stand_in = f"no server records: {view.title}'s metrics stand in for them, as means over all requests"
+    found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == Sojourn.key else stand_in]
     if hidden:
         found.append(f"unseen by {view.title}'s metrics: {hidden}")
     if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):

@@ -1,5 +1,7 @@
 """On the terminal: what its own metrics show of a server that recorded nothing for us, and what they do not."""
 
+from collections import Counter
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -24,10 +26,11 @@ LATENCIES = {
 def render_server(diagnosis: Diagnosis) -> RenderableType:
     """Shares of the time as far as they are seen, each account with how it is seen, gauges and counts."""
     view = diagnosis.server
-    return Group(
-        Text(_head(view), style="dim"), Text(""), _spans(diagnosis), Text(""), _accounts(view), Text(""),
-        _figures(view), Padding(_agreement(view), (1, 0, 0, 0)),
-    )  # fmt: skip
+    parts = [Text(_head(view), style="dim"), Text("")]
+    if diagnosis.ledger_share:
+        parts += [_spans(diagnosis), Text("")]
+    parts += [_accounts(view), Text(""), _figures(view), Padding(_agreement(view), (1, 0, 0, 0))]
+    return Group(*parts)
 
 
 def sight(visibility: str, title: str) -> str:
@@ -37,10 +40,17 @@ def sight(visibility: str, title: str) -> str:
 
 def _head(view: ServerView) -> str:
     failed = f", {view.failed_scrapes} failed" if view.failed_scrapes else ""
-    return (
-        f"{view.title}'s metrics, {view.scrapes} scrapes in {view.seconds:,.0f} s{failed}: means over "
-        f"{view.finished or 0:,.0f} finished requests; gauges are samples. The client's side is exact."
+    means = (
+        f"means over {view.finished:,.0f} finished requests" if view.finished else "no request finished, so no means"
     )
+    return (
+        f"{view.title}'s metrics, {view.scrapes} scrapes in {view.seconds:,.0f} s{failed}: {means}; gauges are "
+        "samples. The client's side is exact."
+    )
+
+
+def _ms(value: float) -> str:
+    return f"{round(value, 1) + 0.0:,.1f}"  # + 0.0: no minus before what rounds to nothing
 
 
 def _spans(diagnosis: Diagnosis) -> RenderableType:
@@ -53,7 +63,7 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
         colour = COLOURS.get(name.split(".")[0], "bright_black")
         label = Text(span.name if span is not None else name, style=colour)
         first = diagnosis.ttft_share.get(name)
-        mean = f"{span.mean_ms:,.1f}" if span is not None else ""
+        mean = _ms(span.mean_ms) if span is not None else ""
         until_first = f"{first:.1%}" if first is not None else "–"
         grid.add_row(label, mean, f"{share:.1%}", bar(share, colour, BAR_CELLS), until_first)
     notes = [Text(f"{span.name}: {span.meaning}", style="dim") for span in view.spans if span.name not in span.accounts]
@@ -65,21 +75,26 @@ def _unaccounted(view: ServerView) -> list[Text]:
     if view.inside_ms is None or view.outside_ms is None:
         return []
     words = (
-        f"{UNACCOUNTED}: {view.inside_ms:,.1f} ms inside {view.title}'s own end-to-end latency, {view.outside_ms:,.1f} "
+        f"{UNACCOUNTED}: {_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency, {_ms(view.outside_ms)} "
         f"ms outside of it ({', '.join(view.outside)})"
     )
     return [Text(words, style="dim")]
 
 
 def _accounts(view: ServerView) -> RenderableType:
+    """A line an account; where most are seen alike (our own server's), one line for these, as `all others`."""
+    commonest, number = Counter((account.visibility, account.why) for account in view.accounts).most_common(1)[0]
+    others = commonest if number > len(view.accounts) / 2 else None
+    lines = [(account.account, account.visibility, account.why) for account in view.accounts
+             if (account.visibility, account.why) != others]  # fmt: skip
+    lines += [("all others", *others)] if others is not None else []
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for account in view.accounts:
-        style = SIGHT_STYLES[account.visibility]
-        grid.add_row(Text(account.account), Text(sight(account.visibility, view.title), style=style),
-                     Text(account.why, style="dim"))  # fmt: skip
+    for name, visibility, why in lines:
+        seen = Text(sight(visibility, view.title), style=SIGHT_STYLES[visibility])
+        grid.add_row(Text(name), seen, Text(why, style="dim"))
     return grid
 
 
@@ -110,7 +125,7 @@ def _p99(between: tuple[float, float | None] | None) -> str:
 
 
 def _agreement(view: ServerView) -> Text:
-    if not view.agreement:
+    if not any(pair.client or pair.server for pair in view.agreement):
         return Text("Client and server share no count that could be compared", style="dim")
     words, agrees = [], True
     for pair in view.agreement:

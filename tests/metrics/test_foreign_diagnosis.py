@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -106,6 +107,19 @@ def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path)
         assert any(line.split()[:1] == [account.account] and told in line for line in text.splitlines())
     assert "Client and server agree: 60 finished requests, 6,000 prompt tokens, 1,260 output tokens" in text
     assert "unaccounted: 4.0 ms inside vLLM's own end-to-end latency, 6.0 ms outside" in " ".join(text.split())
+
+
+def test_report_of_a_server_that_finished_nothing_has_no_table_of_nothing(tmp_path):
+    text = printed(diagnose(foreign_run(tmp_path / "run", [], VllmPage())))
+    assert "no request finished, so no means" in text
+    assert "part of the time" not in text and "agree" not in text
+
+
+@pytest.mark.parametrize(("of_ms", "says"), [(-0.04, " 0.0 ms inside"), (-0.06, " -0.1 ms inside")])
+def test_no_time_has_no_sign(tmp_path, of_ms, says):
+    view = diagnose(foreign_run(tmp_path / "run", steady(20), VllmPage()))
+    view = msgspec.structs.replace(view, server=msgspec.structs.replace(view.server, inside_ms=of_ms))
+    assert says in printed(view)
 
 
 def test_device_of_sglang_is_told_by_its_forward_passes(tmp_path):

@@ -1,11 +1,14 @@
 """Our own server through its metrics alone: its accounts in aggregate are those of its records."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loadgen.scrape import rows_of
 from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.terminal_server import render_server
 from metrics.exporter import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
@@ -74,6 +77,15 @@ def test_remote_diagnosis_tells_the_shares_of_the_one_with_records(runs):
     sights = {account.account: account.visibility for account in remote.server.accounts}
     assert sights.pop("client.network") == "unseen" and set(sights.values()) == {"seen"}
     assert remote.findings[0].object == "KV block pool"
+
+
+def test_report_names_what_is_unseen_once_and_the_way_to_the_records(runs):
+    diagnosis = diagnose(runs[1])
+    out = io.StringIO()
+    Console(file=out, width=100).print(render_server(diagnosis))
+    told = [line for line in out.getvalue().splitlines() if " seen " in line or " unseen " in line]
+    assert [line.split()[0] for line in told] == ["client.lag", "client.network", "all"]
+    assert any("--server-run DIR" in said for said in diagnosis.warnings)
 
 
 def test_kv_use_over_time_is_that_of_the_steps_at_the_scrapes(runs):
