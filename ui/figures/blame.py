@@ -17,9 +17,13 @@ WAIT_COLOURS = theme.REFUSAL_COLOURS | {
 }
 
 
+NOTHING_SEEN = 1e-5  # of the whole: a column of less is what rounding left
+
+
 def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure:
     """A blame matrix: rows wait, columns are why. `victims` and `offenders` say what rows and columns are."""
-    shown = caused_ns.loc[caused_ns.sum(axis=1) > 0, (caused_ns.abs() > 0).any()]
+    shown = caused_ns.loc[caused_ns.sum(axis=1) > 0]
+    shown = shown.loc[:, shown.abs().sum() > NOTHING_SEEN * shown.to_numpy().sum()]
     if shown.empty:
         return theme.note("Nobody waited for anybody.")
     seconds = shown.to_numpy() / 1e9
@@ -29,7 +33,8 @@ def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure
     text = [[duration(cell * 1e9) if abs(part) >= 0.02 else "" for cell, part in zip(*pair, strict=True)]
             for pair in zip(seconds, share, strict=True)]  # fmt: skip
     fig.add_heatmap(
-        name="waited", z=np.clip(seconds, 0, None), x=columns, y=rows, colorscale=HEAT_SCALE, zmin=0, xgap=1, ygap=1,
+        name="waited", z=np.clip(seconds, 0, None), x=columns, y=rows, colorscale=HEAT_SCALE, zmin=0,
+        zmax=seconds.max(), xgap=1, ygap=1,
         text=text if len(columns) <= 14 else None, texttemplate="%{text}" if len(columns) <= 14 else None,
         textfont=dict(size=11), customdata=100 * share,
         colorbar=dict(title=dict(text="waited (s)", side="right", font_size=13), thickness=12, outlinewidth=0),

@@ -13,6 +13,7 @@ from ui.wording import number, percent
 
 NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
 PANELS = ("tokens per step", "held back (requests)", "KV blocks", "time of a step (ms)")
+BUDGET_IN_SIGHT = 4  # times the largest step
 
 
 def over_time(steps: pd.DataFrame, begin_ns: float, bins: int = 200) -> go.Figure:
@@ -44,8 +45,13 @@ def _tokens(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> Non
                 marker_line_width=0, customdata=rows.step,
                 hovertemplate=f"{kind}: %{{y:.1f}} tokens, near step %{{customdata:.0f}}<extra></extra>", row=1, col=1,
             )  # fmt: skip
+    largest, budget = rows[[f"tokens_{kind}" for kind in KINDS]].sum(axis=1).max(), rows.budget.max()
+    is_far = 0 < largest < budget / BUDGET_IN_SIGHT  # drawn to its scale, the steps would be too low to be seen
+    if is_far:
+        fig.update_yaxes(range=[0, 1.2 * largest], row=1, col=1)
     fig.add_scatter(
-        name="budget", x=rows.at_s, y=rows.budget, mode="lines", line=dict(color=theme.INK, width=1, dash="dot"),
+        name=f"budget {budget:,.0f}, above" if is_far else "budget", x=rows.at_s, y=rows.budget, mode="lines",
+        line=dict(color=theme.INK, width=1, dash="dot"),
         hovertemplate="budget %{y:.0f} tokens<extra></extra>", row=1, col=1,
     )  # fmt: skip
 
