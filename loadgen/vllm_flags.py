@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import nearest
 from loadgen.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
+from metrics.outcome import EXIT_CODES
 from metrics.vllm_result import COLUMNS
 
 MOST_PROCESSES = 64
@@ -116,7 +117,8 @@ def parse(words: list[str]) -> BenchServe:
 
 def flag_parser() -> argparse.ArgumentParser:
     """Every flag defaults to None, so that what was said can be told from what was not."""
-    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None)
+    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None,
+                     epilog=EXIT_CODES)  # fmt: skip
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=list(BACKENDS), help="openai and vllm: completions; openai-chat: chat")
     server.add_argument("--base-url", help="such as http://127.0.0.1:8000")
