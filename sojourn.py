@@ -33,6 +33,7 @@ from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
+from metrics.outcome import EXIT_CODES
 
 app = typer.Typer(
     name="sojourn",
@@ -55,7 +56,7 @@ def serve(**settings: Any) -> None:
     run_server(engine_config(settings))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def run(
     scenario: ScenarioArgument,
     set_: Annotated[
@@ -81,10 +82,10 @@ def run(
             loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes,
             progress=progress,
         )  # fmt: skip
-    tell(done)
+    raise typer.Exit(tell(done))
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def load(
     scenario: ScenarioArgument,
     base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
@@ -121,9 +122,10 @@ def load(
             loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, processes=processes, progress=progress,
         )  # fmt: skip
-    tell(done)
+    code = tell(done)
     if save_result:
         export(done.path)
+    raise typer.Exit(code)
 
 
 for verb in (sweep, capacity, compare, export):
@@ -256,7 +258,7 @@ def dashboards(
         out.print(f"wrote {path}", highlight=False)
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def demo() -> None:
     """The main job in one command: the bundled model under a minute of a real trace, diagnosed."""
     run("demo")
@@ -324,7 +326,10 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> None:
-    """Entry point: every expected failure is a sentence on stderr and an exit code: 1 failure, 2 usage."""
+    """Entry point: every expected failure is a sentence on stderr and an exit code: 1 failure, 2 usage.
+
+    How a load ended, `metrics.outcome` says.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:

@@ -34,7 +34,7 @@ def bench_serve(context: typer.Context) -> None:
             recorded, asked.base_url, run_dir, model=asked.model, tokenizer=asked.tokenizer, seed=asked.seed,
             processes=asked.processes, progress=progress,
         )  # fmt: skip
-    tell(done)
+    code = tell(done)
     if asked.save is not None:
         save = asked.save
         label = {"label": save.label} if save.label else {}
@@ -43,6 +43,7 @@ def bench_serve(context: typer.Context) -> None:
             metadata=label | save.metadata,
         )  # fmt: skip
         out.print(f"result file    {_write(save.path(document), document, save.append)}", highlight=False)
+    raise typer.Exit(code)
 
 
 def _write(path: Path, document: dict, append: bool) -> Path:

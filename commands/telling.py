@@ -10,6 +10,7 @@ import msgspec
 from commands.frame import out
 from metrics.calibration import client_error_sentence
 from metrics.diagnosis.verdict import Diagnosis
+from metrics.outcome import exit_code
 from metrics.rundir import RunDirectory
 
 
@@ -35,8 +36,11 @@ def program() -> str:
     return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
 
 
-def tell(done: RunDirectory) -> None:
-    """What every run ends with: the terminal report, the HTML report, and the line that opens the app."""
+def tell(done: RunDirectory) -> int:
+    """What every run ends with: the terminal report, the HTML report, and the line that opens the app.
+
+    Returns the exit code that says how it ended.
+    """
     from metrics.goodput import measured
     from metrics.prefix_share import workload_lines
 
@@ -53,3 +57,4 @@ def tell(done: RunDirectory) -> None:
     out.print(f"HTML report    {html}", highlight=False, markup=False)
     out.print(f"run directory  {done.path}", highlight=False)
     out.print(f"open the app   {program()} ui {done.path}", highlight=False)
+    return exit_code(diagnosis.state != "invalid", diagnosis.goodput[0].completed)

@@ -96,3 +96,22 @@ def served_models(endpoint: Endpoint) -> list[dict[str, Any]]:
             "is it an OpenAI-compatible server? If it is, name the model in target.model"
         )
     return models
+
+
+def served_model(endpoint: Endpoint, name: str | None) -> dict[str, Any]:
+    """What the server tells of the model of that name, or of its first; only its `id` where it lists none.
+
+    Raises EndpointError where nobody answers, and where it lists models and not this one.
+    """
+    if name is None:
+        return served_models(endpoint)[0]
+    get(endpoint, "/health")  # any answer will do: the server need not list a model that is named
+    try:
+        models = served_models(endpoint)
+    except EndpointError:
+        return {"id": name}
+    for model in models:
+        if model["id"] == name:
+            return model
+    known = ", ".join(str(model["id"]) for model in models)
+    raise EndpointError(f"{endpoint.url} serves no model {name!r}; it lists: {known}")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from loadgen.closed_loop import closed_loop
-from loadgen.endpoint import Endpoint, EndpointError, get, parse_base_url, served_models
+from loadgen.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model, served_models
 from loadgen.gather import begin_run, finish_run, repeat_command
 from loadgen.live import LiveTable
 from loadgen.processes import (
@@ -130,14 +130,11 @@ def load_url(
         workload["notes"] = [*workload.get("notes", []), *told]
     try:
         endpoint = parse_base_url(base_url)
-        chosen = model or scenario.target.model
-        known = [] if chosen else served_models(endpoint)
-        if chosen:
-            get(endpoint, "/health")  # any answer will do: the server need not list a model that is named
+        found = served_model(endpoint, model or scenario.target.model)
     except EndpointError as error:
         raise ExperimentError(str(error)) from None
-    chosen = chosen or known[0]["id"]
-    served = {"served": known[0]} if known else {}
+    chosen = found["id"]
+    served = {"served": found} if len(found) > 1 else {}  # more than its name
     engine = {"base_url": endpoint.url, "model": chosen} | served
     run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
     scraper = Scraper(endpoint, run.path)

@@ -15,7 +15,7 @@ import gevent  # isort: skip
 
 from loadgen.distributed import MasterReplay, WorkerReplay
 from loadgen.processes import end_with
-from loadgen.replay import ReplayError, begin_replay, replay_alone
+from loadgen.replay import ReplayError, begin_replay, ended_with, replay_alone
 
 
 @events.init_command_line_parser.add_listener
@@ -63,7 +63,7 @@ class Session:
                 self.master.run(begun)
             else:
                 replay_alone(begun, self.show)
-            self.environment.process_exit_code = 0
+            self.environment.process_exit_code = ended_with(begun)
         except ReplayError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             self.environment.process_exit_code = 2

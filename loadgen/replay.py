@@ -1,6 +1,7 @@
 """What a process of the load needs: a run directory begun, a part of its schedule made ready, the run finished."""
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import gevent
 from loadgen.bodies import build_wire_requests
 from loadgen.client import LoadClient, OnFinished, Replay
 from loadgen.closed_loop import ClosedLoop, closed_loop
-from loadgen.endpoint import EndpointError, parse_base_url, served_models
+from loadgen.endpoint import EndpointError, parse_base_url, served_model
 from loadgen.pace import Wire
 from loadgen.rawlog import recording, write_progress
 from loadgen.scenario import Scenario, load_scenario
@@ -20,6 +21,7 @@ from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule, schedule_digest
 from loadgen.shards import loop_of, part_of
 from loadgen.workload_facts import workload_facts
+from metrics.outcome import NOT_VALID, exit_code
 
 if TYPE_CHECKING:
     from metrics.rundir import RunDirectory
@@ -67,7 +69,7 @@ def begin_replay(options, host: str | None) -> Begun:
         if (run_dir / SCHEDULE_FILE).exists():
             raise ReplayError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
         endpoint = parse_base_url(host)
-        model = options.model_name or scenario.target.model or served_models(endpoint)[0]["id"]
+        model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
         id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
         schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
         begun = (run_dir / "run.json").exists()
@@ -149,6 +151,25 @@ def finish_replay(begun: Begun) -> None:
 
         finish_run(begun.run, [])
         print(f"recorded in {begun.run.path}", flush=True)
+
+
+def ended_with(begun: Begun) -> int:
+    """The exit code of a finished replay; what it says is said on stderr, too. 0 where another process finishes it."""
+    if begun.run is None:
+        return 0
+    from metrics.goodput import measured
+
+    meta = begun.run.meta()
+    served = int((measured(begun.run.table("client"), meta).status == "ok").sum())
+    code = exit_code(meta["valid"], served)
+    if code:
+        why = (
+            f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
+            if code == NOT_VALID
+            else "no measured request was served"
+        )
+        print(f"{why}. Its report: sojourn diagnose {begun.run.path}", file=sys.stderr, flush=True)
+    return code
 
 
 def replay_alone(begun: Begun, on_finished: OnFinished) -> None:

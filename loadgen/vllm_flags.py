@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from loadgen.scenario import Scenario
 from loadgen.scenario_faults import nearest
 from loadgen.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
+from metrics.outcome import EXIT_CODES
 from metrics.vllm_result import COLUMNS
 
 MOST_PROCESSES = 64
@@ -100,6 +101,7 @@ def parse(words: list[str]) -> BenchServe:
         known = [flag for action in parser._actions for flag in action.option_strings]
         raise FlagError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
     stated = {name for name, value in vars(given).items() if value is not None}
+    given.dataset_name = given.dataset_name or "random"
     scenario = scenario_of(given, stated)
     return BenchServe(
         scenario=scenario,
@@ -116,7 +118,8 @@ def parse(words: list[str]) -> BenchServe:
 
 def flag_parser() -> argparse.ArgumentParser:
     """Every flag defaults to None, so that what was said can be told from what was not."""
-    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None)
+    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None,
+                     epilog=EXIT_CODES)  # fmt: skip
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=list(BACKENDS), help="openai and vllm: completions; openai-chat: chat")
     server.add_argument("--base-url", help="such as http://127.0.0.1:8000")
@@ -135,7 +138,7 @@ def flag_parser() -> argparse.ArgumentParser:
     load.add_argument("--num-warmups", type=int, help="sent and awaited before, and not measured")
     load.add_argument("--seed", type=int, help="default 0")
     data = parser.add_argument_group("prompts and answers")
-    data.add_argument("--dataset-name", choices=DATASETS)
+    data.add_argument("--dataset-name", choices=DATASETS, help="default random")
     data.add_argument("--dataset-path")
     data.add_argument("--input-len", type=int)
     data.add_argument("--output-len", type=int)
@@ -152,7 +155,7 @@ def flag_parser() -> argparse.ArgumentParser:
     data.add_argument("--ignore-eos", action="store_true", help="random and timed_trace do it anyway")
     for name in ("temperature", "top-p", "min-p", "presence-penalty", "frequency-penalty", "repetition-penalty"):
         data.add_argument(f"--{name}", type=float)
-    data.add_argument("--top-k", type=int)
+    data.add_argument("--top-k", type=int, help="-1 and 0: off")
     data.add_argument("--extra-body", type=_json_object, metavar="JSON", help="further keys of each request")
     told = parser.add_argument_group("results")
     told.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="ttft:500 tpot:50 e2el:20000")

@@ -17,6 +17,12 @@ SLO_NAMES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2e_ms"}
 BACKENDS = {"openai": "completions", "vllm": "completions", "openai-chat": "chat"}
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "burstgpt", "timed_trace")
+FLAGS_OF_KEYS = {
+    "arrivals.count": "num_prompts", "arrivals.rate_rps": "request_rate", "arrivals.in_flight": "max_concurrency",
+    "arrivals.file": "dataset_path", "workload.classes[0].from_file": "dataset_path",
+    "workload.classes[0].num_shared_prefixes": "prefix_repetition_num_prefixes", "measure.seed": "seed",
+    "measure.warmup_requests": "num_warmups", "target.tokenizer": "tokenizer",
+}  # fmt: skip
 LONGEST_TOKENS = 10_000_000
 
 
@@ -26,8 +32,6 @@ class FlagError(ValueError):
 
 def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
     """Of parsed flags, None where one was not given; `stated` are those that were. Raises FlagError, ScenarioError."""
-    if given.dataset_name is None:
-        raise FlagError(f"--dataset-name is missing; it is one of {', '.join(DATASETS)}")
     _refuse_foreign(given.dataset_name, stated)
     api = _api(given)
     document = {
@@ -42,7 +46,24 @@ def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
     try:
         return Scenario(**document)
     except ValidationError as error:
-        raise ScenarioError([f"of these flags: {fault}" for fault in describe_faults(error, Scenario)]) from None
+        raise ScenarioError([_in_flags(fault, given) for fault in describe_faults(error, Scenario)]) from None
+
+
+def _in_flags(fault: str, given: argparse.Namespace) -> str:
+    """A fault of the scenario, of the flag that it comes from: nobody typed the scenario's keys."""
+    data = given.dataset_name
+    flags = FLAGS_OF_KEYS | {
+        "workload.classes[0].prompt_tokens": "input_len" if given.input_len is not None else f"{data}_input_len",
+        "workload.classes[0].output_tokens": "output_len" if given.output_len is not None else f"{data}_output_len",
+        "workload.classes[0].shared_prefix_tokens": f"{data}_prefix_len",
+    }
+
+    def named(key: re.Match) -> str:
+        path = max((path for path in flags if f"{key[1]}.".startswith(f"{path}.")), key=len, default=None)
+        name = flags[path] if path else key[1].rpartition(".")[2] if key[1].startswith("workload.") else None
+        return flag(name) if name in vars(given) else f"of these flags: {key[0]}"
+
+    return re.sub(r"`([\w.\[\]]+)`", named, fault, count=1)
 
 
 def _refuse_foreign(dataset: str, stated: set[str]) -> None:
@@ -164,7 +185,10 @@ def _ratios(text: str) -> tuple[float, float]:
 def _sampling(given: argparse.Namespace) -> dict[str, Any]:
     names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
              "extra_body")  # fmt: skip
-    return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    if chosen.get("top_k") in (-1, 0):  # vLLM's words for no top-k
+        del chosen["top_k"]
+    return chosen
 
 
 def _objective(given: argparse.Namespace) -> dict[str, Any]:

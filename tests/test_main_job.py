@@ -15,6 +15,7 @@ import yaml
 
 from loadgen.scenario import SCENARIO_FOLDER
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
+from metrics.outcome import NOT_VALID
 from metrics.records import STAGES
 from metrics.rundir import RunDirectory
 from metrics.sources.view import observe
@@ -53,7 +54,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     process = sojourn("run", short_demo(folder, 10), "--run-dir", folder / "run")
     output, _ = process.communicate(timeout=110)
-    assert process.returncode == 0, output
+    assert process.returncode in (0, NOT_VALID), output
     return RunDirectory.open(folder / "run"), output
 
 
@@ -126,7 +127,7 @@ def test_load_beside_our_own_server_joins_what_both_recorded(tmp_path):
         httpx.post(f"{server.url}/v1/completions", json={"model": "tiny-model", "prompt": "not of this load"})
         process = sojourn("load", short_demo(tmp_path, 6), *arguments)
         output, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, output
+    assert process.returncode in (0, NOT_VALID), output
     run = RunDirectory.open(tmp_path / "run")
     requests, steps = run.requests(), run.table("steps")
     assert (requests.status == "ok").all() and len(steps) > 50 and nothing_but_lateness(run)

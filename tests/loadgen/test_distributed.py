@@ -27,6 +27,7 @@ from loadgen.scenario_faults import ScenarioError
 from loadgen.schedule import build_schedule, chains_of, save_schedule, schedule_digest
 from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
 from metrics.machine import boot_id
+from metrics.outcome import NOT_VALID
 from metrics.rundir import RunDirectory
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
@@ -46,7 +47,7 @@ def test_four_workers_send_the_schedule_exactly_once_from_one_start(tmp_path):
     server = ScriptedServer().start()
     chosen = scenario({"process": "constant", "rate_rps": 60, "count": 61}, measure={"warmup_requests": 2})
     load, _ = start_four(tmp_path, chosen, server.url)
-    assert load.wait(60) == 0, (tmp_path / "load.log").read_text()
+    assert load.wait(60) in (0, NOT_VALID), (tmp_path / "load.log").read_text()  # a busy machine sends late
     run = RunDirectory.open(tmp_path / "run")
     client = run.table("client")
     assert sorted(seen["headers"]["x-request-id"] for seen in server.seen) == sorted(client.request_id)
@@ -72,10 +73,12 @@ def test_requests_of_a_killed_worker_are_missing_and_nobody_sends_them_again(tmp
     late = subprocess.Popen([*words[:at], *words[at + 2 :], "--worker"], stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, cwd=tmp_path)  # fmt: skip
     try:
-        assert load.wait(60) == 0, (tmp_path / "load.log").read_text()
+        assert load.wait(60) == NOT_VALID, (tmp_path / "load.log").read_text()
     finally:
         late.kill()
-    assert "(index 4) reported as ready" in (tmp_path / "load.log").read_text()
+    told = (tmp_path / "load.log").read_text()
+    assert "(index 4) reported as ready" in told
+    assert "the run is not valid: 1 of 4 load processes" in told and f"sojourn diagnose {tmp_path / 'run'}" in told
     run = RunDirectory.open(tmp_path / "run")
     client, sent = run.table("client"), Counter(seen["headers"]["x-request-id"] for seen in server.seen)
     assert len(client) == client.request_id.nunique() == 120 and set(sent.values()) == {1}

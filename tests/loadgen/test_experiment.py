@@ -196,6 +196,14 @@ def test_unreachable_server_is_refused_and_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_model_that_the_server_does_not_list_is_refused_before_anything_is_sent(tmp_path):
+    server = ScriptedServer().start()
+    for asked in ({"model": "nope"}, {"chosen": scenario(target={"model": "nope"})}):
+        with pytest.raises(ExperimentError, match="serves no model 'nope'; it lists: scripted"):
+            load_url(asked.get("chosen") or scenario(), server.url, tmp_path / "run", model=asked.get("model"))
+    assert not (tmp_path / "run").exists() and not server.seen
+
+
 def test_server_that_serves_no_models_is_refused(tmp_path):
     server = ScriptedServer()
     server._answer = lambda reader, writer: server._document(writer, 404, {})

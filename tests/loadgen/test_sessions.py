@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.answer import answer_of
-from loadgen.closed_loop import ClosedLoop, closed_loop, loop_doubt
+from loadgen.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, ClosedLoop, closed_loop, loop_doubt
 from loadgen.conversation import TurnParts
 from loadgen.experiment import load_url
 from loadgen.gather import begin_run
@@ -165,8 +165,9 @@ THINKING = {"process": "users", "users": 40, "think_time_s": {"distribution": "l
 @pytest.mark.parametrize(("arrivals", "reply_s", "of"), [
     (IN_FLIGHT, 0.5, 1), (IN_FLIGHT, 0.8, 4), (THINKING, 0.1, 1), (THINKING, 3.0, 4), (STEADY, 0.1, 4),
 ])  # fmt: skip
-def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(klass, arrivals, reply_s, of):
+def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkeypatch, klass, arrivals, reply_s, of):
     """Played by the pace of each process on a clock that is only counted."""
+    monkeypatch.setattr("loadgen.closed_loop.QUICK_REQUESTS", 0)
     chosen = scenario(arrivals | {"duration_s": 60}, [klass])
     schedule, loop = build_schedule(chosen, 3, "x"), closed_loop(chosen.arrivals)
     played = [
@@ -176,6 +177,17 @@ def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(klass,
     assert not any(ran_out for _, ran_out in played)
     if of == 1:
         assert len(schedule) < 3 * played[0][0] + 40  # sessions differ in length, and are built whole
+
+
+@pytest.mark.parametrize("klass", [CHAT, CHAT | {"prompt_tokens": 20_000}])
+def test_small_closed_loop_has_enough_built_for_a_fast_server_and_a_large_one_what_is_soon_written(klass):
+    few, many = (scenario(IN_FLIGHT | {"in_flight": slots, "duration_s": 4}, [klass]) for slots in (3, 400))
+    schedule = build_schedule(few, 3, "x")
+    num_sent, ran_out = play(schedule, closed_loop(few.arrivals), round(0.02e9))
+    long_prompts = klass["prompt_tokens"] * num_sent > QUICK_PROMPT_TOKENS
+    assert ran_out == long_prompts and num_sent >= (100 if long_prompts else 600)
+    schedule = build_schedule(many, 3, "x")
+    assert len(schedule) <= (3_200 if long_prompts else QUICK_REQUESTS + 400)  # 3,200: replies of half a second
 
 
 def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
@@ -195,7 +207,8 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
     return num_sent, bool(said)
 
 
-def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path):
+def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("loadgen.closed_loop.QUICK_REQUESTS", 0)
     server = ScriptedServer(Script(first_token_s=0.02)).start()
     done = replay(scenario({"process": "concurrency", "in_flight": 2, "duration_s": 0.6}), server.url, tmp_path)
     assert done.parsed.ran_out and len(done.records) == 4  # replies of half a second would take as many

@@ -119,15 +119,36 @@ def test_contradiction_is_refused_with_a_sentence(words, sentence):
     assert sentence in str(refused.value)
 
 
-def test_fault_of_the_scenario_is_told_as_of_these_flags():
-    with pytest.raises(ScenarioError, match=r"of these flags: `workload\.classes"):
-        scenario_of("--random-input-len 0")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--random-input-len 0", "--random-input-len is 0; it must be at least 1"),
+        ("--input-len 0", "--input-len is 0"),
+        ("--num-prompts 0", "--num-prompts is 0; it must be at least 1"),
+        ("--max-concurrency 0", "--max-concurrency is 0"),
+        ("--temperature 9", "--temperature is 9.0; it must be at most 2"),
+        ("--top-k -2", "--top-k is -2"),
+        ("--num-warmups -1", "--num-warmups is -1"),
+    ],
+)
+def test_fault_of_the_scenario_is_told_of_the_flag_that_was_typed(words, sentence):
+    with pytest.raises(ScenarioError) as refused:
+        scenario_of(words)
+    assert str(refused.value).startswith(sentence) and "`" not in str(refused.value)
 
 
-def test_flags_of_another_data_set_and_a_missing_one():
+@pytest.mark.parametrize("words", ["--top-k -1", "--top-k 0"])
+def test_top_k_that_is_off_is_none(words):
+    assert scenario_of(words).workload.classes[0].top_k is None
+
+
+def test_the_data_set_is_random_as_of_vllm_where_none_is_named():
+    assert parse([]).scenario == scenario_of("")
+
+
+def test_flags_of_another_data_set():
     trace = "--dataset-name timed_trace --dataset-path t --request-rate 2"
-    missing, lost = ("", "--dataset-name is missing"), ("--dataset-name sharegpt", "needs its file")
-    for words, sentence in (missing, lost, (trace, "its own times")):
+    for words, sentence in (("--dataset-name sharegpt", "needs its file"), (trace, "its own times")):
         with pytest.raises(FlagError, match=sentence):
             parse(words.split())
 
