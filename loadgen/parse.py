@@ -32,7 +32,7 @@ from loadgen.rawlog import (
 from loadgen.reply import Reply, ReplyReader
 from loadgen.schedule import ScheduledRequest, read_schedule, read_warmup_s
 from metrics.goodput import after_warmup
-from metrics.records import SCHEMAS, ClientRecord, row
+from metrics.records import NO_END, SCHEMAS, ClientRecord, row
 from metrics.segments import discard_segments, replace_in_pieces
 
 RAW_COLUMNS = ("index", "ns", "kind", "data")
@@ -220,7 +220,7 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
     if end == ERROR:
         return "error", reason
     if end is None:
-        return "missing", "no end was recorded: never sent, or the load generator was killed"
+        return "missing", NO_END
     return "error", "the stream ended before its last event" if answered else "closed without a reply"
 
 

@@ -34,6 +34,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     goodput_tokens_per_s: float | None  # None where the server tells no tokens
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
     attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
+    judged_by_objective: dict[str, int] = {}  # the requests that each share is of: without those not measured
 
 
 def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
@@ -65,7 +66,7 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
     """The frame with `<objective>_met` (bool, NA where the class has no such objective), `tpot_unmeasured` and `good`.
 
     Without any objective a request is good when it was served. A first token that never came misses its objective; one
-    output token has no gap that could be too long. Several tokens in one chunk have gaps that nobody could measure:
+    output token has no gap that could be too long. Where all tokens came in one read, nobody could measure their gaps:
     `tpot_met` is NA, and the request is good by its other objectives. Where a server tells no token count, the chunks
     stand for the tokens: a chunk may hold several, so the time per output token is then an upper bound.
     """
@@ -174,11 +175,11 @@ def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
 def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds: float) -> ClassGoodput:
     sent, served = len(rows), rows[rows.status == "ok"]
     good = rows[rows.good]
-    kept = {}
+    kept, counted = {}, {}
     for name in OBJECTIVES:
         answers = rows[f"{short(name)}_met"].dropna()
         if len(answers):
-            kept[name] = float(answers.mean())
+            kept[name], counted[name] = float(answers.mean()), len(answers)
     return ClassGoodput(
         klass=klass,
         objectives=bounds,
@@ -191,6 +192,7 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds
         goodput_tokens_per_s=tokens_per_s(good.output_tokens, seconds),
         quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
+        judged_by_objective=counted,
     )
 
 

@@ -18,6 +18,13 @@ def is_closed(meta: dict[str, Any]) -> bool:
     return isinstance(arrivals, dict) and arrivals.get("loop") == "closed"
 
 
+def rate_was_to_change(meta: dict[str, Any]) -> bool:
+    """Whether the scenario itself moves the rate: requests in flight then grow with it, and not for the server."""
+    scenario = meta.get("scenario")
+    arrivals = scenario.get("arrivals") if isinstance(scenario, dict) else None
+    return isinstance(arrivals, dict) and arrivals.get("process") in ("ramp", "phases")
+
+
 def latency_origin(meta: dict[str, Any]) -> str:
     """Where a latency of the run begins, in words."""
     return f"from {CLOSED_ORIGIN} (closed loop)" if is_closed(meta) else "from the intended send"

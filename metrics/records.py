@@ -24,6 +24,7 @@ REFUSALS = ("batch_cap", "token_budget", "kv_blocks", "behind_head", "policy", "
 # that was under way when it came or got its place.
 WAITS = ("batch_cap", "token_budget", "kv_blocks", "policy", "leader", "grammar", "step")
 CLIENT_STATUSES = ("ok", "error", "timeout", "cancelled", "missing")
+NO_END = "no end was recorded: never sent, or the load generator was killed"  # the error of what is missing
 
 
 def composition(kinds: Sequence[str]) -> str:

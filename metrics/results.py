@@ -10,7 +10,7 @@ from metrics.energy import EnergyUse
 from metrics.latencies import LatencySummary, summaries
 from metrics.load import is_closed
 from metrics.prices import TokenCost, token_cost
-from metrics.steadiness import Steadiness, steadiness
+from metrics.steadiness import Steadiness, steadiness, untold
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
     """Of the `judged` requests of a run and its run.json."""
     return Results(
         latencies=summaries(rows),
-        steady=steadiness(rows),
+        steady=untold("the run is not valid") if meta.get("valid") is False else steadiness(rows),
         deadlines=class_deadlines(rows, meta.get("objectives")),
         load=load_summary(rows),
         cost=token_cost(rows, machine_price(meta), energy),

@@ -53,6 +53,10 @@ class Steadiness(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: Trend | None
     warmup_s: float | None  # MSER-5: how much more of the beginning would be better left out; None where it cannot tell
 
+    @property
+    def queue_grows(self) -> bool:
+        return self.in_flight is not None and self.in_flight.slope_per_s > 0 and _moves(self.in_flight)
+
 
 def steadiness(frame: pd.DataFrame) -> Steadiness:
     """Of the measured requests of a run, as `RunDirectory.requests()` gives them."""
@@ -60,11 +64,9 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     seconds = float(rows.due_ns.iloc[-1] - rows.due_ns.iloc[0]) / 1e9 if len(rows) else 0.0
     windows = min(MOST_WINDOWS, len(rows) // REQUESTS_A_WINDOW)
     if len(rows) < FEWEST_REQUESTS or windows < FEWEST_WINDOWS or seconds <= 0:
-        return Steadiness(
-            verdict="cannot tell", begin_s=0.0, end_s=seconds, window_s=None, in_flight=None, tokens_per_s=None,
-            warmup_s=None,
-            reason=f"{len(rows)} requests due within {seconds:.3g} s are too few for a verdict; it takes "
-            f"{FEWEST_REQUESTS} over a time",
+        return untold(
+            f"{len(rows)} requests due within {seconds:.3g} s are too few for a verdict; it takes {FEWEST_REQUESTS} "
+            "over a time", seconds,
         )  # fmt: skip
     edges = float(rows.due_ns.iloc[0]) + np.linspace(0, seconds, windows + 1) * 1e9
     width = seconds / windows
@@ -86,6 +88,13 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     return Steadiness(
         verdict="no steady state" if faults else "steady", reason=reason, begin_s=0.0, end_s=seconds, window_s=width,
         in_flight=flight, tokens_per_s=tokens, warmup_s=warmup_s,
+    )  # fmt: skip
+
+
+def untold(reason: str, end_s: float = 0.0) -> Steadiness:
+    return Steadiness(
+        verdict="cannot tell", reason=reason, begin_s=0.0, end_s=end_s, window_s=None, in_flight=None,
+        tokens_per_s=None, warmup_s=None,
     )  # fmt: skip
 
 
@@ -126,7 +135,7 @@ def mser_5(values: np.ndarray) -> int | None:
 
 def _faults(flight: Trend, tokens: Trend, arrivals_a_window: float) -> list[str]:
     faults = []
-    if flight.p < SURE and abs(flight.growth) > GROWTH_IN_FLIGHT:
+    if _moves(flight):
         way = "the queue grows" if flight.slope_per_s > 0 else "requests in flight fall"
         faults.append(f"{way}: {flight.slope_per_s:+.3g} requests in flight each second, p = {_p(flight.p)}")
     if tokens.p < SURE and abs(tokens.growth) > GROWTH_THROUGHPUT:
@@ -136,6 +145,10 @@ def _faults(flight: Trend, tokens: Trend, arrivals_a_window: float) -> list[str]
     if tokens.variation > max(LARGEST_VARIATION, by_chance):
         faults.append(f"output tokens/s swing: coefficient of variation {tokens.variation:.2f} between windows")
     return faults
+
+
+def _moves(flight: Trend) -> bool:
+    return flight.p < SURE and abs(flight.growth) > GROWTH_IN_FLIGHT
 
 
 def _p(value: float) -> str:

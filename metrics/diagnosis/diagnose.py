@@ -18,11 +18,13 @@ from metrics.energy import run_energy
 from metrics.goodput import class_goodput
 from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
-from metrics.load import load_told
+from metrics.load import load_told, rate_was_to_change
 from metrics.objectives import short
+from metrics.records import NO_END
 from metrics.results import results
 from metrics.rundir import RunDirectory
 from metrics.sources.registry import SOURCES
+from metrics.steadiness import Steadiness
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
@@ -43,9 +45,13 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
     findings = [found for _, found in sorted(ranked, key=lambda pair: (not pair[0], -(pair[1].goodput_lost or 0.0)))]
     closed = closure(facts.rows)
     warnings = _warnings(facts, closed.joined, closed.closed)
-    state, headline = _state(facts, checks, findings)
-    account_shares = shares_seen(facts)
     energy = run_energy(run, facts.rows)
+    measured = results(facts.rows, facts.meta, energy)
+    state, headline = _state(facts, checks, findings, measured.steady)
+    if state == "invalid":
+        checks = {key: msgspec.structs.replace(each, status="unknown", reason="the run is not valid")
+                  for key, each in checks.items()}  # fmt: skip
+    account_shares = shares_seen(facts)
     return Diagnosis(
         run=facts.name,
         against=other.name if other else None,
@@ -60,7 +66,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
         warnings=warnings,
-        results=results(facts.rows, facts.meta, energy),
+        results=measured,
         energy=energy,
         server=facts.server,
         clock_uncertainty_ms=_clock_uncertainty_ms(facts),
@@ -119,7 +125,9 @@ def _merge(same: list[Finding], goodput_lost: float) -> Finding:
     return msgspec.structs.replace(ranked[0], title=title, goodput_lost=goodput_lost or None)
 
 
-def _state(facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding]) -> tuple[State, str]:
+def _state(
+    facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding], steady: Steadiness
+) -> tuple[State, str]:
     """The state and its sentence, the first that applies."""
     kept = attainment(facts)
     reasons = [str(reason) for reason in facts.meta.get("invalid_reasons") or ()]
@@ -146,7 +154,7 @@ def _state(facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding
     if not misses and not costly:
         klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
         if min(kept, least) >= 1 - TOLERATED_MISSES:
-            return "healthy", _healthy(facts, kept, findings)
+            return _healthy(facts, kept, findings, steady)
         return "degraded", _short(facts, klass)
     if costly:
         first = costly[0]
@@ -173,11 +181,16 @@ def _short(facts: Facts, klass: str) -> str:
     return words + (f", {len(failed)} failed, most of them with “{errors.index[0]}”" if len(errors) else "")
 
 
-def _healthy(facts: Facts, kept: float, findings: list[Finding]) -> str:
-    words = f"Healthy: {kept:.0%} of {facts.sent} requests keep their objectives"
+def _healthy(facts: Facts, kept: float, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
+    words = f"{kept:.0%} of {facts.sent} requests keep their objectives"
+    if facts.sent < FEWEST_REQUESTS:
+        return "inconclusive", f"{words}, too few to tell: measure {FEWEST_REQUESTS} or more"
+    grows = f"; {steady.reason}" if steady.queue_grows else ""
+    if grows and not rate_was_to_change(facts.meta):
+        return "inconclusive", f"{words} until now, but a longer run would be worse{grows}"
     used = load(facts)
-    words += "" if math.isnan(used) else f" at {used:.0%} of the capacity"
-    return f"{words}, though {findings[0].cause}" if findings else words
+    words = f"Healthy: {words}" + ("" if math.isnan(used) else f" at {used:.0%} of the capacity")
+    return "healthy", f"{words}, though {findings[0].cause}{grows}" if findings else words + grows
 
 
 def _inconclusive(facts: Facts, excess: Excess) -> str:
@@ -213,14 +226,21 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
-    if facts.served < facts.sent:
-        named = ", ".join(f"{count} × {error}" for error, count in list(facts.errors.items())[:3])
-        warnings.append(f"{facts.sent - facts.served} of {facts.sent} requests were not served: {named}")
+    unsent = facts.errors.get(NO_END, 0)
+    if unsent:
+        warnings.append(
+            f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end: they count as not good, "
+            "and say nothing of the server"
+        )
+    if facts.served + unsent < facts.sent:
+        errors = [(error, count) for error, count in facts.errors.items() if error != NO_END]
+        named = ", ".join(f"{count} × {error}" for error, count in errors[:3])
+        warnings.append(f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served: {named}")
     unmeasured = int(facts.rows.tpot_unmeasured.sum())
     if unmeasured:
         warnings.append(
             f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "
-            "their tokens came in one chunk): they are judged without it"
+            "their tokens came in one read): they are judged without it"
         )
     if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
         warnings.append(

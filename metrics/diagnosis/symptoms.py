@@ -62,7 +62,7 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
             return "unknown", f"the run names no objective; add {objective} to `objectives` in the scenario"
         worst = max(found, key=lambda excess: excess.missed / excess.sent, default=None)
         if worst is None:
-            return "absent", f"every served request keeps its {objective}"
+            return _kept(facts, objective)
         words = (
             f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''} are above "
             f"{worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
@@ -70,6 +70,16 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
         return ("present" if significant(facts, worst) else "absent"), words
 
     return check
+
+
+def _kept(facts: Facts, objective: str) -> tuple[Status, str]:
+    unmeasured = int(facts.rows.tpot_unmeasured.sum()) if objective == "tpot_ms" else 0
+    if not unmeasured:
+        return "absent", f"every served request keeps its {objective}"
+    measured = f"{facts.served - unmeasured} of {facts.served} served requests"
+    if 2 * unmeasured > facts.served:
+        return "unknown", f"only of {measured} could it be measured: all tokens of the others came in one read"
+    return "absent", f"each of the {measured} of which it could be measured keeps its {objective}"
 
 
 def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:

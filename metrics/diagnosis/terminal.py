@@ -76,7 +76,7 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
             bound = row.objectives.get(name)
             latency.add_row(
                 Text(row.klass), short(name), f"≤ {bound:,.0f}" if bound is not None else "–",
-                _share(row.attainment_by_objective.get(name)),
+                _kept(row, name),
                 *(_ms(quantiles[quantile]) for quantile in ("p50", "p90", "p99", "max")),
             )  # fmt: skip
     if not latency.row_count:
@@ -100,6 +100,12 @@ def _share(value: float | None) -> Text:
     if value is None:
         return Text("–", style="dim")
     return Text(f"{value:.0%}", style="green" if value >= 0.9 else "yellow" if value >= 0.5 else "red")
+
+
+def _kept(row: ClassGoodput, objective: str) -> Text:
+    """The share, and of how many requests where that could not be told of all."""
+    share, counted = _share(row.attainment_by_objective.get(objective)), row.judged_by_objective.get(objective)
+    return share.append(f" of {counted}", style="dim") if counted not in (None, row.sent) else share
 
 
 def _lifecycles(diagnosis: Diagnosis) -> RenderableType:

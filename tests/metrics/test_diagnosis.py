@@ -79,11 +79,30 @@ def test_healthy_run_has_no_finding(planted, seed):
     assert {check.status for check in diagnosis.checks[:4]} == {"absent"}
 
 
+def test_few_requests_are_not_called_healthy(tmp_path):
+    few, enough = (diagnose(synthetic_run(tmp_path / str(n), requests=n)) for n in (19, 20))
+    assert few.state == "inconclusive" and "100% of 19 requests" in few.headline and "measure 20" in few.headline
+    assert enough.state == "healthy"
+
+
+def test_growing_queue_is_named_where_all_objectives_are_kept_and_is_healthy_only_where_the_rate_was_to_grow(tmp_path):
+    patient = [{"klass": "all", "ttft_ms": 1e7, "tpot_ms": None, "e2e_ms": None, "source": "chosen for the test"}]
+    run = synthetic_run(tmp_path / "run", plant="overload", objectives=patient)
+    diagnosis = diagnose(run)
+    assert diagnosis.goodput[0].attainment == 1 and diagnosis.results.steady.queue_grows
+    assert diagnosis.state == "inconclusive" and "the queue grows" in diagnosis.headline
+    run.update_meta(scenario={"arrivals": {"process": "ramp"}})
+    diagnosis = diagnose(run)
+    assert diagnosis.state == "healthy" and "the queue grows" in diagnosis.headline
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_late_load_generator_makes_a_run_invalid(planted, seed):
     diagnosis = planted("client_lag", seed)
     assert diagnosis.state == "invalid" and not diagnosis.findings
     assert "the load generator sent late by 300 ms" in diagnosis.headline
+    assert {check.status for check in diagnosis.checks} == {"unknown"}
+    assert diagnosis.results.steady.verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(

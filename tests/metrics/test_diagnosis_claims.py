@@ -1,11 +1,13 @@
 """What a diagnosis must not claim: causes against its own evidence, comparisons of unlike runs, health by halves."""
 
+import io
 import json
 from dataclasses import replace
 
 import msgspec
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from metrics.diagnosis.candidate import Gain, rerun
 from metrics.diagnosis.causes import first_cause
@@ -13,6 +15,8 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather, shares
 from metrics.diagnosis.excess import excesses
 from metrics.diagnosis.rules_request import overload
+from metrics.diagnosis.terminal import render
+from metrics.records import NO_END
 from metrics.rundir import RunDirectory
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PAIRS, PLANTS, Plant, synthetic_run
@@ -210,14 +214,41 @@ def test_warm_up_touches_no_figure_of_the_steps(tmp_path):
     assert kept.steps.count < whole.steps.count
 
 
-def test_time_per_token_that_nobody_could_measure_is_said_and_not_counted_as_kept(tmp_path):
-    run = synthetic_run(tmp_path / "run", plant="slow_model", requests=40)
+def with_whole_answers(run, count):
+    """These clients read their whole answer at once."""
     table = pd.read_parquet(run.path / "client.parquet")
-    for row in table.index[:10]:  # these clients read their whole answer in one chunk
+    for row in table.index[:count]:
         table.at[row, "first_token_ns"] = table.at[row, "last_byte_ns"]
         table.at[row, "chunk_ns"] = [table.at[row, "last_byte_ns"]]
         table.at[row, "chunk_tokens"] = [table.at[row, "output_tokens"]]
     table.to_parquet(run.path / "client.parquet")
-    diagnosis = diagnose(run)
+    return diagnose(run)
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, "absent"), (20, "absent"), (21, "unknown"), (39, "unknown")])
+def test_time_per_token_of_few_is_not_that_of_all(tmp_path, count, status):
+    diagnosis = with_whole_answers(synthetic_run(tmp_path / "run", requests=40), count)
+    row, told = diagnosis.goodput[0], diagnosis.checks[1]
+    assert row.attainment_by_objective["tpot_ms"] == 1
+    assert row.judged_by_objective == {"ttft_ms": 40, "tpot_ms": 40 - count}
+    assert told.status == status and (f"{40 - count} of 40 served" in told.reason) == (count > 0)
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(diagnosis))
+    assert f"100% of {40 - count} " in console.file.getvalue()  # of all 40 in the headline
+
+
+def test_requests_that_were_never_sent_are_not_told_as_the_servers_misses(tmp_path):
+    run = synthetic_run(tmp_path / "run", requests=40)
+    table = pd.read_parquet(run.path / "client.parquet")
+    table.loc[:5, ["status", "error"]] = "missing", NO_END
+    table.loc[6, ["status", "error"]] = "error", "HTTP 500"
+    table.to_parquet(run.path / "client.parquet")
+    warnings = diagnose(run).warnings
+    assert "6 of 40 requests were not sent" in " ".join(warnings)
+    assert "1 of 40 requests were not served: 1 × HTTP 500" in warnings
+
+
+def test_time_per_token_that_nobody_could_measure_is_said_and_not_counted_as_kept(tmp_path):
+    diagnosis = with_whole_answers(synthetic_run(tmp_path / "run", plant="slow_model", requests=40), 10)
     assert diagnosis.goodput[0].attainment_by_objective["tpot_ms"] == 0.0  # of the 30 that could be measured
     assert any("time per output token of 10 of 40 served requests" in warning for warning in diagnosis.warnings)

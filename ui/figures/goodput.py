@@ -20,20 +20,28 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
     rows = [label(group.klass, 24) + f"  (n = {group.sent:,})" for group in goodput]
     named = list(dict.fromkeys(name for group in goodput for name in group.attainment_by_objective))
     fig = theme.figure(max(210, 90 + 26 * len(goodput) * (1 + len(named))), barmode="group")
-    series = [("all objectives", [group.attainment for group in goodput], theme.COHORT_COLOURS[0])]
+    series = [("all objectives", [group.attainment for group in goodput], theme.COHORT_COLOURS[0], None)]
     for name, colour in zip(named, ("#7B8CA3", "#A9B6C6", "#CBD4DF"), strict=False):
         shares = [group.attainment_by_objective.get(name) for group in goodput]
-        series.append((OBJECTIVE_NAMES.get(name, name), shares, colour))
-    for name, shares, colour in series:
+        series.append((OBJECTIVE_NAMES.get(name, name), shares, colour, name))
+    for name, shares, colour, objective in series:
         fig.add_bar(
             name=name, y=rows, x=[None if share is None else 100 * share for share in shares], orientation="h",
             error_x=_interval_bars(goodput) if name == "all objectives" else None,
-            marker_color=colour, text=[percent(share) for share in shares], textposition="auto", textangle=0,
+            marker_color=colour, 
+            text=[percent(share) + _counted(group, objective) for share, group in zip(shares, goodput, strict=True)],
+            textposition="auto", textangle=0,
             insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
     return fig.update_layout(legend_traceorder="normal")
+
+
+def _counted(group: ClassGoodput, objective: str | None) -> str:
+    """Of how many requests a share is, where it could not be measured of all."""
+    counted = group.judged_by_objective.get(objective, group.sent)
+    return f" of {counted:,}" if counted != group.sent else ""
 
 
 def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
