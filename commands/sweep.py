@@ -22,6 +22,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
+from metrics.outcome import exit_code
 from metrics.search_points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 
@@ -48,7 +49,8 @@ def sweep(
     json: JsonOption = False,
 ) -> None:
     """Replay a scenario at several rates, one run each: goodput and latency against the rate, and the frontier of
-    goodput against the objectives. Interrupted, the same command goes on where it was."""
+    goodput against the objectives. Interrupted, the same command goes on where it was, and measures again what was not
+    valid; exit code 4 while a rate has no valid run."""
     need("loadgen", "locust", "gevent", "httptools")
     from loadgen.progress_bar import ProgressBar
     from loadgen.scenario import load_scenario
@@ -78,9 +80,11 @@ def sweep(
     best = frontier(found, search.plan["objectives_ms"])
     if json:
         print(msgspec.json.format(msgspec.json.encode(result(found, best)), indent=2).decode())
-        return
-    _print(search.points, found, best)
-    _report(folder)
+    else:
+        _print(search.points, found, best)
+        _report(folder)
+    told = all(rate.points > rate.invalid for rate in found)
+    raise typer.Exit(exit_code(told, sum(point.completed for point in search.points if point.tells)))
 
 
 def result(rates: list[Rate], best: list[Frontier]) -> dict:
@@ -106,7 +110,7 @@ def _rates(
 
 def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None:
     table = _table("Goodput against the rate")
-    for name in ("rate/s", "sent", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
+    for name in ("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
         table.add_column(name, justify="right", no_wrap=True)
     for rate in rates:
         kept, interval = "–", "–"
@@ -120,7 +124,10 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
     out.print(table)
     for rate in rates:
         if rate.invalid:
-            out.print(f"{rate.rate_rps:g} requests/s: {rate.invalid} of {rate.points} runs not valid, and not counted")
+            out.print(
+                f"{rate.rate_rps:g} requests/s: {rate.invalid} of {rate.points} runs not valid, and their "
+                f"{rate.uncounted:,} requests not counted"
+            )
         if rate.growing:
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
     for note in (note for point in points for note in point.notes):

@@ -27,6 +27,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
     share: float
     rate_rps: float | None  # the estimate; None where no rate kept the share
+    at_edge: bool = False  # it is the largest rate that was offered: the share may be kept further on
     low_rps: float | None  # the largest rate that surely kept it
     high_rps: float | None  # the smallest rate above that surely did not
     resolved: bool
@@ -55,7 +56,7 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
     ]
     reason = ""
     if low is None:
-        reason = f"no rate surely keeps {share:.0%}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
+        reason = _none_surely_keeps(known, settled, share, high)
     elif high is None:
         reason = (
             f"no rate surely misses {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
@@ -63,9 +64,26 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
     if reason and grew:
         reason += f"; at {', '.join(grew)} req/s latencies grew to the end, which longer runs would settle"
     return MaxRate(
-        share=share, rate_rps=rate, low_rps=low, high_rps=high, resolved=low is not None and high is not None,
-        reason=reason,
+        share=share, rate_rps=rate, at_edge=rate == known[-1].rate_rps, low_rps=low, high_rps=high,
+        resolved=low is not None and high is not None, reason=reason,
     )  # fmt: skip
+
+
+def _none_surely_keeps(
+    known: Sequence[RatePoint], settled: Sequence[RatePoint], share: float, high: float | None
+) -> str:
+    """Why, and what to do: a lower rate helps only where fewer than `share` were seen to be kept."""
+    kept = [point for point in settled if point.share >= share and (high is None or point.rate_rps < high)]
+    if kept:
+        most = kept[-1]
+        higher = ", or go higher" if high is None and most is known[-1] else ""
+        return (
+            f"{most.share:.0%} kept at {most.rate_rps:g} req/s, but {most.samples:.0f} independent requests only show "
+            f"at least {most.low:.0%}: send more{higher}"
+        )
+    if known[0].share >= share:
+        return f"no rate surely keeps {share:.0%}"
+    return f"no rate surely keeps {share:.0%}: offer less than {known[0].rate_rps:g} req/s, or send more requests"
 
 
 def _falling(points: Sequence[RatePoint]) -> list[float]:

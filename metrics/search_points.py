@@ -79,6 +79,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     invalid: int
     growing: bool
     sent: int
+    uncounted: int  # sent in runs that are not valid
     died: str  # how the server did; "" where it lived
     effective: float
     attainment: float | None
@@ -168,6 +169,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
 
     return Rate(
         rate_rps=rate_rps, points=len(points), invalid=len(points) - len(told), sent=sent,
+        uncounted=sum(point.sent for point in points if not point.tells),
         died=next((point.invalid_reasons[0] for point in told if point.died), ""), effective=effective,
         growing=any(point.growing for point in told), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
@@ -225,7 +227,7 @@ def largest_rate(rates: Sequence[Rate]) -> MaxRate:
 
 def rate_sentence(most: MaxRate) -> str:
     """`about 5.8 requests/s keep 90%; 4 surely does, 8 surely does not`."""
-    if most.rate_rps is None:
+    if most.rate_rps is None or (most.at_edge and most.low_rps is None):
         return most.reason
     found = f"about {most.rate_rps:.3g} requests/s keep {most.share:.0%}"
     if most.resolved:

@@ -69,6 +69,11 @@ def test_a_rate_whose_latencies_grew_is_named_as_what_is_missing():
     [
         ([offered_at(2, 200, 200)], "offer more than 2 req/s"),
         ([offered_at(2, 20, 200)], "offer less than 2 req/s"),
+        (
+            [offered_at(2, 20, 20), offered_at(4, 20, 20)],
+            "100% kept at 4 req/s, but 20 independent requests only show at least 84%: send more, or go higher",
+        ),
+        ([offered_at(2, 20, 20), offered_at(4, 0, 20)], "100% kept at 2 req/s, but 20 independent requests only show"),
         ([], "no request was sent"),
         ([offered_at(2, 0, 0)], "no request was sent"),
     ],
@@ -76,6 +81,14 @@ def test_a_rate_whose_latencies_grew_is_named_as_what_is_missing():
 def test_rate_is_not_resolved_by_rates_on_one_side(offered, words):
     found = max_rate(offered)
     assert not found.resolved and words in found.reason
+
+
+@settings(max_examples=100, deadline=None)
+@given(points)
+def test_less_is_advised_only_where_less_than_the_share_was_kept(offered):
+    found, known = max_rate(offered), [point for point in offered if point.samples]
+    if "offer less" in found.reason:
+        assert min(known, key=lambda point: point.rate_rps).share < 0.9
 
 
 def test_bracket_holds_the_true_rate_in_95_percent_of_simulated_sweeps():

@@ -24,7 +24,7 @@ def test_a_point_is_what_its_run_says(tmp_path):
 def test_points_of_a_rate_are_pooled_and_invalid_ones_only_counted():
     rates = by_rate([point(4, 0.9), point(2, 1.0), point(4, 0.8, 2), point(4, 0.1, 3, valid=False)])
     assert [rate.rate_rps for rate in rates] == [2, 4]
-    assert (rates[1].points, rates[1].invalid, rates[1].sent) == (3, 1, 400)
+    assert (rates[1].points, rates[1].invalid, rates[1].sent, rates[1].uncounted) == (3, 1, 400, 200)
     assert rates[1].attainment == pytest.approx(0.85) and rates[1].goodput_rps == pytest.approx(4 * 0.85)
     assert rates[1].attainment_low < 0.85 < rates[1].attainment_high
     untold = msgspec.structs.replace(point(4, 0.9), tokens_per_s=None, goodput_tokens_per_s=None)
@@ -40,7 +40,9 @@ def test_the_largest_rate_counts_dependent_requests_as_fewer():
     assert rate_sentence(most) == "about 5.5 requests/s keep 90%; 4 surely does, 8 surely does not"
     few = largest_rate(by_rate([msgspec.structs.replace(each, effective=20.0) for each in points]))
     assert not few.resolved and few.rate_rps == pytest.approx(5.5, abs=0.5)
-    assert "more requests" in rate_sentence(few)
+    assert "about 5.5 requests/s keep 90%; 96% kept at 4 req/s, but 20 independent requests" in rate_sentence(few)
+    edge = largest_rate(by_rate([msgspec.structs.replace(point(4, 1.0), effective=20.0)]))
+    assert edge.at_edge and rate_sentence(edge).startswith("100% kept at 4 req/s, but")
     assert rate_sentence(largest_rate([])) == "no request was sent at any rate"
 
 
