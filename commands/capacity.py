@@ -21,7 +21,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.search import Goal, Judgement, Outcome, Proposal
+from metrics.search import Goal, Judgement, Outcome, Proposal, bracket_sentence
 
 UNRESOLVED = 3
 
@@ -109,8 +109,6 @@ def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
         cells = (f"{each.rate_rps:g}", f"{each.trials}", f"{each.sent:,}", f"{each.attainment:.1%}")
         table.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", verdict)
     out.print(table)
-    low = "nothing" if outcome.meets_rps is None else f"{outcome.meets_rps:g}"
-    high = "nothing" if outcome.misses_rps is None else f"{outcome.misses_rps:g}"
-    out.print(f"\nobjectives kept by {goal.attainment:.0%}: {low} requests/s meets, {high} misses", highlight=False)
+    out.print(f"\nlargest rate   {bracket_sentence(outcome, goal)}", highlight=False)
     out.print(f"resolved       {'yes' if outcome.resolved else 'no'}: {outcome.reason}", highlight=False)
     out.print(f"search         {folder}", highlight=False)

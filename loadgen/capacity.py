@@ -14,7 +14,16 @@ from loadgen.scenario import Scenario
 from loadgen.scenario_faults import ScenarioError
 from loadgen.search_folder import SearchFolder
 from loadgen.sweep import OnNote
-from metrics.search import Goal, Judgement, Outcome, Proposal, judgements, next_trial
+from metrics.search import (
+    Goal,
+    Judgement,
+    Outcome,
+    Proposal,
+    fewest_to_meet,
+    judgements,
+    next_trial,
+    trial_sentence,
+)
 
 UNCOUNTED = 0.25  # of a trial, at its begin: until the queues are as full as they get
 OnTrial = Callable[[int, Proposal, list[Judgement]], None]  # number of the trial, from 1; what it is; what is known
@@ -52,6 +61,17 @@ class CapacityPlan:
         measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
         return timed.model_copy(update={"measure": measure})
 
+    def doubt(self) -> str | None:
+        """Of trials that are too short to tell anything by themselves."""
+        fewest = fewest_to_meet(self.goal)
+        if self.trial_requests >= fewest:
+            return None
+        return (
+            f"a trial counts {self.trial_requests} requests where the rate is low, and to be sure that a rate keeps "
+            f"{self.goal.attainment:.0%} takes {fewest} independent ones at least, all good: each rate will be tried "
+            f"{math.ceil(fewest / self.trial_requests)} times or more. --trial-requests {fewest} needs fewer trials"
+        )
+
 
 def find_capacity(
     plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress, on_note: OnNote = lambda _: None
@@ -68,6 +88,8 @@ def find_capacity(
         if kept := held.kept():
             on_note(kept)
         held.write()
+        if told := plan.doubt():
+            on_note(told)
         while True:
             trials = [point.trial() for point in held.points]
             step = next_trial(trials, plan.goal)
@@ -82,5 +104,7 @@ def find_capacity(
                 scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
             )
             held.add(point)
+            trials.append(point.trial())
+            on_note(f"trial {len(trials)}: {trial_sentence(trials[-1], judgements(trials, plan.goal))}")
             for note in point.notes:
                 on_note(note)

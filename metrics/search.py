@@ -80,6 +80,36 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     judgements: list[Judgement]
 
 
+def fewest_to_meet(goal: Goal) -> int:
+    """How many independent requests, all of them good, it takes to be sure that a rate keeps the objectives."""
+    number, tail = 1, (1 - goal.confidence) / goal.most_trials
+    while wilson_bounds(1.0, number, t_quantile(1 - tail, max(3.0, number / 2)))[0] < goal.attainment:
+        number += 1
+    return number
+
+
+def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
+    """`4 requests/s surely keep 90%, 8 surely do not`."""
+    low, high, share = outcome.meets_rps, outcome.misses_rps, f"{goal.attainment:.0%}"
+    if low is None and high is None:
+        return f"no rate that was tried surely keeps {share}, and none surely does not"
+    kept = (
+        f"{low:g} requests/s surely keep {share}" if low is not None else f"no rate that was tried surely keeps {share}"
+    )
+    return f"{kept}, {f'{high:g} surely do not' if high is not None else 'and none that was tried surely does not'}"
+
+
+def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
+    """What a trial has come to, and what is known of its rate with it."""
+    if not trial.valid:
+        return f"not counted: {trial.error}"
+    result = f"{trial.good:,} of {trial.sent:,} requests kept the objectives"
+    each = next((each for each in known if each.rate_rps == trial.rate_rps), None)
+    if trial.warm_up or each is None:
+        return f"{result}; not counted"
+    return f"{result}; {each.rate_rps:g} requests/s so far: {each.low:.1%}–{each.high:.1%}, {each.verdict}"
+
+
 def judge(trials: Sequence[Trial], goal: Goal) -> Judgement:
     """The verdict on one rate. A rate whose latencies grow to the end of half of its trials cannot be said to meet, and
     one at which the server died misses.
@@ -144,7 +174,14 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
     unsent = [trial for trial in counted if not trial.valid]
     if len(counted) >= goal.most_trials:
         lost = f", {len(unsent)} of them not sent as they were meant ({unsent[-1].error})" if unsent else ""
-        return end(f"{len(counted)} trials were not enough{lost}; allow more, or longer ones")
+        kept = next((unclear[rate] for rate in undecided if unclear[rate].attainment >= goal.attainment), None)
+        seen = (
+            f": {kept.sent:,} requests at {kept.rate_rps:g} requests/s kept {kept.attainment:.1%}, and to be sure of "
+            f"{goal.attainment:.0%} takes {fewest_to_meet(goal):,} independent ones at least"
+            if kept is not None and not kept.growing
+            else ""
+        )
+        return end(f"{len(counted)} trials were not enough{lost}{seen}; allow more, or longer ones")
     spoilt = [trial.rate_rps for trial in unsent]
     retry = next(
         (rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and _inside(rate, low, high)), None

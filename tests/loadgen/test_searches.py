@@ -171,6 +171,14 @@ def test_a_trial_is_long_enough_and_its_begin_is_not_counted():
         assert len(schedule) == pytest.approx(counted / 0.75, abs=1) and measured == pytest.approx(counted, rel=0.1)
 
 
+def test_trials_that_cannot_tell_by_themselves_are_named_before_the_search_begins():
+    short, enough = (
+        CapacityPlan(scenario(SHORT), Goal(most_trials=5), 1.0, number, 0, Target()) for number in (20, 55)
+    )
+    assert "--trial-requests 55" in short.doubt() and "3 times or more" in short.doubt()
+    assert enough.doubt() is None
+
+
 def test_a_trial_keeps_the_price_and_leaves_out_the_prelude_as_well_as_its_begin():
     measure = {"warmup_requests": 3, "usd_per_hour": 2.0}
     plan = CapacityPlan(scenario(SHORT, measure=measure), Goal(), 20.0, 100, 1, Target())

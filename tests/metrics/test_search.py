@@ -3,12 +3,23 @@
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.search import Goal, Outcome, Proposal, Trial, judge, next_trial
+from metrics.search import (
+    Goal,
+    Outcome,
+    Proposal,
+    Trial,
+    bracket_sentence,
+    fewest_to_meet,
+    judge,
+    next_trial,
+    trial_sentence,
+)  # fmt: skip
 from metrics.search_intervals import effective_samples, growing, t_quantile, t_tail
 
 SERVICE_S = 0.1
@@ -232,3 +243,23 @@ def test_quantiles_of_students_t_are_those_of_the_tables():
     for (probability, degrees), value in table.items():
         assert t_quantile(probability, degrees) == pytest.approx(value, rel=0.01)
         assert t_tail(value, degrees) == pytest.approx(1 - probability, rel=0.05)
+
+
+@pytest.mark.parametrize("most_trials", [5, 40, 1000])
+def test_as_many_good_requests_as_it_takes_meet_and_one_fewer_cannot_tell(most_trials):
+    goal = Goal(most_trials=most_trials)
+    enough = fewest_to_meet(goal)
+    verdicts = [judge([good_trial(number)], goal).verdict for number in (enough, enough - 1)]
+    assert verdicts == ["meets", "cannot tell"]
+
+
+def good_trial(number: int) -> Trial:
+    return Trial(rate_rps=4.0, sent=number, completed=number, good=number, effective=float(number))
+
+
+def test_a_search_that_saw_only_good_requests_says_how_many_it_takes():
+    goal = Goal(start_rps=4.0, most_trials=5)
+    outcome, _ = search(goal, lambda step: msgspec.structs.replace(good_trial(8), warm_up=step.warm_up))
+    assert not outcome.resolved and "kept 100.0%, and to be sure of 90% takes 55 independent ones" in outcome.reason
+    assert bracket_sentence(outcome, goal) == "no rate that was tried surely keeps 90%, and none surely does not"
+    assert trial_sentence(good_trial(8), outcome.judgements).startswith("8 of 8 requests kept the objectives; 4 requ")
