@@ -20,6 +20,21 @@ MOST_WINDOWS = 60  # points that a figure over time can show without becoming no
 SHORTEST_WINDOW_S = 1.0
 
 
+class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds that rates are per second of, and the measured requests of all classes."""
+
+    seconds: float
+    declared: bool  # by the scenario; else from the first due to the last byte
+    sent: int
+
+    def sentence(self) -> str:
+        """`rates over the declared 5 s, in which 1.4 requests/s were due`."""
+        which = "declared " if self.declared else ""
+        until = "" if self.declared else " from the first request due to the last byte"
+        rate = f", in which {self.sent / self.seconds:.3g} requests/s were due" if self.seconds else ""
+        return f"rates over the {which}{self.seconds:.3g} s{until}{rate}"
+
+
 class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     """Attainment of one class of requests. The denominator is what was sent, failures included."""
 
@@ -35,6 +50,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
     attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
     judged_by_objective: dict[str, int] = {}  # the requests that each share is of: without those not measured
+    window: RateWindow | None = None  # that the rates are of
 
 
 def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
@@ -103,17 +119,28 @@ def window_ns(frame: pd.DataFrame) -> tuple[int, int] | None:
     return begin, end
 
 
-def class_goodput(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[ClassGoodput]:
-    """Goodput of all requests ("all"), then of each class, over one window: first due → last byte of the run."""
+def rate_window(frame: pd.DataFrame, declared_s: float | None) -> RateWindow:
+    """The declared window of an open load: what happened to come in it may have come within a part of it, and more good
+    requests a second than were offered there cannot be. Without one: first due → last byte of the run."""
+    if declared_s is not None and len(frame):
+        due_s = float(frame.due_ns.max() - frame.due_ns.min()) / 1e9
+        return RateWindow(seconds=max(declared_s, due_s), declared=True, sent=len(frame))
+    span = window_ns(frame)
+    return RateWindow(seconds=(span[1] - span[0]) / 1e9 if span else 0.0, declared=False, sent=len(frame))
+
+
+def class_goodput(
+    frame: pd.DataFrame, objectives: list[dict[str, Any]] | None, declared_s: float | None = None
+) -> list[ClassGoodput]:
+    """Goodput of all requests ("all"), then of each class, over one `rate_window`."""
     whole = judged(frame.sort_values("due_ns", ignore_index=True), objectives)
-    span = window_ns(whole)
-    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
-    rows = [_class_row(EVERY_CLASS, whole, objectives_of(EVERY_CLASS, objectives), seconds)]
+    window = rate_window(whole, declared_s)
+    rows = [_class_row(EVERY_CLASS, whole, objectives_of(EVERY_CLASS, objectives), window)]
     classes = sorted(klass for klass in whole.klass.unique() if klass != EVERY_CLASS)
     # A single class under the objectives of all would repeat the first row
     if len(classes) > 1 or any(objectives_of(klass, objectives) != rows[0].objectives for klass in classes):
         rows += [
-            _class_row(klass, whole[whole.klass == klass], objectives_of(klass, objectives), seconds)
+            _class_row(klass, whole[whole.klass == klass], objectives_of(klass, objectives), window)
             for klass in classes
         ]
     return rows
@@ -172,7 +199,8 @@ def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
     return None if told is None else told / seconds if seconds else 0.0
 
 
-def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds: float) -> ClassGoodput:
+def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window: RateWindow) -> ClassGoodput:
+    seconds = window.seconds
     sent, served = len(rows), rows[rows.status == "ok"]
     good = rows[rows.good]
     kept, counted = {}, {}
@@ -193,6 +221,7 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], seconds
         quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
         judged_by_objective=counted,
+        window=window,
     )
 
 

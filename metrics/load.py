@@ -25,6 +25,23 @@ def rate_was_to_change(meta: dict[str, Any]) -> bool:
     return isinstance(arrivals, dict) and arrivals.get("process") in ("ramp", "phases")
 
 
+def declared_window_s(meta: dict[str, Any]) -> float | None:
+    """How long the scenario lets measured requests come; None where the server, a count or a trace's end decides too.
+
+    The warm-up is taken to begin with the schedule: it begins with the first request, a gap later.
+    """
+    scenario = meta.get("scenario")
+    told = meta.get("arrivals")
+    if not isinstance(scenario, dict) or not isinstance(told, dict) or told.get("loop") != "open":
+        return None
+    arrivals, warmup_s = scenario.get("arrivals") or {}, (scenario.get("measure") or {}).get("warmup_s") or 0.0
+    if arrivals.get("process") == "trace" or arrivals.get("count") is not None:
+        return None
+    phases = arrivals.get("phases") or [arrivals]
+    seconds = sum(phase.get("duration_s") or 0.0 for phase in phases) - warmup_s
+    return seconds if seconds > 0 else None
+
+
 def latency_origin(meta: dict[str, Any]) -> str:
     """Where a latency of the run begins, in words."""
     return f"from {CLOSED_ORIGIN} (closed loop)" if is_closed(meta) else "from the intended send"

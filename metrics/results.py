@@ -1,5 +1,6 @@
 """What a client measured of a run, in one struct: latencies, whether the run was steady, deadlines, costs, the load."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,12 +38,17 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
     """Of the `judged` requests of a run and its run.json."""
     return Results(
         latencies=summaries(rows),
-        steady=untold("the run is not valid") if meta.get("valid") is False else steadiness(rows),
+        steady=steady_of(rows, meta),
         deadlines=class_deadlines(rows, meta.get("objectives")),
         load=load_summary(rows),
         cost=token_cost(rows, machine_price(meta), energy),
         closed=is_closed(meta),
     )
+
+
+def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
+    """Of a run that is not valid, nothing can be told."""
+    return untold("the run is not valid") if meta.get("valid") is False else steadiness(rows)
 
 
 def machine_price(meta: dict[str, Any]) -> float | None:

@@ -9,6 +9,7 @@ import pandas as pd
 from metrics.frontier import MaxRate, RatePoint, max_rate
 from metrics.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.intervals import wilson_bounds
+from metrics.load import declared_window_s
 from metrics.objectives import OBJECTIVES
 from metrics.prefix_share import cache_doubt
 from metrics.rundir import RunDirectory
@@ -109,7 +110,8 @@ def point_of(
     meta = run.meta()
     objectives = meta.get("objectives") or []
     requests = measured(run.requests(), meta)
-    whole = class_goodput(requests, objectives)[0]
+    declared_s = declared_window_s(meta)
+    whole = class_goodput(requests, objectives, declared_s)[0]
     span = window_ns(requests)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
     waited = _latencies(requests)
@@ -121,7 +123,8 @@ def point_of(
         tokens_per_s=tokens_per_s(requests.output_tokens, seconds),
         quantiles_ms=whole.quantiles_ms,
         goodput_by_scale={
-            f"{scale:g}": class_goodput(requests, scaled(objectives, scale))[0].goodput_rps for scale in SCALES
+            f"{scale:g}": class_goodput(requests, scaled(objectives, scale), declared_s)[0].goodput_rps
+            for scale in SCALES
         }, warm_up=warm_up, died=died, error=_commonest_error(requests),
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
     )  # fmt: skip

@@ -21,8 +21,7 @@ from metrics.deadlines import class_deadlines
 from metrics.goodput import judged, told_tokens, window_ns
 from metrics.latencies import gaps_ms, inter_chunk_ms, with_origins
 from metrics.objectives import EVERY_CLASS, OBJECTIVES, asked_for, objectives_of
-from metrics.results import load_summary
-from metrics.steadiness import steadiness
+from metrics.results import load_summary, steady_of
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 # vLLM's name of a latency → ours. The last two vLLM gives for runs with --max-concurrency only.
@@ -155,7 +154,7 @@ def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentil
     """What vLLM does not write: SGLang's slo keys, latencies from the intended send, deadlines, the delay."""
     objectives = meta.get("objectives") or []
     bounds = objectives_of(EVERY_CLASS, objectives)
-    load, steady = load_summary(rows), steadiness(rows)
+    load, steady = load_summary(rows), steady_of(rows, meta)
     kept = {name: rows[f"{name.removesuffix('_ms')}_met"].dropna() for name in OBJECTIVES}
     result = {
         "goodput_slos_ms": {NAMES[name]: bound for name, bound in bounds.items()},

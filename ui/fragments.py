@@ -73,7 +73,10 @@ def key_numbers(run: RunData) -> list[Tile]:
     goodput = run.diagnosis.goodput if run.diagnosis is not None else []
     whole = goodput[0] if goodput else None
     if whole is not None:
-        tiles.append(("goodput", number(whole.goodput_rps), "req/s", f"{whole.good:,} of {whole.sent:,} were good"))
+        known = whole.window is not None and whole.window.seconds
+        due = f", {number(whole.sent / whole.window.seconds)}/s were due" if known else ""
+        good = f"{whole.good:,} of {whole.sent:,} were good{due}"
+        tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
         tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, all objectives"))
     rate = throughput_tokens_per_s(run.requests)
     tiles.append(("output", number(rate), "tokens/s", f"n = {served:,} served requests"))

@@ -18,7 +18,7 @@ from metrics.energy import run_energy
 from metrics.goodput import class_goodput
 from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
-from metrics.load import load_told, rate_was_to_change
+from metrics.load import declared_window_s, load_told, rate_was_to_change
 from metrics.objectives import short
 from metrics.records import NO_END
 from metrics.results import results
@@ -57,7 +57,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         against=other.name if other else None,
         state=state,
         headline=headline,
-        goodput=class_goodput(facts.rows, facts.objectives),
+        goodput=class_goodput(facts.rows, facts.objectives, declared_window_s(facts.meta)),
         ledger_share=account_shares,
         ttft_share=shares_seen(facts, "ttft"),
         lifecycle_share=by_lifecycle(account_shares),

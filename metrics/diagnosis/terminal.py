@@ -79,13 +79,14 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
                 _kept(row, name),
                 *(_ms(quantiles[quantile]) for quantile in ("p50", "p90", "p99", "max")),
             )  # fmt: skip
+    per_second = Text(rows[0].window.sentence() if rows and rows[0].window is not None else "", style="dim")
     if not latency.row_count:
-        return table
+        return Group(table, per_second)
     words = (
         f"–: too few requests for the claim (p99 needs {QUANTILE_MIN_SAMPLES['p99']}), or it falls among failed ones"
     )
     note = Text(words, style="dim")
-    return Group(table, Text(""), latency, note)
+    return Group(table, per_second, Text(""), latency, note)
 
 
 def _ms(value: float | None) -> Text:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from metrics.exporter import Exporter
 from metrics.goodput import class_goodput, goodput_by_tpot, judged, measured
 from metrics.latencies import QUANTILE_MIN_SAMPLES, quantiles
+from metrics.load import declared_window_s
 from metrics.objectives import objectives_of
 from tests.metrics.random_records import random_request
 from tests.metrics.synthetic import synthetic_run
@@ -69,6 +70,34 @@ def test_good_never_exceeds_completed_and_completed_never_exceeds_sent(rows, ttf
         assert 0 <= row.attainment <= 1
     assert sum(row.sent for row in result[1:]) in (0, result[0].sent)
     assert sum(row.good for row in result[1:]) in (0, result[0].good)
+
+
+@few
+@given(requests, st.floats(1, 2000), st.floats(0.1, 100))
+def test_goodput_of_a_declared_window_is_never_above_the_rate_that_came_in_it(rows, ttft_ms, declared_s):
+    built = frame(rows)
+    whole, *_ = class_goodput(built, bounds(ttft_ms), declared_s)
+    seconds = max(declared_s, (len(rows) - 1) * 0.1)  # one request due every 100 ms
+    assert whole.goodput_rps == pytest.approx(whole.attainment * len(rows) / seconds)
+    assert whole.window.declared and whole.window.seconds == pytest.approx(seconds)
+    least, *_ = class_goodput(built, bounds(ttft_ms), seconds * 2)
+    assert least.goodput_rps == pytest.approx(whole.goodput_rps / 2)
+
+
+@pytest.mark.parametrize(("arrivals", "loop", "seconds"), [
+    ({"process": "poisson", "rate_rps": 4, "duration_s": 5}, "open", 4),
+    ({"process": "poisson", "rate_rps": 4, "duration_s": 5, "count": None}, "open", 4),
+    ({"process": "poisson", "rate_rps": 4, "duration_s": 5, "count": 7}, "open", None),
+    ({"process": "phases", "phases": [{"duration_s": 5}, {"duration_s": 6}]}, "open", 10),
+    ({"process": "trace", "file": "ends earlier", "duration_s": 5}, "open", None),
+    ({"process": "poisson", "rate_rps": 4, "duration_s": 5}, "open, closed within a session", None),
+    ({"process": "concurrency", "in_flight": 4, "duration_s": 5}, "closed", None),
+    ({"process": "at_once", "count": 5}, "open", None),
+    ({"process": "poisson", "rate_rps": 4, "duration_s": 1}, "open", None),
+])  # fmt: skip
+def test_window_is_declared_where_nothing_else_ends_the_load(arrivals, loop, seconds):
+    meta = {"scenario": {"arrivals": arrivals, "measure": {"warmup_s": 1.0}}, "arrivals": {"loop": loop}}
+    assert declared_window_s(meta) == seconds and declared_window_s({}) is None
 
 
 @few

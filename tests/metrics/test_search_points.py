@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from metrics.diagnosis.diagnose import diagnose
 from metrics.search_points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
 from tests.metrics.search_documents import point
 from tests.metrics.synthetic import PLANTS, synthetic_run
@@ -17,6 +18,11 @@ def test_a_point_is_what_its_run_says(tmp_path):
     assert found.completed == (run.requests().status == "ok").sum() < 120
     assert found.attainment == found.good / 120 <= found.completed / 120
     assert found.goodput_by_scale["1"] == pytest.approx(found.goodput_rps)
+    scenario = {"arrivals": {"process": "poisson", "rate_rps": 4, "duration_s": 1e4}}
+    run.update_meta(scenario=scenario, arrivals={"loop": "open"})
+    declared = point_of(run, rate_rps=4, repeat=1, seed=0)
+    assert declared.goodput_rps == declared.goodput_by_scale["1"] == pytest.approx(declared.good / 1e4)
+    assert diagnose(run).goodput[0].goodput_rps == declared.goodput_rps
     by_scale = list(found.goodput_by_scale.values())
     assert by_scale == sorted(by_scale), "looser objectives cannot give less goodput"
 
