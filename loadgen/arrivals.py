@@ -116,7 +116,7 @@ def _trace_rows(arrivals, found: TraceSlice) -> list[TraceRow]:
     kept = found.rows[:: arrivals.keep_one_in][: arrivals.count]
     if not kept:
         raise ScenarioError(
-            [f"arrivals take seconds {arrivals.start_s:g} to {arrivals.start_s + arrivals.duration_s:g} of "
+            [f"arrivals take seconds {arrivals.start_s:,.10g} to {arrivals.start_s + arrivals.duration_s:,.10g} of "
              f"{found.path.name}, where it has no request; "
              f"it ends at {found.end_s:.0f} s"]
         )  # fmt: skip

@@ -4,6 +4,7 @@
 `workload` what they ask for, `objectives` what is good enough (with the source of that claim), `measure` what counts.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,54 +108,57 @@ class Scenario(Block):
 
     @model_validator(mode="after")
     def _blocks_agree(self):
+        """Raises with all faults between blocks at once, a line each."""
+        if faults := "\n".join(self._disagreements()):
+            raise ValueError(faults)
+        return self
+
+    def _disagreements(self) -> Iterator[str]:
         for key, value in self.engine.items():
             if not isinstance(value, bool | int | float | str):
-                raise ValueError(
-                    f"`engine.{key}` is {value!r}; it must be a number, a text or true/false; or leave it out"
-                )
+                yield f"`engine.{key}` is {value!r}; it must be a number, a text or true/false; or leave it out"
         if not self.target.stream:
-            self._refuse_objectives_of_a_stream()
+            yield from self._objectives_of_a_stream()
         names = [each.klass for each in self.workload.classes]
         if len(set(names)) < len(names):
-            raise ValueError(f"workload.classes name {', '.join(names)}: a klass stands twice; give each its own name")
+            yield f"workload.classes name {', '.join(names)}: a klass stands twice; give each its own name"
         if "all" in names:
-            raise ValueError("workload.classes: klass `all` stands for every class; choose another name")
+            yield "workload.classes: klass `all` stands for every class; choose another name"
         for objective in self.objectives:
             if objective.klass not in ("all", *names):
-                raise ValueError(
+                yield (
                     f"objectives: klass `{objective.klass}` is none of the workload's ({', '.join(names)}) nor `all`"
                     f"{nearest(objective.klass, [*names, 'all'])}"
                 )
-        self._refuse_rows_from_nowhere()
-        self._refuse_several_requests_of_one_slot()
-        return self
+        yield from self._rows_from_nowhere()
+        yield from self._several_requests_of_one_slot()
 
-    def _refuse_rows_from_nowhere(self) -> None:
+    def _rows_from_nowhere(self) -> Iterator[str]:
         if self.arrivals.process == "trace":
             return
         for each in self.workload.classes:
             lengths = (each.prompt_tokens.distribution, each.output_tokens.distribution)
             if each.from_file is None and ("trace" in lengths or each.content in ("blocks", "recorded")):
                 what = f"content {each.content}" if "trace" not in lengths else "a length has distribution trace"
-                raise ValueError(
+                yield (
                     f"workload: {what}, but arrivals.process is {self.arrivals.process} and class {each.klass} has no "
                     "from_file; set arrivals.process to trace, give the class a from_file, or take lengths from "
                     "another distribution"
                 )
 
-    def _refuse_several_requests_of_one_slot(self) -> None:
+    def _several_requests_of_one_slot(self) -> Iterator[str]:
         if self.workload.each_arrival == "every_class" and closed_loop(self.arrivals) is not None:
-            raise ValueError(
+            yield (
                 f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
                 "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "
                 "weight, or take an open process"
             )
 
-    def _refuse_objectives_of_a_stream(self) -> None:
+    def _objectives_of_a_stream(self) -> Iterator[str]:
         for position, objective in enumerate(self.objectives):
             for name in ("ttft_ms", "tpot_ms"):
                 if (bound := getattr(objective, name)) is not None:
-                    raise ValueError(
+                    yield (
                         f"`objectives[{position}].{name}` is {bound:g}, but `target.stream` is false: a reply that "
                         "comes as a whole has no first token; set e2e_ms instead, or target.stream to true"
                     )

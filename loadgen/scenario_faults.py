@@ -77,17 +77,23 @@ def describe_yaml_error(error: yaml.YAMLError) -> str:
 
 def describe_faults(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """One sentence for each fault that pydantic found in a document of type `root`."""
-    return list(dict.fromkeys(_describe(fault, root) for fault in error.errors(include_url=False)))
+    faults = error.errors(include_url=False)
+    missing: dict[tuple, list[str]] = {}
+    for fault in faults:
+        if fault["type"] == "missing":
+            missing.setdefault(fault["loc"][:-1], []).append(str(fault["loc"][-1]))
+    said = [_describe(fault, root, missing.get(fault["loc"][:-1], [])) for fault in faults]
+    return list(dict.fromkeys(line for sentences in said for line in sentences.splitlines()))
 
 
-def _describe(fault: dict[str, Any], root: type[BaseModel]) -> str:
+def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) -> str:
+    """`missing` are the keys that the fault's block needs and does not have."""
     path, block = _walk(fault["loc"], root)
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
         return f"`{path}` is missing; add it{_meaning(block, fault['loc'][-1])}"
     if kind == "extra_forbidden":
-        keys = list(block.model_fields) if block else []
-        return f"`{path}` is no known key{nearest(str(fault['loc'][-1]), keys)}; known here: {', '.join(keys)}"
+        return f"`{path}` is no known key{_meant(str(fault['loc'][-1]), block, missing)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tag = context["discriminator"].strip("'")
         expected = context.get("expected_tags") or _tags(block, fault["loc"][-1], tag)
@@ -98,6 +104,17 @@ def _describe(fault: dict[str, Any], root: type[BaseModel]) -> str:
         return f"`{path}` {context['error']}" if path else str(context["error"])
     bound = _BOUNDS[kind].format(**context) if kind in _BOUNDS else fault["msg"]
     return f"`{path}` is {_shown(value)}; it {bound}"
+
+
+def _meant(key: str, block: type[BaseModel] | None, missing: list[str]) -> str:
+    """What an unknown key was to be: one that looks alike, else the one that is missing; without a guess all of them,
+    the needed ones first."""
+    fields = block.model_fields if block else {}
+    if guess := nearest(key, list(fields)):
+        return guess
+    if len(missing) == 1:
+        return f"; did you mean `{missing[0]}`, which is missing?"
+    return f"; known here: {', '.join(sorted(fields, key=lambda name: not fields[name].is_required()))}"
 
 
 def _shown(value: Any) -> str:

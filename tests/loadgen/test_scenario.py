@@ -73,7 +73,11 @@ def test_number_for_a_length_means_that_many_tokens(tmp_path):
         ({"arrivals": {"process": "poisson", "rate_rps": -1, "duration_s": 1}},
          "`arrivals.rate_rps` is -1; it must be above 0"),
         ({"arrivals": {"process": "poisson", "rate": 1, "rate_rps": 1, "duration_s": 1}},
-         "`arrivals.rate` is no known key; did you mean `rate_rps`?; known here: duration_s, count, rate_rps"),
+         "`arrivals.rate` is no known key; did you mean `rate_rps`?"),
+        ({"workload": {"classes": [{"name": "a", "prompt_tokens": 5, "output_tokens": 5}]}},
+         "`workload.classes[0].name` is no known key; did you mean `klass`, which is missing?"),
+        ({"arrivals": {"process": "poisson", "xyz": 1, "rate_rps": 1, "duration_s": 1}},
+         "`arrivals.xyz` is no known key; known here: rate_rps, process, duration_s"),
         ({"arrivals": {"process": "poisson", "rate_rps": 1}}, "needs duration_s or count"),
         ({"arrivals": {"process": "poison", "rate_rps": 1}},
          "`arrivals.process` is 'poison'; it must be one of 'poisson'"),
@@ -124,6 +128,9 @@ def test_bad_scenario_is_refused_with_its_sentence(tmp_path, blocks, sentence):
 def test_each_fault_has_a_sentence_of_its_own(tmp_path):
     found = faults(tmp_path, changed(target={"api": "grpc", "timeout": 3}, measure={"seed": -1}))
     assert len(found) == 3
+    objectives = [{"klass": klass, "ttft_ms": 5, "source": "x"} for klass in ("chta", "chatt")]
+    found = faults(tmp_path, changed(target={"stream": False}, objectives=objectives, engine={"threads": [1]}))
+    assert len(found) == 5 and len(set(found)) == 5  # of blocks that do not agree, all at once
 
 
 def test_text_that_is_not_yaml_is_refused_with_its_line(tmp_path):
@@ -140,9 +147,9 @@ def test_unknown_name_is_refused_with_the_nearest_bundled_one():
 
 def test_slice_without_requests_and_warmup_without_end_are_refused(tmp_path):
     file = tmp_path / "late.yaml"
-    trace = {"process": "trace", "file": "AzureLLMInferenceTrace_conv.csv", "start_s": 9999, "duration_s": 5}
+    trace = {"process": "trace", "file": "AzureLLMInferenceTrace_conv.csv", "start_s": 1_234_567, "duration_s": 5}
     file.write_text(changed(arrivals=trace))
-    with pytest.raises(ScenarioError, match="it ends at 3502 s"):
+    with pytest.raises(ScenarioError, match=r"take seconds 1,234,567 to 1,234,572 of .*it ends at 3502 s"):
         build_schedule(load_scenario(file), 0, "x")
     file.write_text(changed(measure={"warmup_s": 60}))
     with pytest.raises(ScenarioError, match=r"measure\.warmup_s is 60"):
