@@ -137,7 +137,7 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
         table.add_column(name, justify="left" if name == "objectives" else "right", no_wrap=True)
     for each in best:
         bounds = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in each.objectives_ms.items())
-        offered = _number(each.rate_rps) + (" (largest tried)" if each.at_edge else "")
+        offered = _number(each.rate_rps) + (" (largest valid)" if each.at_edge else "")
         table.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
     out.print(table)
     out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}", highlight=False)

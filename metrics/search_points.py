@@ -100,7 +100,7 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     objectives_ms: dict[str, float]  # of all classes, scaled; {} where only classes have their own
     goodput_rps: float
     rate_rps: float
-    at_edge: bool  # the largest rate that was tried: a larger one might give more
+    at_edge: bool  # the largest rate with a valid run: a larger one might give more
 
 
 def point_of(

@@ -71,7 +71,7 @@ def drawings(data: SweepData) -> Iterator[tuple[str, go.Figure, str]]:
     yield (
         "Frontier: goodput against the objectives", figures.frontier_against_objectives(data.best),
         "The best of the measured rates, judged again under stricter and looser objectives. Open: the largest rate "
-        "that was tried, so a larger one might give more.",
+        "with a valid run, so a larger one might give more.",
     )  # fmt: skip
     for latency, name in OBJECTIVE_NAMES.items():
         yield (
@@ -82,7 +82,7 @@ def drawings(data: SweepData) -> Iterator[tuple[str, go.Figure, str]]:
 
 def rate_table(data: SweepData) -> str:
     """A row a rate."""
-    head = ["requests/s", "runs", "invalid", "sent", "kept", "95 % interval", "good req/s", "good tok/s", "tok/s"]
+    head = ["requests/s", "runs", "invalid", "counted", "kept", "95 % interval", "good req/s", "good tok/s", "tok/s"]
     rows = []
     for rate in data.rates:
         known = rate.attainment is not None
@@ -123,9 +123,11 @@ def render(data: SweepData) -> str:
         f'<p class="caption">{safe(caption)}</p></section>'
         for title, fig, caption in drawings(data)
     )
+    rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
+    title = safe(f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}")
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sojourn: {safe(data.name)}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>Sojourn: {safe(data.name)}</h1>"
+        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
         f"{summary(data)}{remarks(data)}{body}<h2>Rates</h2>{rate_table(data)}</body></html>"
     )

@@ -1,5 +1,6 @@
 """Figures of a sweep: goodput and attainment against the rate, the frontier against the objectives, latencies."""
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -30,7 +31,7 @@ def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
         hovertemplate="%{y:.2f} of %{x:g} requests/s are good<br>%{customdata[1]} good tokens/s"
         "<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
-    fig.update_xaxes(title_text="offered (requests per second)", rangemode="tozero")
+    _over_the_rates(fig, rates)
     fig.update_yaxes(title_text="good requests per second", rangemode="tozero")
     return fig
 
@@ -54,17 +55,17 @@ def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
         hovertemplate="%{y:.1f} % kept at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        name=f"{wanted:.0%}", x=[known[0].rate_rps, known[-1].rate_rps], y=[100 * wanted] * 2, mode="lines",
+        name=f"{wanted:.0%}", x=_ends(rates), y=[100 * wanted] * 2, mode="lines",
         line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"), hoverinfo="skip",
     )  # fmt: skip
-    fig.update_xaxes(title_text="offered (requests per second)", rangemode="tozero")
+    _over_the_rates(fig, rates)
     fig.update_yaxes(title_text="requests that kept the objectives (% of sent)", range=[0, 104])
     return fig
 
 
 def frontier_against_objectives(best: Sequence[Frontier]) -> go.Figure:
     """The most goodput of any rate, had the objectives been stricter or looser. An open point is of the largest rate
-    that was tried: a larger one might give more."""
+    with a valid run: a larger one might give more."""
     if not best:
         return theme.note("No point of this sweep is valid.")
     fig = theme.figure(380)
@@ -88,26 +89,54 @@ def frontier_against_objectives(best: Sequence[Frontier]) -> go.Figure:
 
 def latency_against_rate(rates: Sequence[Rate], latency: str, bound: float | None) -> go.Figure:
     """p50 and p90 of a latency against the rate, on a log axis; a point is missing where there are too few requests."""
-    fig, drawn = theme.figure(320), 0
+    fig, drawn = theme.figure(320), [] if bound is None else [bound]
     for name, dash, colour in (("p50", "solid", theme.COHORT_COLOURS[0]), ("p90", "dot", theme.COHORT_COLOURS[1])):
         points = [(rate.rate_rps, rate.quantiles_ms.get(latency, {}).get(name)) for rate in rates]
-        known = [(rate, value) for rate, value in points if value is not None]
-        drawn += len(known)
+        known = [(rate, value) for rate, value in points if value is not None and value > 0]  # of a log axis
+        drawn += [value for _, value in known]
         fig.add_scatter(
             name=name, x=[rate for rate, _ in known], y=[value for _, value in known], mode="lines+markers",
             line=dict(color=colour, width=2, dash=dash), marker=dict(size=8),
             hovertemplate=f"{name} %{{y:,.1f}} ms at %{{x:g}} requests/s<extra></extra>",
         )  # fmt: skip
-    if not drawn:
+    if len(drawn) == (bound is not None):
         return theme.note(f"Too few requests for a quantile of the {OBJECTIVE_NAMES[latency]}.")
     if bound is not None:
         fig.add_scatter(
-            name=f"objective ≤ {number(bound, 'ms')}", x=[rates[0].rate_rps, rates[-1].rate_rps], y=[bound, bound],
+            name=f"objective ≤ {number(bound, 'ms')}", x=_ends(rates), y=[bound, bound],
             mode="lines", line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"), hoverinfo="skip",
         )  # fmt: skip
-    fig.update_xaxes(title_text="offered (requests per second)", rangemode="tozero")
-    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", type="log")
+    _over_the_rates(fig, rates)
+    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **_log_axis(drawn))
     return fig
+
+
+def _over_the_rates(fig: go.Figure, rates: Sequence[Rate]) -> None:
+    """The same axis in every figure of a sweep; a rate without a valid run has a line in place of a point."""
+    fig.update_xaxes(title_text="offered (requests per second)", range=[0, 1.05 * rates[-1].rate_rps])
+    for rate in rates:
+        if rate.points == rate.invalid:
+            fig.add_vline(
+                x=rate.rate_rps, line=dict(color=OFFERED, width=1.5, dash="dot"), annotation_text="not valid",
+                annotation_position="top left", annotation_font=dict(size=11, color=theme.MUTED),
+            )  # fmt: skip
+
+
+def _ends(rates: Sequence[Rate]) -> list[float]:
+    return [rates[0].rate_rps, rates[-1].rate_rps]
+
+
+def _log_axis(values: Sequence[float]) -> dict:
+    """A log axis that begins and ends at a labelled tick: 1, 2 and 5 of each decade, or every decade of many."""
+    decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    steps = (1, 2, 5) if math.log10(max(values) / min(values)) < 2.5 else (1,)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    first = max(tick for tick in ticks if tick <= min(values))
+    last = min(tick for tick in ticks if tick > max(values))
+    return {
+        "type": "log", "range": [math.log10(first), math.log10(last)], "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" for tick in ticks],
+    }  # fmt: skip
 
 
 def _bounds(each: Frontier) -> str:
