@@ -27,11 +27,15 @@ class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     declared: bool  # by the scenario; else from the first due to the last byte
     sent: int
 
+    @property
+    def due_rps(self) -> float | None:
+        return self.sent / self.seconds if self.seconds else None
+
     def sentence(self) -> str:
         """`rates over the declared 5 s, in which 1.4 requests/s were due`."""
         which = "declared " if self.declared else ""
         until = "" if self.declared else " from the first request due to the last byte"
-        rate = f", in which {self.sent / self.seconds:.3g} requests/s were due" if self.seconds else ""
+        rate = "" if self.due_rps is None else f", in which {self.due_rps:.3g} requests/s were due"
         return f"rates over the {which}{self.seconds:.3g} s{until}{rate}"
 
 

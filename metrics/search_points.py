@@ -44,6 +44,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     died: bool = False  # the server did: the first of `invalid_reasons` says how
     error: str = ""  # what most of the failed requests failed of
     begun_unix_ns: int | None = None
+    due_rps: float | None = None  # that came about by chance; None in a search of an older version
     cache_doubt: str = ""  # of a prefix cache that knew more than these prompts share
 
     @property
@@ -91,6 +92,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
+    due_rps: float | None = None  # that came about
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +129,7 @@ def point_of(
             for scale in SCALES
         }, warm_up=warm_up, died=died, error=_commonest_error(requests),
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
+        due_rps=whole.window.due_rps if whole.window.declared else None,
     )  # fmt: skip
 
 
@@ -176,7 +179,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
         died=next((point.invalid_reasons[0] for point in told if point.died), ""), effective=effective,
         growing=any(point.growing for point in told), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
-        tokens_per_s=mean("tokens_per_s"), quantiles_ms=_middle_quantiles(told),
+        tokens_per_s=mean("tokens_per_s"), due_rps=mean("due_rps"), quantiles_ms=_middle_quantiles(told),
         goodput_by_scale={
             name: sum(point.goodput_by_scale[name] for point in told) / len(told)
             for name in (told[0].goodput_by_scale if told else ())

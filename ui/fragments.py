@@ -73,8 +73,8 @@ def key_numbers(run: RunData) -> list[Tile]:
     goodput = run.diagnosis.goodput if run.diagnosis is not None else []
     whole = goodput[0] if goodput else None
     if whole is not None:
-        known = whole.window is not None and whole.window.seconds
-        due = f", {number(whole.sent / whole.window.seconds)}/s were due" if known else ""
+        due_rps = whole.window.due_rps if whole.window is not None else None
+        due = "" if due_rps is None else f", {number(due_rps)}/s were due"
         good = f"{whole.good:,} of {whole.sent:,} were good{due}"
         tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
         tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, all objectives"))

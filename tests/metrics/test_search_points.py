@@ -9,6 +9,7 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.search_points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
 from tests.metrics.search_documents import point
 from tests.metrics.synthetic import PLANTS, synthetic_run
+from ui.figures.sweep import goodput_against_rate
 
 
 def test_a_point_is_what_its_run_says(tmp_path):
@@ -22,6 +23,9 @@ def test_a_point_is_what_its_run_says(tmp_path):
     run.update_meta(scenario=scenario, arrivals={"loop": "open"})
     declared = point_of(run, rate_rps=4, repeat=1, seed=0)
     assert declared.goodput_rps == declared.goodput_by_scale["1"] == pytest.approx(declared.good / 1e4)
+    assert declared.due_rps == 120 / 1e4 and found.due_rps is None
+    drawn = goodput_against_rate(by_rate([declared])).data
+    assert [line.y[0] for line in drawn] == [declared.due_rps, declared.goodput_rps]
     assert diagnose(run).goodput[0].goodput_rps == declared.goodput_rps
     by_scale = list(found.goodput_by_scale.values())
     assert by_scale == sorted(by_scale), "looser objectives cannot give less goodput"

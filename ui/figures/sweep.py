@@ -14,15 +14,16 @@ OFFERED, GOOD, KEPT = "#A9B6C6", theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1
 
 
 def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
-    """Good requests per second beside what was offered. Where the two part, users pay for the load."""
+    """Good requests per second beside what came: by chance not quite the rate that was asked for. Where the two part,
+    users pay for the load."""
     known = [rate for rate in rates if rate.goodput_rps is not None]
     if not known:
         return theme.note("No point of this sweep is valid.")
     fig = theme.figure(360)
     offered = [rate.rate_rps for rate in known]
     fig.add_scatter(
-        name="offered", x=offered, y=offered, mode="lines", line=dict(color=OFFERED, width=1.5, dash="dash"),
-        hoverinfo="skip",
+        name="requests due", x=offered, y=[rate.due_rps or rate.rate_rps for rate in known], mode="lines",
+        line=dict(color=OFFERED, width=1.5, dash="dash"), hoverinfo="skip",
     )  # fmt: skip
     fig.add_scatter(
         name="good", x=offered, y=[rate.goodput_rps for rate in known], mode="lines+markers",
