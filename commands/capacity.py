@@ -86,7 +86,7 @@ def capacity(
     def note(sentence: str) -> None:
         shown.print(sentence, highlight=False, markup=False)
 
-    for doubt in plan.target.doubts(loaded):
+    for doubt in plan.doubts():
         note(doubt)
     with kept_when_interrupted(folder), ProgressBar(shown) as progress:
         outcome = find_capacity(plan, folder, on_trial=tell, progress=progress, on_note=note)

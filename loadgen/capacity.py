@@ -61,16 +61,17 @@ class CapacityPlan:
         measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
         return timed.model_copy(update={"measure": measure})
 
-    def doubt(self) -> str | None:
-        """Of trials that are too short to tell anything by themselves."""
-        fewest = fewest_to_meet(self.goal)
+    def doubts(self) -> list[str]:
+        """What to know before the search begins: of its target, and of trials too short to tell anything alone."""
+        known, fewest = self.target.doubts(self.scenario), fewest_to_meet(self.goal)
         if self.trial_requests >= fewest:
-            return None
-        return (
+            return known
+        return [
+            *known,
             f"a trial counts {self.trial_requests} requests where the rate is low, and to be sure that a rate keeps "
             f"{self.goal.attainment:.0%} takes {fewest} independent ones at least, all good: each rate will be tried "
-            f"{math.ceil(fewest / self.trial_requests)} times or more. --trial-requests {fewest} needs fewer trials"
-        )
+            f"{math.ceil(fewest / self.trial_requests)} times or more. --trial-requests {fewest} needs fewer trials",
+        ]
 
 
 def find_capacity(
@@ -88,8 +89,6 @@ def find_capacity(
         if kept := held.kept():
             on_note(kept)
         held.write()
-        if told := plan.doubt():
-            on_note(told)
         while True:
             trials = [point.trial() for point in held.points]
             step = next_trial(trials, plan.goal)

@@ -71,11 +71,12 @@ def test_a_search_of_a_server_that_only_fails_ends_with_its_error_and_begins_ane
         asked.append((number, proposal.rate_rps, proposal.warm_up))
 
     outcome = find_capacity(plan, tmp_path / "c", on_trial=tell, progress=lambda _: None, on_note=notes.append)
-    assert not outcome.resolved and ": HTTP 500" in outcome.reason and "most often: HTTP 500" in notes[0]
+    assert not outcome.resolved and ": HTTP 500" in outcome.reason and "most often: HTTP 500" in notes[1]
+    assert notes[0].startswith("trial 1: 0 of ") and notes[2].endswith("misses")
     assert asked == [(1, 80, True), (2, 80, False)]
     server.script.status = 200
     outcome = find_capacity(plan, tmp_path / "c", on_trial=tell, progress=lambda _: None, on_note=notes.append)
-    assert notes[2] == "2 told nothing and are measured again"
+    assert notes[4] == "2 told nothing and are measured again"
     assert asked[2:] == [(1, 80, True), (2, 80, False)] and "1 trials were not enough" in outcome.reason
     found = read_search(tmp_path / "c" / "capacity.json")
     assert found.result["resolved"] is False and [each.seed for each in found.points] == [3, 4], "never a seed twice"
@@ -175,8 +176,8 @@ def test_trials_that_cannot_tell_by_themselves_are_named_before_the_search_begin
     short, enough = (
         CapacityPlan(scenario(SHORT), Goal(most_trials=5), 1.0, number, 0, Target()) for number in (20, 55)
     )
-    assert "--trial-requests 55" in short.doubt() and "3 times or more" in short.doubt()
-    assert enough.doubt() is None
+    (told,) = short.doubts()
+    assert "--trial-requests 55" in told and "3 times or more" in told and not enough.doubts()
 
 
 def test_a_trial_keeps_the_price_and_leaves_out_the_prelude_as_well_as_its_begin():
