@@ -33,7 +33,7 @@ from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
 from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
-from metrics.outcome import EXIT_CODES
+from metrics.outcome import EXIT_CODES, NOT_VALID
 
 app = typer.Typer(
     name="sojourn",
@@ -260,8 +260,15 @@ def dashboards(
 
 @app.command(epilog=EXIT_CODES)
 def demo() -> None:
-    """The main job in one command: the bundled model under a minute of a real trace, diagnosed."""
-    run("demo")
+    """The main job in one command: the bundled model under a minute of a real trace, diagnosed.
+
+    A machine that is too busy for the load gives a run that is not valid, and says so: of a demo that is no failure.
+    """
+    try:
+        run("demo")
+    except typer.Exit as ended:
+        if ended.exit_code != NOT_VALID:
+            raise
 
 
 app.command()(calibrate)

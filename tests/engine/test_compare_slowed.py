@@ -1,6 +1,8 @@
 """`sojourn compare` on real runs of our engine: the same system twice, and one with a tenth of its steps slowed.
 
-Every pair of the runs of a side is compared: seven runs of the same system give 21 comparisons of it with itself.
+One stream that decodes: steps that are all alike, so that a fifth more of some can be seen. Two runs of the same engine
+on the same machine differ by some per cent of every step (where a process happens to lie in memory, what else the
+host does), which no single run can tell: so several runs stand on a side, and what is asked is a difference of 10 %.
 """
 
 import itertools
@@ -17,16 +19,17 @@ from metrics.rundir import RunDirectory
 from tests.engine.planted import SITE
 from tests.loadgen.scenarios import scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # ten experiments of half a minute
-SAME, SLOWED, REQUESTS, RATE_RPS = 7, 3, 200, 8.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # a dozen experiments of some ten seconds
+SAME, SLOWED, SIDE, REQUESTS, OUTPUT_TOKENS = 8, 4, 4, 24, 128
+MARGIN = 0.10
 ROOT = Path(__file__).parents[2]
 
 
 def experiment(folder: Path) -> RunDirectory:
     chosen = scenario(
-        {"process": "poisson", "rate_rps": RATE_RPS, "count": REQUESTS},
-        [{"klass": "chat", "prompt_tokens": 64, "output_tokens": 32, "ignore_eos": True}],
-        engine={"model": "tiny-model", "threads": 1}, measure={"seed": 5, "warmup_s": 3},
+        {"process": "concurrency", "in_flight": 1, "count": REQUESTS},
+        [{"klass": "chat", "prompt_tokens": 64, "output_tokens": OUTPUT_TOKENS, "ignore_eos": True}],
+        engine={"model": "tiny-model"}, measure={"seed": 5, "warmup_requests": 2},
         objectives=[{"ttft_ms": 500, "tpot_ms": 50, "source": "made up"}],
     )  # fmt: skip
     return run_scenario(chosen, folder)
@@ -52,27 +55,22 @@ def tally(pairs) -> Counter:
     """Verdicts, and of which metrics; what was found is in the message of a test that fails."""
     told: Counter = Counter()
     for a, b in pairs:
-        found = compare_runs([a], [b])
+        found = compare_runs(a, b, margin=MARGIN)
         told[found.verdict] += 1
         told.update((each.metric, each.verdict) for each in found.metrics)
+    print(told)
     return told
 
 
-def test_two_runs_of_the_same_system_are_not_worse_at_the_stated_confidence(sides):
-    told = tally(itertools.combinations(sides[0], 2))
-    print(told)
-    assert told["worse"] <= 1, told
+def test_the_same_system_is_not_worse_than_itself_at_the_stated_confidence(sides):
+    """Every way to put half of its runs on one side, but for one of the two orders."""
+    chosen = [side for side in itertools.combinations(sides[0], SIDE) if sides[0][0] in side]
+    told = tally((side, [run for run in sides[0] if run not in side]) for side in chosen)
+    assert told["worse"] <= 0.05 * len(chosen), told
     assert told["no worse"] >= 20, told
 
 
 def test_a_tenth_of_the_steps_slowed_by_a_fifth_is_worse(sides):
-    told = tally(itertools.product(sides[0], sides[1]))
-    print(told)
-    assert told["worse"] >= 20, told
-
-
-def test_several_runs_a_side_tell_it_too(sides):
-    same, slowed = sides
-    found = compare_runs(same[:3], slowed, metrics=["step_p50", "step_p95"])
-    print(found)
-    assert found.verdict == "worse", found
+    chosen = list(itertools.combinations(sides[0], SIDE))[::3]
+    told = tally((side, sides[1]) for side in chosen)
+    assert told["worse"] >= 0.9 * len(chosen), told
