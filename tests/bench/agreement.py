@@ -26,6 +26,7 @@ from rich.table import Table
 
 from engine.config import model_folder
 from metrics.machine import company
+from metrics.outcome import NOT_VALID
 from metrics.rundir import RunDirectory
 from tests.bench.clients import VLLM_BENCH
 from tests.bench.contenders import ROOT, environment
@@ -86,7 +87,9 @@ def run(client: Client, server: Server, options: argparse.Namespace, seed: int) 
             client(flags, folder), cwd=ROOT if client is our_client else folder, env=offline, capture_output=True,
             text=True, timeout=CLIENT_TIMEOUT_S,
         )  # fmt: skip
-        if done.returncode:
+        if done.returncode == NOT_VALID:  # by our stricter rule; here both count from the actual send
+            print("ours was not valid: the machine was too busy to send in time", file=sys.stderr)
+        elif done.returncode:
             raise RuntimeError(f"a client ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
         result = json.loads((folder / "result.json").read_text())
     if result["completed"] != options.requests:
