@@ -15,6 +15,7 @@ from metrics.compare_samples import METRICS
 from metrics.compare_work import Work
 from metrics.rundir import RunDirectory, RunError
 
+USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
 RunsArgument = Annotated[Path, typer.Argument(help="a run directory, or a folder of several")]
 
@@ -25,7 +26,10 @@ def compare(
     metric: Annotated[
         list[str] | None, typer.Option(help=f"one of {', '.join(METRICS)}; repeatable; by default six of them")
     ] = None,
-    margin: Annotated[str, typer.Option(help="how much worse is tolerated, as a share of A: 5% or 0.05")] = "5%",
+    margin: Annotated[
+        list[str],
+        typer.Option(help="how much worse is tolerated, as a share of A: 5% or 0.05; of one metric: steady_steps=3%"),
+    ] = (USUAL_MARGIN,),
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="of either verdict")] = 0.95,
     force: Annotated[
         bool, typer.Option("--force", help="compare runs that are not valid, or of other load, model or hardware")
@@ -37,10 +41,10 @@ def compare(
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Several runs a
     side also see what differs from run to run; one run a side does not.
     """
-    tolerated = _share(margin)
+    usual, own = _margins(margin)
     try:
         found = compare_runs(
-            _runs(a), _runs(b), metrics=metric or (), margin=tolerated, confidence=confidence, force=force
+            _runs(a), _runs(b), metrics=metric or (), margin=usual, margins=own, confidence=confidence, force=force
         )
     except (CompareError, RunError) as error:
         raise Failure(str(error), code=2) from None
@@ -49,6 +53,16 @@ def compare(
     else:
         _print(found)
     sys.exit(EXIT_CODES[found.verdict])
+
+
+def _margins(texts: list[str]) -> tuple[float, dict[str, float]]:
+    """The usual one, and those of single metrics."""
+    named = [text.rpartition("=") for text in texts]
+    own = {name.strip(): _share(text) for name, sign, text in named if sign}
+    usual = [_share(text) for _, sign, text in named if not sign]
+    if len(usual) > 1 or len(own) + len(usual) < len(texts):
+        raise Failure(f"--margin {' --margin '.join(texts)}: one is given twice; give each once", code=2)
+    return usual[0] if usual else _share(USUAL_MARGIN), own
 
 
 def _share(text: str) -> float:
@@ -89,8 +103,10 @@ def _print(found: Comparison) -> None:
             out.print(f"{each.metric}: {said}", highlight=False)
     for note in found.notes:
         out.print(note, highlight=False, markup=False)
+    own = "".join(f" ({each.metric} {each.margin:.3g})" for each in found.metrics if each.margin != found.margin)
     out.print(
-        f"\n[bold]{found.verdict}[/bold]: B against A, margin {found.margin:.3g}, confidence {found.confidence:.0%}",
+        f"\n[bold]{found.verdict}[/bold]: B against A, margin {found.margin:.3g}{own}, confidence "
+        f"{found.confidence:.0%}",
         highlight=False,
     )
 

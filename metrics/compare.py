@@ -37,6 +37,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
     low: float | None
     high: float | None
+    margin: float  # its own
     paired: bool
     clusters: int  # windows or runs that were resampled, of both sides
     reason: str = ""
@@ -49,7 +50,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All metrics, and what they say together."""
 
     verdict: Verdict
-    margin: float
+    margin: float  # of the metrics that have none of their own
     confidence: float
     metrics: list[Compared]
     notes: list[str]
@@ -137,7 +138,7 @@ def weigh(
     `counting_error` of a share."""
     bound = math.log1p(margin)
     if not math.isfinite(evidence.effect) or not math.isfinite(evidence.error):
-        return untold(name, "a side has no such value, or too many requests failed", evidence)
+        return untold(name, margin, "a side has no such value, or too many requests failed", evidence)
     error, degrees = max(
         ((evidence.error, evidence.degrees), (counted, math.inf)),
         key=lambda known: known[0] * t_quantile(confidence, known[1]),
@@ -154,29 +155,29 @@ def weigh(
     needs = (quantile * error / distance) ** 2 if verdict == "cannot tell" and distance > 0 else None
     ratios = sorted(math.exp(value if metric.lower else -value) for value in (low, high))
     return Compared(
-        metric=name, verdict=verdict, a=evidence.a, b=evidence.b, low=ratios[0], high=ratios[1],
+        metric=name, verdict=verdict, a=evidence.a, b=evidence.b, low=ratios[0], high=ratios[1], margin=margin,
         ratio=math.exp(evidence.effect if metric.lower else -evidence.effect), paired=evidence.paired,
         clusters=evidence.clusters, p_worse=p_worse, p_no_worse=p_no_worse, needs=needs,
     )  # fmt: skip
 
 
-def outlasting(found: Compared, shift: Shift, margin: float) -> Compared:
+def outlasting(found: Compared, shift: Shift) -> Compared:
     """The verdict, if it is the same with B / A shifted; else there is none."""
     if found.verdict == "cannot tell" or found.low is None or found.high is None:
         return found
     low, high = (bound * math.exp(shift.log_ratio) for bound in (found.low, found.high))
-    holds = high < 1 + margin if found.verdict == "no worse" else low > 1 + margin
+    holds = high < 1 + found.margin if found.verdict == "no worse" else low > 1 + found.margin
     if holds:
         return found
     return msgspec.structs.replace(found, verdict="cannot tell", reason=shift.reason, p_worse=1.0, p_no_worse=1.0)
 
 
-def untold(name: str, reason: str, evidence: Evidence | None = None) -> Compared:
+def untold(name: str, margin: float, reason: str, evidence: Evidence | None = None) -> Compared:
     """A metric that nothing can be said about."""
     known = evidence if evidence is not None else None
     return Compared(
         metric=name, verdict="cannot tell", a=known.a if known else None, b=known.b if known else None, ratio=None,
-        low=None, high=None, paired=False, clusters=0, reason=reason,
+        low=None, high=None, margin=margin, paired=False, clusters=0, reason=reason,
     )  # fmt: skip
 
 

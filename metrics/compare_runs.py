@@ -1,6 +1,6 @@
 """Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,8 @@ from metrics.differences import differences
 from metrics.rundir import RunDirectory
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
-OF_STEPS = ("step_p50", "step_p95")  # where both sides have the server's records
+OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
+NO_MARGINS: Mapping[str, float] = {}
 ONE_RUN = "one run a side: what differs from run to run of the same system is not in the intervals"
 
 
@@ -48,15 +49,16 @@ class CompareError(Exception):
 
 def compare_runs(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
-    confidence: float = 0.95, force: bool = False, seed: int = 0,
+    margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False, seed: int = 0,
 ) -> Comparison:  # fmt: skip
     """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
-    that no run has are left out. Where a request failed, how many were served is compared as well.
+    that no run has are left out. Where a request failed, how many were served is compared as well. `margins` are of
+    metrics that have one of their own.
 
     Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware or did not
-    do the same work (unless `force`), where A is too short, and for a metric that is not there.
+    do the same work (unless `force`), where A is too short, and for a metric that is not there or not compared.
     """
-    if unknown := [name for name in metrics if name not in METRICS]:
+    if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
         raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
     notes = check(a, b, force)
     sides = [[read_run(run) for run in side] for side in (a, b)]
@@ -81,15 +83,18 @@ def compare_runs(
         notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
         if work[0].failed_share or work[1].failed_share:
             chosen += [] if "served" in chosen else ["served"]
+    if idle := [name for name in margins if name not in chosen]:
+        raise CompareError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     windows = 0 if several else num_windows(sides[0][0])[0]
     random = np.random.default_rng(seed)
-    found = [
-        _of_runs(name, sides, steps, paired, margin, confidence)
-        if several
-        else _of_windows(name, sides, steps, paired, windows, random, margin, confidence)
-        for name in chosen
-    ]
-    found = [_beside(each, METRICS[each.metric], sides, work, margin) for each in found]
+    found = []
+    for name in chosen:
+        own = margins.get(name, margin)
+        if several:
+            each = _of_runs(name, sides, steps, paired, own, confidence)
+        else:
+            each = _of_windows(name, sides, steps, paired, windows, random, own, confidence)
+        found.append(_beside(each, METRICS[name], sides, work))
     return together(found, margin, confidence, notes, work)
 
 
@@ -168,7 +173,7 @@ def _of_windows(name, sides, steps, paired, windows, random, margin, confidence)
         samples_of(side[0], metric, windows, steps[place][0] if steps else None) for place, side in enumerate(sides)
     )
     if not len(a.values) or not len(b.values):
-        return untold(name, f"{'B' if len(a.values) else 'A'} has no such value")
+        return untold(name, margin, f"{'B' if len(a.values) else 'A'} has no such value")
     # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
     pairs = paired and metric.source == "requests"
     evidence = windows_evidence(a, b, metric, pairs, random)
@@ -185,7 +190,7 @@ def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
         for place, side in enumerate(sides)
     ]
     if not np.isfinite(values[0] + values[1]).all():
-        return untold(name, "a run has no such value, or too many of its requests failed")
+        return untold(name, margin, "a run has no such value, or too many of its requests failed")
     evidence = runs_evidence(values[0], values[1], metric, paired)
     return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, paired))
 
@@ -196,11 +201,11 @@ def _counted(metric: Metric, sides: list[list[RunSamples]], paired: bool) -> flo
     return counting_error(*(np.concatenate([each.requests[metric.what] for each in side]) for side in sides), paired)
 
 
-def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work], margin: float) -> Compared:
+def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> Compared:
     """What failed requests and the client itself may have added to a latency, a verdict has to outlast."""
     if metric.source != "requests" or found.a is None or found.b is None:
         return found
     slowest = max(float(each.requests[metric.what].max()) for side in sides for each in side)
     for shift in shifts(metric, *work, (found.a, found.b), slowest):
-        found = outlasting(found, shift, margin)
+        found = outlasting(found, shift)
     return found

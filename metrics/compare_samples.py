@@ -24,6 +24,9 @@ SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moment
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
 SHARES = ("good", "served")  # of all requests, whatever came of them
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
+# A step is steady if it took at most so much of what is usual then: of the median of so many steps around it, each over
+# what its like take. What lasts for seconds (a busy host, a low clock) is usual; what meets single steps is not.
+STEADY_RATIO, STEPS_AROUND = 1.1, 21
 
 
 class Metric(NamedTuple):
@@ -44,9 +47,10 @@ METRICS: dict[str, Metric] = {
     "attainment": Metric("good", "mean", False, "requests"),
     "served": Metric("served", "mean", False, "requests"),
     "tokens_per_s": Metric("tokens", "mean", False, "tokens"),
-    "step_p50": Metric("step", "p50", True, "steps"),
-    "step_p95": Metric("step", "p95", True, "steps"),
-    "step_mean": Metric("step", "mean", True, "steps"),
+    "step_p50": Metric("ratio", "p50", True, "steps"),
+    "step_p95": Metric("ratio", "p95", True, "steps"),
+    "step_mean": Metric("ratio", "mean", True, "steps"),
+    "steady_steps": Metric("steady", "mean", False, "steps"),
 }  # fmt: skip
 
 
@@ -111,7 +115,7 @@ def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFra
     """The samples of a metric of a run. `steps` are those of `alike_steps`, for metrics of steps."""
     if metric.source == "steps":
         offsets = steps.begin_ns.to_numpy(dtype="float64") - each.begin_ns
-        return _cut(steps["ratio"].to_numpy(dtype="float64"), offsets, each.span_s * 1e9, windows)
+        return _cut(steps[metric.what].to_numpy(dtype="float64"), offsets, each.span_s * 1e9, windows)
     if metric.source == "tokens":
         return _tokens(each, windows)
     requests = each.requests
@@ -170,8 +174,8 @@ def steps_of(each: RunSamples) -> pd.DataFrame:
 
 
 def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tuple[list[list[pd.DataFrame]], float]:
-    """Of each run the steps that have their like on both sides, with `ratio`: their time over the median of their like
-    on both sides. And the share of all steps that are in it."""
+    """Of each run, in the order of time, the steps that have their like on both sides, with `ratio`: their time over
+    the median of their like on both sides, and `steady`. And the share of all steps that are in it."""
     tables = [pd.concat(side).assign(side=place) for place, side in enumerate(sides)]
     every = pd.concat(tables)
     counts = every.groupby(["like", "side"], sort=False).size().unstack(fill_value=0)
@@ -182,8 +186,10 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
     for side in sides:
         found.append([])
         for steps in side:
-            alike = steps[steps.like.isin(shared)].copy()
+            alike = steps[steps.like.isin(shared)].sort_values("begin_ns")
             alike["ratio"] = alike.took_ns / alike.like.map(medians)
+            usual = alike.ratio.rolling(STEPS_AROUND, center=True, min_periods=1).median()
+            alike["steady"] = alike.ratio <= STEADY_RATIO * usual
             kept += len(alike)
             found[-1].append(alike)
     return found, kept / max(len(every), 1)

@@ -41,6 +41,8 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         (["capacity", "steady-chat", "--start", "8", "--highest", "4"], 2, ["--start 8", "--highest 4"]),
         (["compare", "absent", "absent"], 2, ["absent", "not a folder"]),
         (["compare", ".", ".", "--margin", "-5%"], 2, ["--margin is -5%"]),
+        (["compare", ".", ".", "--margin", "3%", "--margin", "4%"], 2, ["one is given twice"]),
+        (["compare", ".", ".", "--margin", "e2e_mean=x%"], 2, ["--margin is x%"]),
         (["compare", ".", "."], 2, ["neither a run directory nor a folder of some"]),
         (["diagnose", "absent"], 1, ["absent", "not a folder"]),
         (["diagnose", "."], 1, ["run.json"]),

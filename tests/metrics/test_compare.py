@@ -5,12 +5,13 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from msgspec.structs import replace as replace_record
 
 from metrics.compare import Compared, counting_error, runs_evidence, statistic, together, weigh, windows_evidence
 from metrics.compare_runs import CompareError, compare_runs
-from metrics.compare_samples import METRICS, Samples, read_run
+from metrics.compare_samples import METRICS, Samples, alike_steps, read_run
 from metrics.rundir import RunDirectory
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
 
@@ -124,8 +125,8 @@ def test_failures_do_not_make_a_run_faster(tmp_path):
 
 
 def verdict_of(name: str, verdict: str, p_worse: float) -> Compared:
-    return Compared(metric=name, verdict=verdict, a=1.0, b=1.0, ratio=1.0, low=0.9, high=1.1, paired=True, clusters=20,
-                    p_worse=p_worse)  # fmt: skip
+    return Compared(metric=name, verdict=verdict, a=1.0, b=1.0, ratio=1.0, low=0.9, high=1.1, margin=0.05, paired=True,
+                    clusters=20, p_worse=p_worse)  # fmt: skip
 
 
 def test_one_metric_among_many_must_be_surer_and_no_worse_takes_all_of_them():
@@ -149,11 +150,13 @@ def test_the_same_system_is_no_worse_and_a_tenth_of_the_steps_slowed_by_a_fifth_
     same, slowed = (run_of(tmp_path / name, plant, 1, 200) for name, plant in (("s", USUAL), ("w", TENTH_SLOWED)))
     found = compare_runs([a], [same])
     assert found.verdict == "no worse", found
-    assert all(each.paired == (not each.metric.startswith("step")) for each in found.metrics)
+    assert all(each.paired == (METRICS[each.metric].source == "requests") for each in found.metrics)
     worse = compare_runs([a], [slowed])
     assert worse.verdict == "worse", worse
     by_name = {each.metric: each for each in worse.metrics}
-    assert by_name["step_p95"].verdict == "worse" and by_name["step_p95"].ratio > 1.1
+    assert by_name["steady_steps"].verdict == "worse" and by_name["steady_steps"].ratio < 0.92
+    (tail,) = compare_runs([a], [slowed], metrics=["step_p95"]).metrics
+    assert tail.verdict == "worse" and tail.ratio > 1.1
     assert by_name["e2e_mean"].verdict == "no worse" and by_name["e2e_mean"].ratio == pytest.approx(1.02, abs=0.015)
     other = run_of(tmp_path / "o", USUAL, 2, 100)
     assert not any(each.paired for each in compare_runs([a], [other]).metrics)
@@ -181,6 +184,30 @@ def test_several_runs_a_side_are_weighed_by_their_runs(tmp_path):
     assert found.verdict == "worse" and [each.clusters for each in found.metrics] == [3, 3]
     with pytest.raises(CompareError, match="A has 3 runs and B has 1"):
         compare_runs(sides[0], sides[1][:1])
+
+
+def test_a_step_is_steady_beside_those_around_it():
+    """Whatever the steps hold, and whatever lasts: a host that is busy for a while is no step that sticks out."""
+    took = np.where(np.arange(300) % 2, 1e6, 3e6)  # two kinds of steps, in turns
+    took[100:] *= 1.5
+    took[50::50] *= 1.2
+    steps = pd.DataFrame(
+        {"begin_ns": np.arange(300.0), "took_ns": took, "like": np.where(np.arange(300) % 2, "a", "b")}
+    )
+    ((alike,), (same,)), share = alike_steps([[steps.sample(frac=1, random_state=0)], [steps]])
+    sticks_out = [place in (50, 100, 150, 200, 250) for place in range(300)]
+    assert share == 1 and (~alike.steady).tolist() == (~same.steady).tolist() == sticks_out
+
+
+def test_a_metric_may_have_a_margin_of_its_own(tmp_path):
+    a, slowed = (run_of(tmp_path / name, plant, 1, 100) for name, plant in (("a", USUAL), ("w", TENTH_SLOWED)))
+    found = compare_runs([a], [slowed], metrics=["e2e_mean", "steady_steps"], margins={"steady_steps": 0.3})
+    assert [each.margin for each in found.metrics] == [0.05, 0.3] and found.verdict == "no worse", found
+    assert compare_runs([a], [slowed], margin=0.3, margins={"steady_steps": 0.05}).verdict == "worse"
+    with pytest.raises(CompareError, match="step_p95 has a margin and is not compared; compared are e2e_mean"):
+        compare_runs([a], [slowed], metrics=["e2e_mean"], margins={"step_p95": 0.1})
+    with pytest.raises(CompareError, match="no metric nonsense"):
+        compare_runs([a], [slowed], margins={"nonsense": 0.1})
 
 
 def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):

@@ -24,6 +24,9 @@ PLACES = {
 }
 NUMBERS = struct.Struct("dd")
 VARIABLE = "SOJOURN_PLANTS"
+# `N:SHARE`: every N-th step takes longer by this share of itself, by work and not by sleep, as on a slower device.
+STRETCH = "SOJOURN_STRETCH"
+STEP_END = ("engine.engine", "Engine", "_collect_next")
 
 
 class Delay:
@@ -74,6 +77,24 @@ def delayed_write(function, delay: Delay):
     return send
 
 
+def stretched(function, every: int, share: float):
+    """The end of a step (STEP_END), before the clock is read that ends it."""
+    calls = 0
+
+    def call(engine, readings):
+        nonlocal calls
+        result = function(engine, readings)
+        calls += 1
+        if calls % every == 0:
+            now = time.monotonic_ns()
+            until = now + share * (now - readings[0])
+            while time.monotonic_ns() < until:
+                pass
+        return result
+
+    return call
+
+
 class Wrapper(importlib.abc.MetaPathFinder):
     """Wraps functions as soon as their modules have been loaded."""
 
@@ -105,5 +126,8 @@ def plants(shared: mmap.mmap) -> list:
     return [(PLACES[place], partial(wrap, delay=Delay(shared, place))) for place, wrap in wraps.items()]
 
 
+if STRETCH in os.environ:
+    EVERY, SHARE = os.environ[STRETCH].split(":")
+    sys.meta_path.insert(0, Wrapper([(STEP_END, partial(stretched, every=int(EVERY), share=float(SHARE)))]))
 if VARIABLE in os.environ:
     sys.meta_path.insert(0, Wrapper(plants(mapped(os.environ[VARIABLE]))))
