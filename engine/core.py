@@ -3,7 +3,6 @@
 python -m engine.core SOCKET_DIRECTORY FIRST_STEP FRONT_PID < engine-config.json
 """
 
-import gc
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from engine import messages
+from engine import garbage, messages
 from engine.books import make_books
 from engine.config import EngineConfig, model_folder
 from engine.cores import let_threads_sleep, num_cores
@@ -38,8 +37,7 @@ def main() -> None:
         raise
     else:
         outbox.send(messages.encode(ready))
-        gc.collect()
-        gc.freeze()  # what loading left is no garbage: else a collection walks through all of torch between two tokens
+        garbage.settle()
         try:
             loop(engine, inbox, outbox, front_pid)
         finally:

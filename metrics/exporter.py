@@ -23,7 +23,7 @@ from metrics.records import RequestRecord, SystemRecord
 from metrics.series import CONTENT_TYPE, Series
 from metrics.step_batch import Steps
 
-FOLDED_AT_ONCE = 32  # requests: about a millisecond
+FOLDED_AT_ONCE = 128  # requests
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]
 
 
@@ -87,7 +87,7 @@ class Exporter:
         self._gauges.observe_state(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
 
     def observe_request(self, request: RequestRecord) -> None:
-        """Takes one ended request. Some are folded in together: code that is warm takes a quarter of the time."""
+        """Takes one ended request. Many are folded in together."""
         self._ended.append(request)
         if len(self._ended) >= FOLDED_AT_ONCE:
             self._fold_requests()
@@ -147,9 +147,9 @@ class Exporter:
 
     def _fold_requests(self) -> None:
         ended, self._ended = self._ended, []
-        for request in ended:
-            self._requests.observe(request)
-            if self._vllm is not None:
+        self._requests.observe_all(ended)
+        if self._vllm is not None:
+            for request in ended:
                 self._vllm.observe_request(request)
 
 

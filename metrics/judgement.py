@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import sub
 
 import numpy as np
 
-from metrics.ledger import Account
 from metrics.objectives import EVERY_CLASS
 from metrics.records import RequestRecord
 from metrics.series import FEW
@@ -42,6 +42,14 @@ def gaps_ns(token_ns: Sequence[int]) -> Sequence[int] | np.ndarray:
     return np.diff(np.asarray(token_ns, dtype=np.int64))
 
 
+def all_gaps_ns(token_ns: Sequence[Sequence[int]]) -> np.ndarray:
+    """The same of several requests, one after the other."""
+    lengths = np.array([len(times) for times in token_ns])
+    ns = np.fromiter(chain.from_iterable(token_ns), np.int64, int(lengths.sum()))
+    between = np.cumsum(lengths[lengths > 0])[:-1] - 1  # from the last token of a request to the first of the next
+    return np.delete(np.diff(ns), between)
+
+
 def bounds_of(klass: str, objectives: Bounds) -> Mapping[str, float]:
     """The objectives that a class has: its own, or those of "all"."""
     return objectives.get(klass if klass in objectives else EVERY_CLASS, {})
@@ -57,8 +65,3 @@ def met(request: RequestRecord, latencies: Mapping[str, float], bounds_ms: Mappi
         name: served and latencies.get(name, 0 if name == "tpot_ms" else math.inf) <= bound_ms * 1e6
         for name, bound_ms in bounds_ms.items()
     }
-
-
-def accounted_ns(ledger: list[int]) -> int:
-    """What the server's accounts hold; the client's are not the server's to see."""
-    return sum(ledger) - ledger[Account.CLIENT_LAG] - ledger[Account.CLIENT_NETWORK]

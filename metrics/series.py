@@ -120,7 +120,7 @@ class _Histograms(dict[Labels, Histogram]):
 
 
 class Sums:
-    """Samples of counters, each the sum of one number field of a record. Added up without a loop in Python."""
+    """Samples of counters, each the sum of one number field of records."""
 
     def __init__(self, series: Series, fields: Mapping[tuple[str, ...], str]):
         """`fields`: metric and label values → field of the record; two at least."""
@@ -128,8 +128,10 @@ class Sums:
         self._read = attrgetter(*fields.values())
         self._totals = [0] * len(fields)
 
-    def add(self, record: Any) -> None:
-        self._totals = list(map(add, self._totals, self._read(record)))
+    def add_all(self, records: Sequence[Any]) -> None:
+        self._totals = [
+            total + sum(numbers) for total, *numbers in zip(self._totals, *map(self._read, records), strict=True)
+        ]
 
     def settle(self) -> None:
         """Brings the series up to date, for a scrape."""
@@ -143,10 +145,11 @@ class Tallies:
     def __init__(self, series: Series, fields: Mapping[str, str]):
         self._counters = [(series.numbers[name], attrgetter(field)) for name, field in fields.items()]
 
-    def add(self, record: Any) -> None:
+    def add_all(self, records: Sequence[Any]) -> None:
         for samples, read in self._counters:
-            for label, number in read(record).items():
-                samples[(label,)] += number
+            for numbers in map(read, records):
+                for label, number in numbers.items():
+                    samples[(label,)] += number
 
 
 class Spectra:
@@ -157,11 +160,10 @@ class Spectra:
         self._histograms = [series.histograms[name][()] for name in fields]
         self._read = attrgetter(*fields.values())
 
-    def observe(self, record: Any) -> None:
+    def observe_all(self, records: Sequence[Any]) -> None:
         """None is not observed."""
-        for histogram, value in zip(self._histograms, self._read(record), strict=True):
-            if value is not None:
-                histogram.observe(value)
+        for histogram, values in zip(self._histograms, zip(*map(self._read, records), strict=True), strict=True):
+            histogram.observe_all([value for value in values if value is not None])
 
 
 def _head(metric: Metric) -> str:

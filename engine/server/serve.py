@@ -1,12 +1,12 @@
 """Runs the server until it is told to stop."""
 
 import asyncio
-import gc
 import socket
 import sys
 
 import uvicorn
 
+from engine import garbage
 from engine.config import EngineConfig
 from engine.server.app import build_app
 from engine.server.core_client import CoreClient
@@ -70,8 +70,7 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
     while core.state != "failed":
         await core.wait_for_change()
         if core.state == "ready":
-            gc.collect()
-            gc.freeze()  # what importing left is no garbage: else a collection walks through it between two tokens
+            garbage.settle()
             facts = core.ready
             held = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
             served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{held} on {facts.device})"

@@ -319,6 +319,21 @@ def test_page_declares_the_whole_catalogue_with_its_types():
     assert len(families) == len(METRIC_BY_NAME)
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 9), scrapes=st.sets(st.integers(0, 8)))
+def test_requests_count_the_same_however_many_are_folded_at_once(seed, count, scrapes):
+    rng = Random(seed)
+    requests = [random_request(rng, index) for index in range(count)]
+    exporter = Exporter("tiny", OBJECTIVES)
+    for index, request in enumerate(requests):
+        exporter.observe_request(request)
+        if index in scrapes:
+            exporter.render()
+    by_turns, at_once = scraped(exporter), fed([], requests)
+    spent = ("sojourn_telemetry_render_seconds_total", frozenset())
+    assert by_turns | {spent: 0} == pytest.approx(at_once | {spent: 0})
+
+
 def test_model_name_of_any_text_survives_the_page():
     exporter = Exporter('a "b"\\\n{c}')
     family = next(iter(text_string_to_metric_families(exporter.render().decode())))
