@@ -28,11 +28,11 @@ class CallResponse(Response):
         self._call = call
         self._wording = wording
         self._on_record = on_record
-        self._work = self._stream if stream else self._whole
+        self._streams = stream  # a method kept here would be a cycle: nothing of a call would go before a collection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = self._gone = asyncio.create_task(_disconnected(receive))
-        work = asyncio.create_task(self._work(send))
+        work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:

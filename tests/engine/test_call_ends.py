@@ -23,11 +23,12 @@ from engine.server.core_client import Work
 from engine.server.errors import ApiError
 from engine.server.grammar_checks import GrammarChecks
 from engine.server.queue_speed import QueueSpeed
+from engine.server.responses import CallResponse
 from engine.server.sequence import Sequence
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.rundir import RunDirectory
 
-MODEL = "tiny-model"
+MODEL, COMPLETIONS = "tiny-model", "/v1/completions"
 
 
 @contextlib.asynccontextmanager
@@ -47,9 +48,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def abandoned(app: FastAPI, body: dict, leave: Callable[[list[dict]], Awaitable[None]], name: str = "") -> None:
+async def abandoned(
+    app: FastAPI, body: dict, leave: Callable[[list[dict]], Awaitable[None]], name: str = "",
+    path: str = COMPLETIONS,
+) -> None:  # fmt: skip
     """A call whose client leaves when `leave(what was written to it)` returns."""
-    content = json.dumps({"model": MODEL, "prompt": "The", "ignore_eos": True} | body).encode()
+    content = json.dumps(
+        {"model": MODEL, "ignore_eos": True} | ({"prompt": "The"} if path == COMPLETIONS else {}) | body
+    ).encode()
     messages, written = [{"type": "http.request", "body": content}], []
 
     async def receive() -> dict:
@@ -62,7 +68,7 @@ async def abandoned(app: FastAPI, body: dict, leave: Callable[[list[dict]], Awai
         written.append(message)
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "http_version": "1.1",
+        "type": "http", "method": "POST", "path": path, "query_string": b"", "http_version": "1.1",
         "headers": [(b"x-request-id", name.encode())] if name else [], "scheme": "http", "server": ("x", 80),
         "client": ("x", 1), "root_path": "",
     }  # fmt: skip
@@ -274,3 +280,33 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
             await checks.stop()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
+    """Else it runs every few requests, and all streams wait for it."""
+    kinds = (Call, CallResponse, Sequence, Work)
+    bodies = {
+        "/v1/completions": {"prompt": "Hello", "n": 2, "max_tokens": 4},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 4},
+    }
+
+    async def told(written: list) -> None:
+        await until(lambda: len(written) > 1 and not written[-1].get("more_body"))
+
+    async def check() -> None:
+        async with running(tmp_path) as (app, _):
+            for path, body in bodies.items():
+                gc.collect()
+                gc.disable()
+                try:
+                    await abandoned(app, body | {"stream": stream}, told, path=path)
+                    await asyncio.sleep(0.1)
+                    left = [type(thing) for thing in gc.get_objects() if type(thing) in kinds]
+                finally:
+                    gc.enable()
+                assert not left, (path, left)
+
+    asyncio.run(check())
+    assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * len(bodies)
