@@ -16,8 +16,8 @@ from metrics.records import STAGES
 from metrics.step_batch import NUMBERS, Makeup, StepBatch
 
 # A batch is sent so long after its first step ended: telling steps one by one would cost more than making them, and the
-# front, while it works on a batch, writes no token.
-HOLD_NS = 1_000_000_000
+# front, while it works on a batch, writes no token. What it does for a batch hardly depends on how many steps it has.
+HOLD_NS = 2_000_000_000
 MOST_STEPS = 4_096  # of a batch
 
 # A row as the loop writes it: readings of clocks and counters, as they are. What NUMBERS are besides is worked out for
