@@ -4,6 +4,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ _PACKAGES = (
     "uvicorn",
 )
 _GPU_QUERY = ("name", "memory.total", "driver_version")
+
+# A step waits for the slowest of its threads, so what is stolen from one core costs it more than its share (a third of
+# two cores doubled its time), and the differences that runs are to tell begin at 1 %.
+STEAL_WARNS_PERCENT = 1.0
 
 
 def hardware() -> dict[str, Any]:
@@ -81,6 +87,35 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def company() -> str | None:
-    """A sentence where other processes take more than a quarter of this machine's CPU: what is measured then is low."""
-    taken = psutil.cpu_percent(interval=0.5)
-    return f"other work runs here ({taken:.0f}% of the CPU is taken)" if taken > 25 else None
+    """A sentence where other processes take more than a quarter of this machine's CPU, or the hypervisor more than
+    STEAL_WARNS_PERCENT: what is measured then is low. An idle machine is hardly stolen from: see `stolen`."""
+    with stolen() as percent:
+        taken = psutil.cpu_percent(interval=0.5)  # what is stolen counts as taken
+    steal = percent() or 0.0
+    told = [f"other work runs here ({taken - steal:.0f}% of the CPU is taken)"] if taken - steal > 25 else []
+    if steal > STEAL_WARNS_PERCENT:
+        told.append(f"the hypervisor gives {steal:.0f}% of the CPU to other machines")
+    return " and ".join(told) or None
+
+
+@contextmanager
+def stolen() -> Iterator[Callable[[], float | None]]:
+    """`with stolen() as percent: ...` and `percent()` then tells what `steal_percent` says of that block."""
+    times = [psutil.cpu_times()]
+    yield lambda: steal_percent(times[0], times[-1])
+    times.append(psutil.cpu_times())
+
+
+def steal_percent(earlier: Any, later: Any) -> float | None:
+    """Of the time of all cores between two `psutil.cpu_times()`, 0 to 100, what the hypervisor gave to other machines
+    while this one had work. None where the kernel does not count it, or too little time has passed for its ticks.
+
+    `psutil.cpu_times_percent` would not do: it remembers the last call of each thread, and says 0 at a thread's first
+    one; and of less than a second of CPU time it tells the share of a whole second.
+    """
+    if not hasattr(later, "steal"):
+        return None
+    kinds = [kind for kind in later._fields if kind not in ("guest", "guest_nice")]  # these are in `user` and `nice`
+    spent = {kind: max(0.0, getattr(later, kind) - getattr(earlier, kind)) for kind in kinds}  # iowait may go back
+    whole = sum(spent.values())
+    return 100 * spent["steal"] / whole if whole > 0 else None

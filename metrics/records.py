@@ -177,6 +177,7 @@ class SystemRecord(msgspec.Struct, frozen=True):
     front_cpu_seconds: float | None = None
     core_cpu_seconds: float | None = None
     front_rss_bytes: int | None = None
+    host_steal_percent: float | None = None  # of all cores together: what the hypervisor gave to other machines
 
 
 class KernelRecord(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from metrics.machine import steal_percent
 from metrics.records import SystemRecord
 
 try:
@@ -42,12 +43,15 @@ class SystemSampler:
         nvml: ModuleType | Any | None = pynvml,
         powercap: Path = POWERCAP,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_times: Callable[[], Any] = psutil.cpu_times,
     ):
         self._front = psutil.Process(front_pid)
         self._core: psutil.Process | None = None
         self._gpu = GpuSensors(nvml) if nvml is not None else None
         self._cpu_energy = CpuEnergy(powercap)
         self._clock_ns = clock_ns
+        self._cpu_times = cpu_times
+        self._last_cpu_times = cpu_times()
 
     def sample(self, core_pid: int | None) -> SystemRecord:
         """`core_pid` may change, when the core is restarted, or be None while there is none."""
@@ -57,11 +61,13 @@ class SystemSampler:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._core = psutil.Process(core_pid)
         now_ns = self._clock_ns()
+        earlier, self._last_cpu_times = self._last_cpu_times, self._cpu_times()
         return SystemRecord(
             ns=now_ns,
             host_cpu_percent=psutil.cpu_percent(),
             host_available_bytes=psutil.virtual_memory().available,
             cpu_power_watts=self._cpu_energy.watts(now_ns),
+            host_steal_percent=steal_percent(earlier, self._last_cpu_times),
             **_process("front", self._front),
             **_process("core", self._core),
             **(self._gpu.read() if self._gpu is not None else {}),

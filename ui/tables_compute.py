@@ -133,6 +133,7 @@ SENSORS = (
     ("core_cpu_percent", "core process", "%", 1.0, "of one core (%)"),
     ("front_cpu_percent", "front process", "%", 1.0, "of one core (%)"),
     ("gpu_utilisation_percent", "GPU has a kernel", "%", 1.0, "of one core (%)"),
+    ("host_steal_percent", "given to other machines", "%", 1.0, "of all cores (%)"),
 )
 
 

@@ -86,6 +86,7 @@ def random_system(rng: Random, second: int = 0) -> SystemRecord:
         gpu_memory_clock_mhz=2619.0, gpu_temperature_celsius=rng.uniform(30, 80),
         gpu_throttle_reasons=rng.sample(sorted(THROTTLE_REASONS.values()), 2), cpu_power_watts=rng.uniform(20, 300),
         front_cpu_seconds=0.2 * second, core_cpu_seconds=0.9 * second, front_rss_bytes=rng.randint(1, 2**31),
+        host_steal_percent=rng.uniform(0, 40),
     )  # fmt: skip
 
 

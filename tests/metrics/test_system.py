@@ -1,6 +1,7 @@
 """The machine's sensors: a scripted NVIDIA driver, and energy counters of a kernel in a folder."""
 
 import os
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from metrics.records import SystemRecord
 from metrics.system import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
 
 S = 1_000_000_000
+Times = namedtuple("Times", ["user", "idle", "steal", "guest"])  # as psutil gives them, but fewer
 
 
 class DriverError(Exception):
@@ -155,3 +157,25 @@ def test_a_sample_knows_both_processes_and_their_ends(tmp_path):
 def test_a_machine_without_a_driver_has_none_of_its_sensors(tmp_path):
     record = SystemSampler(os.getpid(), nvml=None, powercap=tmp_path).sample(None)
     assert {getattr(record, name) for name in ALL} == {None}
+
+
+def steal_of(tmp_path, *readings) -> list[float | None]:
+    """What a sampler tells that is made at the first reading, and samples at each later one."""
+    read = iter(readings)
+    sampler = SystemSampler(os.getpid(), nvml=None, powercap=tmp_path, cpu_times=lambda: next(read))
+    return [sampler.sample(None).host_steal_percent for _ in readings[1:]]
+
+
+def test_steal_is_the_share_of_all_cores_since_the_sample_before(tmp_path):
+    readings = Times(9, 9, 9, 9), Times(9.5, 10.0, 9.5, 9.5), Times(9.5, 12.0, 9.5, 9.5), Times(9.5, 12.0, 10.0, 9.5)
+    assert steal_of(tmp_path, *readings) == [25.0, 0.0, 100.0]  # a guest's time is the user's, too
+
+
+def test_steal_is_not_told_before_the_ticks_move_nor_where_nobody_counts_it(tmp_path):
+    assert steal_of(tmp_path, Times(9, 9, 9, 9), Times(9, 9, 9, 9), Times(9, 10, 9, 9)) == [None, 0.0]
+    uncounted = namedtuple("Times", ["user", "idle"])
+    assert steal_of(tmp_path, uncounted(1, 1), uncounted(2, 2)) == [None]
+
+
+def test_a_counter_that_goes_back_takes_nothing_from_the_others(tmp_path):
+    assert steal_of(tmp_path, Times(5, 5, 5, 5), Times(6, 4.5, 6, 5)) == [50.0]
