@@ -150,9 +150,10 @@ COMPUTE = (
         gauges("GPU clocks", "sojourn_compute_sm_clock_hertz", "sojourn_compute_memory_clock_hertz", operator="min"),
         gauges("GPU held back, by reason", "sojourn_compute_throttle_active", by="reason", operator="max"),
         gauges("GPU temperature", "sojourn_compute_temperature_celsius", operator="max"),
-        gauges("GPU in use", "sojourn_compute_utilisation_ratio", operator="avg", width=12),
+        gauges("GPU in use", "sojourn_compute_utilisation_ratio", operator="avg"),
+        gauges("CPU time given to other machines", "sojourn_compute_steal_ratio", operator="max"),
         rates("Kernels of profile bursts, by class", "sojourn_compute_kernel_seconds_total", by="klass", shape="stack",
-              width=12, note="Only after POST /debug/profile: shares, no totals."),
+              note="Only after POST /debug/profile: shares, no totals."),
     )),
 )  # fmt: skip
 

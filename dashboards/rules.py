@@ -120,7 +120,15 @@ ALERTS = (
     _alert(
         "SojournStepsSlow", "model_name:sojourn_compute_residual:ratio_rate5m > 0.2", "10m", "warning",
         "Steps of {{ $labels.model_name }} take {{ $value | humanizePercentage }} longer than what they held explains",
-        "Dashboard sojourn-compute: look for lower clocks, a neighbour on the device, or another kernel than usual.",
+        "Dashboard sojourn-compute: look for lower clocks, CPU time that others got, a neighbour on the device, "
+        "or another kernel than usual.",
+    ),
+    _alert(
+        "SojournCpuStolen", "max by (model_name) (avg_over_time(sojourn_compute_steal_ratio[5m])) > 0.05",
+        "10m", "warning",
+        "Other machines get {{ $value | humanizePercentage }} of the CPU time of {{ $labels.model_name }}",
+        "Steps wait for their slowest thread, so they lose more than that. A host with fewer neighbours, or cores of "
+        "its own, would help, a setting would not. Dashboard sojourn-compute, row `The machine`.",
     ),
     _alert(
         "SojournLedgerOpen", "model_name:sojourn_request_unclosed:ratio_rate5m > 0.01", "10m", "warning",

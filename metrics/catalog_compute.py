@@ -74,6 +74,9 @@ COMPUTE = (
     gauge("compute", "temperature_celsius", "celsius", "Temperature of the GPU.", "Of the chip, not of its memory."),
     gauge("compute", "utilisation_ratio", "ratio", "Share of the time in which the GPU ran any kernel.",
           "Not how much of the GPU it used."),
+    gauge("compute", "steal_ratio", "ratio",
+          "Share of the time of all cores that the hypervisor gave to other machines while this one had work.",
+          "Mean of a second; 0 also under a hypervisor that does not tell; no series where the kernel does not count."),
     counter("compute", "cpu_seconds_total", "seconds", "CPU time of a process: front, core.",
             "User and system time, of all its threads.", process=PROCESSES),
 )  # fmt: skip

@@ -16,6 +16,7 @@ GAUGES = {
     "sojourn_compute_temperature_celsius": ("gpu_temperature_celsius", 1),
     "sojourn_compute_utilisation_ratio": ("gpu_utilisation_percent", 0.01),
     "sojourn_memory_device_used_bytes": ("gpu_memory_used_bytes", 1),
+    "sojourn_compute_steal_ratio": ("host_steal_percent", 0.01),
 }
 
 

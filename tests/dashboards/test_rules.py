@@ -24,6 +24,7 @@ KV_USAGE = "sojourn_memory_kv_usage_ratio"
 SLOWER = 'sojourn_compute_residual_seconds_total{direction="slower"}'
 FASTER = 'sojourn_compute_residual_seconds_total{direction="faster"}'
 PREDICTED = "sojourn_compute_predicted_seconds_total"
+STOLEN = "sojourn_compute_steal_ratio"
 UNCLOSED = "sojourn_request_unclosed_total"
 PREEMPTED = "sojourn_memory_preemptions_total"
 EVICTED = 'sojourn_memory_prefix_outcome_tokens_total{outcome="miss_evicted"}'
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {SLOWER: "0+15x20", FASTER: "0+1x20", PREDICTED: "0+30x20"},
         {SLOWER: "0+15x20", FASTER: "0+14x20", PREDICTED: "0+30x20"},  # noise: as fast as predicted in all
     ),
+    "SojournCpuStolen": ({STOLEN: "0.08x20"}, {STOLEN: "0.02x20"}),
     "SojournLedgerOpen": ({UNCLOSED: "0+1x20", FINISHED: "0+10x20"}, {UNCLOSED: "0x20", FINISHED: "0+10x20"}),
     "SojournRecordsLost": ({DROPPED: "0x15 9x5", FAILED: "0x20"}, {DROPPED: "9x20", FAILED: "3x20"}),
 }

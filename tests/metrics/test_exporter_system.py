@@ -26,7 +26,9 @@ def page(*records: SystemRecord) -> dict:
 
 
 def test_machine_without_sensors_has_no_series_for_them():
-    of_sensors = ("power", "energy", "clock", "throttle", "temperature", "utilisation", "device_used", "resident")
+    of_sensors = (
+        "power", "energy", "clock", "throttle", "temperature", "utilisation", "device_used", "resident", "steal",
+    )  # fmt: skip
     seen = page(random_system(Random(1)), BARE, BARE)
     assert not [name for name, _ in seen if any(word in name for word in of_sensors)]
 
@@ -37,10 +39,12 @@ def test_gauges_are_those_of_the_last_sample_in_base_units():
         gpu_sm_clock_mhz=1500.0,
         gpu_utilisation_percent=25.0,
         gpu_throttle_reasons=["sw_thermal"],
+        host_steal_percent=30.0,
     )
     seen = page(random_system(Random(1)), sample)
     assert value(seen, "compute_sm_clock_hertz") == 1.5e9
     assert value(seen, "compute_utilisation_ratio") == 0.25
+    assert value(seen, "compute_steal_ratio") == pytest.approx(0.3)
     assert value(seen, "compute_power_watts", device="gpu") == sample.gpu_power_watts
     assert value(seen, "memory_resident_bytes", process="core") == sample.core_rss_bytes
     active = {r: value(seen, "compute_throttle_active", reason=r) for r in THROTTLE_REASONS.values()}
