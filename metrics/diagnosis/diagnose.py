@@ -12,6 +12,7 @@ from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tig
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
 from metrics.diagnosis.server import shares_seen, warnings_of, what_is_seen
+from metrics.diagnosis.steal import steal_sentence
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
 from metrics.energy import run_energy
@@ -261,6 +262,8 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
         warnings.append("no step records: causes that show only in steps cannot be told")
     elif facts.steps is not None and facts.steps.model is None:
         warnings.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    if stolen := steal_sentence(facts.steal):
+        warnings.append(stolen)
     if clocks := uncertainty_sentence(facts.meta):
         warnings.append(clocks)
     if joined and closed < CLOSURE_WARNS * joined:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.blame_book import Book, TooLarge, book_of
+from metrics.diagnosis.steal import Steal, steal_within
 from metrics.diagnosis.stepfacts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.goodput import judged, measured, measured_steps, window_ns
@@ -55,6 +56,7 @@ class Facts:
     book: Callable[[], Book | None]  # who delayed whom; read when it is asked for, once
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
+    steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def gather(run: RunDirectory) -> Facts:
         book=cache(lambda: _book(run)),
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
+        steal=steal_within(run.table("system"), *span) if span else None,
     )
 
 

@@ -1,0 +1,45 @@
+"""CPU time that a hypervisor gave to other machines while a run was measured, from rows of the table `system`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from metrics.machine import STEAL_WARNS_PERCENT
+
+SAMPLE_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Steal:
+    """In percent of the time of all cores of the server's machine."""
+
+    mean: float  # over the window
+    worst: float  # of the samples, of a second each, that reach into the window
+
+
+def steal_within(system: pd.DataFrame, begin_ns: int, end_ns: int) -> Steal | None:
+    """None where no sample of the window tells. A sample is the mean since the one before, and counts as far as that
+    time lies in the window."""
+    if not len(system):
+        return None
+    rows = system.sort_values("ns")
+    ends = rows.ns.to_numpy("float64")
+    begins = np.concatenate(([ends[0] - SAMPLE_NS], ends[:-1]))
+    within = np.minimum(ends, end_ns) - np.maximum(begins, begin_ns)
+    percent = rows.host_steal_percent.to_numpy("float64")
+    told = (within > 0) & ~np.isnan(percent)
+    if not told.any():
+        return None
+    return Steal(float(np.average(percent[told], weights=within[told])), float(percent[told].max()))
+
+
+def steal_sentence(steal: Steal | None) -> str | None:
+    """Of a window that lost more than STEAL_WARNS_PERCENT."""
+    if steal is None or steal.mean <= STEAL_WARNS_PERCENT:
+        return None
+    return (
+        f"the hypervisor gave {steal.mean:.1f}% of the CPU time of the server's machine to other machines "
+        f"({steal.worst:.0f}% in the worst second): step times and latencies are those of a machine that was not its "
+        "own. Measure again, or compare only runs with as little"
+    )
