@@ -4,12 +4,16 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from argparse import Namespace
+from collections import namedtuple
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -21,7 +25,7 @@ from engine.compute import calibration
 from engine.token.checkpoint import ModelError
 from engine.token.models.registry import load_model
 from metrics.roofline import CeilingError, Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
-from tests.bench import client, shapes, tables, worker, workloads
+from tests.bench import client, overhead, shapes, tables, worker, workloads
 from tests.bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
 from tests.bench.command import _check_writable, _measure, _peers
 from tests.bench.results import BenchError, Point, Report, Row, read_report, write_report
@@ -353,3 +357,25 @@ def test_shapes_and_bare_configs_become_folders_of_random_weights(tmp_path):
     file = bare(tmp_path, DENSE) / "config.json"
     assert shapes.model_to_bench(str(file), tmp_path / "made")[1] == "dummy"
     assert shapes.model_to_bench("tiny-model", tmp_path) == ("tiny-model", "auto")
+
+
+@pytest.mark.parametrize(("counted", "column"), [(True, "25.0"), (False, "-")])
+def test_overhead_keeps_what_was_stolen_from_each_load_beside_its_figures(monkeypatch, capsys, counted, column):
+    kinds = ("user", "idle", "steal") if counted else ("user", "idle")
+    reading, now = namedtuple("reading", kinds), dict.fromkeys(kinds, 0.0)
+
+    def measure(name: str, workload: workloads.Workload, concurrency: int) -> dict[str, float]:
+        for kind in kinds:
+            now[kind] += {"user": 1.0, "idle": 2.0, "steal": 1.0}[kind]
+        return {"output_tokens_per_s": 100.0}
+
+    monkeypatch.setattr(psutil, "cpu_times", lambda: reading(**now))
+    report = Report("overhead", "t", "c", "d", {}, {})
+    options = Namespace(pairs=2, concurrency=[1], requests_per_stream=1, input_len=4, output_len=4, json=None)
+    overhead.measure_pairs(report, options, lambda stack, order: measure)
+    for name in overhead.TELEMETRY:
+        assert report.at(name, "c=1").figures.get("steal_percent") == ([25.0, 25.0] if counted else None)
+    assert capsys.readouterr().out.count("tokens/s, 25.0% of the CPU stolen") == (4 if counted else 0)
+    console = Console(width=160, file=io.StringIO())
+    console.print(overhead.table(report, [1]))
+    assert re.search(rf"\s{column}\s*│\s*$", console.file.getvalue(), re.MULTILINE)

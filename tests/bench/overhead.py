@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import model_folder
+from metrics.machine import stolen
 from tests.bench.contenders import ours
 from tests.bench.online import run_client
 from tests.bench.results import BenchError, Report, new_report, write_report
@@ -86,12 +87,14 @@ def measure_pairs(
                 seed = 1000 * (pair + 1) + concurrency
                 workload = streams(count, options.input_len, options.output_len, seed, VOCABULARY)
                 for name in order:
-                    figures = measure(name, workload, concurrency)
+                    with stolen() as percent:
+                        figures = measure(name, workload, concurrency)
+                    told = f"pair {pair + 1}, c={concurrency}, {name}: {figures['output_tokens_per_s']:,.1f} tokens/s"
+                    if (steal := percent()) is not None:
+                        figures["steal_percent"] = steal
+                        told += f", {steal:.1f}% of the CPU stolen"
                     report.at(name, f"c={concurrency}").add(figures)
-                    print(
-                        f"pair {pair + 1}, c={concurrency}, {name}: {figures['output_tokens_per_s']:,.1f} tokens/s",
-                        flush=True,
-                    )
+                    print(told, flush=True)
         for concurrency in options.concurrency:
             found = costs(report, f"c={concurrency}", concurrency)
             report.at(TELEMETRY[0], f"c={concurrency}").facts = {
@@ -140,12 +143,14 @@ def measure_offline(model: str, settings: dict, most: int, stack: ExitStack, ord
 def table(report: Report, concurrency: list[int]) -> Table:
     shown = Table(title=f"{report.title}: full over off, medians of pairs with 95 % intervals")
     told = ("tokens/s lost, %", "p99 ITL gained, %", "us a step", "front, us a step", "core, us a step")
-    for column in ("", "tokens/s off", *told):
+    for column in ("", "tokens/s off", *told, "stolen, %"):
         shown.add_column(column, justify="right")
     for streams_at_once in concurrency:
         point = f"c={streams_at_once}"
         found = costs(report, point, streams_at_once)
         cells = [f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-" for name in told]
+        steal = [percent for name in TELEMETRY for percent in report.at(name, point).figures.get("steal_percent", [])]
+        cells.append(f"{np.median(steal):.1f}" if steal else "-")
         shown.add_row(point, f"{report.at('off', point).median('output_tokens_per_s'):,.1f}", *cells)
     return shown
 
