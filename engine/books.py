@@ -128,7 +128,8 @@ class FullBooks:
         if counts is None:
             self.log.pass_stages(readings)
             return readings[-1]
-        return self.log.record(*self._step, self.alive, counts, readings, clock)
+        step, plan, outcome, emitted_tokens = self._step
+        return self.log.record(step, plan, outcome, emitted_tokens, self.alive, counts, readings, clock)
 
 
 class NoBooks:

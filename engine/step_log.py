@@ -80,7 +80,9 @@ class StepLog:
             self._note_times(row, times)
         if plan.refusals or plan.preempted or outcome.graph != "eager" or outcome.entropy_millinats:
             self._note_others(row, plan, outcome)
-        begin_ns = readings[0]
+        # By name: a starred argument would make a list and a tuple of all that are given.
+        begun, received, planned, prepared, launched, waited, sampled, committed = readings
+        begin_ns = begun
         if self._stages is not None:
             begin_ns = self._begin_ns
             self._carried.append((row, self._stages))
@@ -92,7 +94,7 @@ class StepLog:
             step, begin_ns, outcome.device_begin_ns, device_end_ns, self._idle_since_ns, outcome.sampling_ns,
             plan.planned_ns, outcome.padding_tokens, outcome.logit_rows, plan.budget, plan.num_waiting, counts.free,
             counts.active, counts.reusable, counts.pinned, pool.evicted_blocks, pool.slots_written, alive.num_overrun,
-            emitted_tokens, *readings, end_ns,
+            emitted_tokens, begun, received, planned, prepared, launched, waited, sampled, committed, end_ns,
         )  # fmt: skip
         if not row:
             self.due_ns = end_ns + self._hold_ns

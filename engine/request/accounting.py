@@ -95,6 +95,10 @@ class Accountant:
         """A decision was taken in the turn that began at `begin_ns`. The wait clocks advance, who was admitted reads
         them, who was refused starts to."""
         plan.planned_ns = now_ns
+        if self._decided_ns is None and not (
+            plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.moves
+        ):
+            return  # nobody waits, and nobody did
         self._advance(now_ns)
         if self._arrived or plan.preempted or plan.moves:
             self._begin_waits(plan, begin_ns, now_ns)

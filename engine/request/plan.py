@@ -69,7 +69,7 @@ class Launched(Protocol):
     launched_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: its fields would be set one by one through a call each
 class StepOutcome:
     """What a step gave, and the host's clock readings. The device's are told by the host's clock, too."""
 

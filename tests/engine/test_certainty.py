@@ -79,7 +79,7 @@ def test_numbers_that_are_none_are_not_told():
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_records_of_a_running_engine_hold_it_and_its_tokens_are_the_same(overlap, checkpoints):
     engine, published = make_engine(checkpoints["llama"], overlap=overlap)
-    hand_over(engine, [submit(name, [5, 9, 11], 150, temperature=0.9, top_p=0.9, seed=4) for name in "ab"])
+    hand_over(engine, [submit(name, [5, 9, 11], 2 * EVERY + 20, temperature=0.9, top_p=0.9, seed=4) for name in "ab"])
     drain(engine)
     assert published.tokens["a"] == published.tokens["b"]
     looks = [step for step in published.records if step.entropy_millinats]
