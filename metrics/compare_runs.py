@@ -36,6 +36,7 @@ from metrics.compare_samples import (
 from metrics.compare_work import Work, other_work, shifts, work_of
 from metrics.differences import differences
 from metrics.rundir import RunDirectory
+from metrics.steal import steal_sentence, steal_within
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
@@ -71,6 +72,7 @@ def compare_runs(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
+    notes += [f"{name}: {said}" for name, side in zip("AB", sides, strict=True) if (said := _stolen(side))]
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
     if not several:
@@ -116,6 +118,14 @@ def _several(sides: list[list[RunSamples]]) -> bool:
     elif dead := [each for each in (*sides[0], *sides[1]) if not each.requests.served.any()]:
         raise CompareError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
     return fewest >= FEWEST_RUNS
+
+
+def _stolen(side: list[RunSamples]) -> str | None:
+    """Of the run that lost most to other machines, where that is worth a word."""
+    found = [
+        steal_within(each.run.table("system"), each.begin_ns, each.begin_ns + round(each.span_s * 1e9)) for each in side
+    ]
+    return steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
 
 
 def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list[str]:

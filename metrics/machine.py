@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -89,10 +90,11 @@ def _gpus() -> list[dict[str, str]]:
 def company() -> str | None:
     """A sentence where other processes take more than a quarter of this machine's CPU, or the hypervisor more than
     STEAL_WARNS_PERCENT: what is measured then is low. An idle machine is hardly stolen from: see `stolen`."""
-    with stolen() as percent:
-        taken = psutil.cpu_percent(interval=0.5)  # what is stolen counts as taken
-    steal = percent() or 0.0
-    told = [f"other work runs here ({taken - steal:.0f}% of the CPU is taken)"] if taken - steal > 25 else []
+    before = psutil.cpu_times()
+    time.sleep(0.5)
+    after = psutil.cpu_times()
+    steal, taken = steal_percent(before, after) or 0.0, busy_percent(before, after) or 0.0
+    told = [f"other work runs here ({taken:.0f}% of the CPU is taken)"] if taken > 25 else []
     if steal > STEAL_WARNS_PERCENT:
         told.append(f"the hypervisor gives {steal:.0f}% of the CPU to other machines")
     return " and ".join(told) or None
@@ -113,9 +115,20 @@ def steal_percent(earlier: Any, later: Any) -> float | None:
     `psutil.cpu_times_percent` would not do: it remembers the last call of each thread, and says 0 at a thread's first
     one; and of less than a second of CPU time it tells the share of a whole second.
     """
-    if not hasattr(later, "steal"):
-        return None
+    shares = _shares(earlier, later)
+    return 100 * shares["steal"] if "steal" in shares else None
+
+
+def busy_percent(earlier: Any, later: Any) -> float | None:
+    """The same of what this machine worked itself."""
+    shares = _shares(earlier, later)
+    idle = sum(shares.get(kind, 0.0) for kind in ("idle", "iowait", "steal"))
+    return 100 * (1 - idle) if shares else None
+
+
+def _shares(earlier: Any, later: Any) -> dict[str, float]:
+    """By kind, of all CPU time between two readings; {} while no tick has passed."""
     kinds = [kind for kind in later._fields if kind not in ("guest", "guest_nice")]  # these are in `user` and `nice`
     spent = {kind: max(0.0, getattr(later, kind) - getattr(earlier, kind)) for kind in kinds}  # iowait may go back
     whole = sum(spent.values())
-    return 100 * spent["steal"] / whole if whole > 0 else None
+    return {kind: seconds / whole for kind, seconds in spent.items()} if whole > 0 else {}

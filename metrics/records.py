@@ -161,7 +161,7 @@ class SystemRecord(msgspec.Struct, frozen=True):
     since the process began."""
 
     ns: int
-    host_cpu_percent: float  # of all cores together: 0 to 100
+    host_cpu_percent: float  # what it worked itself, of all cores together: 0 to 100
     front_cpu_percent: float | None  # of one core: may exceed 100
     core_cpu_percent: float | None
     core_rss_bytes: int | None

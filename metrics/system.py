@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from metrics.machine import steal_percent
+from metrics.machine import busy_percent, steal_percent
 from metrics.records import SystemRecord
 
 try:
@@ -64,7 +64,7 @@ class SystemSampler:
         earlier, self._last_cpu_times = self._last_cpu_times, self._cpu_times()
         return SystemRecord(
             ns=now_ns,
-            host_cpu_percent=psutil.cpu_percent(),
+            host_cpu_percent=busy_percent(earlier, self._last_cpu_times) or 0.0,
             host_available_bytes=psutil.virtual_memory().available,
             cpu_power_watts=self._cpu_energy.watts(now_ns),
             host_steal_percent=steal_percent(earlier, self._last_cpu_times),

@@ -12,7 +12,6 @@ from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tig
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
 from metrics.diagnosis.server import shares_seen, warnings_of, what_is_seen
-from metrics.diagnosis.steal import steal_sentence
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
 from metrics.energy import run_energy
@@ -26,6 +25,7 @@ from metrics.results import results
 from metrics.rundir import RunDirectory
 from metrics.sources.registry import SOURCES
 from metrics.steadiness import Steadiness
+from metrics.steal import steal_sentence
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from metrics.blame_book import Book, TooLarge, book_of
-from metrics.diagnosis.steal import Steal, steal_within
 from metrics.diagnosis.stepfacts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.goodput import judged, measured, measured_steps, window_ns
@@ -19,6 +18,7 @@ from metrics.load import is_closed
 from metrics.objectives import objectives_of
 from metrics.rundir import RunDirectory, engine_settings
 from metrics.sources.view import ServerView, observe
+from metrics.steal import Steal, steal_within
 from metrics.waits import reasons
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace as replace_record
 
 from metrics.compare import Compared, counting_error, runs_evidence, statistic, together, weigh, windows_evidence
 from metrics.compare_runs import CompareError, compare_runs
 from metrics.compare_samples import METRICS, Samples, alike_steps, read_run
+from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
 
@@ -226,6 +229,15 @@ def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
     assert "what differs: engine.max_num_seqs is null there and 8 here" in compare_runs([a], [changed]).notes
     with pytest.raises(CompareError, match="no metric nonsense"):
         compare_runs([a], [changed], metrics=["nonsense"])
+
+
+def test_a_side_whose_machine_was_not_its_own_is_told(tmp_path):
+    a, b = (run_of(tmp_path / name, USUAL, 1, noise, 110) for noise, name in enumerate("ab"))
+    file = b.path / "system.parquet"
+    sampled = b.table("system").assign(host_steal_percent=12.0)
+    pq.write_table(pa.Table.from_pandas(sampled, SCHEMAS["system"], preserve_index=False), file)
+    (said,) = [note for note in compare_runs([a], [b]).notes if "hypervisor" in note]
+    assert said.startswith("B: the hypervisor gave 12.0% of the CPU time")
 
 
 def forget(records):

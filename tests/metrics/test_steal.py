@@ -12,7 +12,6 @@ from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather
-from metrics.diagnosis.steal import Steal, steal_within
 from metrics.diagnosis.terminal import render
 from metrics.goodput import window_ns
 from metrics.machine import STEAL_WARNS_PERCENT, company, stolen
@@ -20,6 +19,7 @@ from metrics.packed import PackedRecords, PackedSegment, encode
 from metrics.records import SCHEMAS, SystemRecord
 from metrics.rundir import RunDirectory
 from metrics.segments import read_segment
+from metrics.steal import Steal, steal_within
 from tests.metrics.synthetic import synthetic_run
 
 S = 1_000_000_000
@@ -118,7 +118,6 @@ def scripted_machine(monkeypatch):
     def spends(user: float, steal: float) -> None:
         readings = iter([Times(7.0, 7.0, 7.0), Times(7 + user, 8 - user - steal, 7 + steal)])
         monkeypatch.setattr(psutil, "cpu_times", lambda: next(readings))
-        monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 100 * (user + steal))
 
     return spends
 
