@@ -359,23 +359,28 @@ def test_shapes_and_bare_configs_become_folders_of_random_weights(tmp_path):
     assert shapes.model_to_bench("tiny-model", tmp_path) == ("tiny-model", "auto")
 
 
-@pytest.mark.parametrize(("counted", "column"), [(True, "25.0"), (False, "-")])
-def test_overhead_keeps_what_was_stolen_from_each_load_beside_its_figures(monkeypatch, capsys, counted, column):
+@pytest.mark.parametrize(("counted", "pairs"), [(True, 1), (False, 2)])
+def test_overhead_leaves_out_the_rounds_of_a_machine_that_was_not_its_own(monkeypatch, capsys, counted, pairs):
+    """Of the second pair no round is left where steal is counted, of the first the fast ones."""
     kinds = ("user", "idle", "steal") if counted else ("user", "idle")
-    reading, now = namedtuple("reading", kinds), dict.fromkeys(kinds, 0.0)
+    reading, now, loads = namedtuple("reading", kinds), dict.fromkeys(kinds, 0.0), iter(range(12))
 
     def measure(name: str, workload: workloads.Workload, concurrency: int) -> dict[str, float]:
+        is_stolen = next(loads) >= 4
         for kind in kinds:
-            now[kind] += {"user": 1.0, "idle": 2.0, "steal": 1.0}[kind]
-        return {"output_tokens_per_s": 100.0}
+            now[kind] += {"user": 99.0, "idle": 0.0, "steal": 1.01 if is_stolen else 1.0}[kind]
+        return {"output_tokens_per_s": 50.0 if is_stolen else {"full": 99.0, "off": 100.0}[name]}
 
     monkeypatch.setattr(psutil, "cpu_times", lambda: reading(**now))
     report = Report("overhead", "t", "c", "d", {}, {})
-    options = Namespace(pairs=2, concurrency=[1], requests_per_stream=1, input_len=4, output_len=4, json=None)
+    options = Namespace(pairs=2, rounds=3, concurrency=[1], requests_per_stream=1, input_len=4, output_len=4, json=None)
     overhead.measure_pairs(report, options, lambda stack, order: measure)
-    for name in overhead.TELEMETRY:
-        assert report.at(name, "c=1").figures.get("steal_percent") == ([25.0, 25.0] if counted else None)
-    assert capsys.readouterr().out.count("tokens/s, 25.0% of the CPU stolen") == (4 if counted else 0)
+    assert len(report.at("full", "c=1").figures["output_tokens_per_s"]) == pairs
+    (lost, *_) = [found for name, found in overhead.costs(report, "c=1", 1).items() if name == "tokens/s lost, %"]
+    assert lost.high == pytest.approx(1.0) and lost.low == pytest.approx(1.0 if counted else 0.0)
+    said = capsys.readouterr().out
+    assert ("2 of 3 rounds; of the others up to 1.0% was stolen" in said) == counted
+    assert ("0 of 3 rounds" in said) == counted and ("3 of 3 rounds" in said) != counted
     console = Console(width=160, file=io.StringIO())
     console.print(overhead.table(report, [1]))
-    assert re.search(rf"\s{column}\s*│\s*$", console.file.getvalue(), re.MULTILINE)
+    assert re.search(rf"c=1 │ [ \d.,]+ │ +{pairs} │", console.file.getvalue())
