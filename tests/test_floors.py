@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "engine.options": {"engine.config"},
     "engine.sampling": set(),
     "engine.cores": set(),
+    "engine.garbage": set(),
     "engine.messages": {"engine.sampling", "metrics"},
     "engine.memory": {"metrics"},
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     "engine.burst": {"engine.engine", "engine.runner", "engine.compute", "engine.messages", "metrics"},
     "engine.core": {
         "engine.books", "engine.engine", "engine.burst", "engine.runner", "engine.messages", "engine.config",
-        "engine.cores",
+        "engine.cores", "engine.garbage",
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
         "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",
-        "engine.messages", "engine.sampling", "engine.config", "engine.cores", "metrics",
+        "engine.messages", "engine.sampling", "engine.config", "engine.cores", "engine.garbage", "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (
@@ -63,6 +64,7 @@ WITHOUT_TORCH = (
     "engine.server",
     "engine.config",
     "engine.cores",
+    "engine.garbage",
 )
 
 

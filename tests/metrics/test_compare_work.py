@@ -33,7 +33,7 @@ def side(tokens: np.ndarray = TOKENS, cached: float = 0.2) -> list[RunSamples]:
 
 def latency(verdict: str, ratio: float) -> Compared:
     return Compared(metric="e2e_mean", verdict=verdict, a=100.0, b=100 * ratio, ratio=ratio, low=ratio / 1.01,
-                    high=ratio * 1.01, paired=True, clusters=20, p_worse=0.001)  # fmt: skip
+                    high=ratio * 1.01, margin=0.05, paired=True, clusters=20, p_worse=0.001)  # fmt: skip
 
 
 @few
@@ -83,7 +83,7 @@ def test_no_verdict_rests_on_what_the_client_sent_late_or_on_what_failed():
         (LIKE, replace_record(LIKE, failed_share=0.02), latency("worse", 1.1), True),
     ):
         for shift in shifts(METRICS["e2e_mean"], a, b, (found.a, found.b), 400.0):
-            found = outlasting(found, shift, 0.05)
+            found = outlasting(found, shift)
         assert (found.verdict != "cannot tell") == holds == (not found.reason), found
 
 
@@ -118,6 +118,6 @@ def test_other_work_and_other_settings_are_refused_told_and_may_be_forced(tmp_pa
     with pytest.raises(CompareError, match=r"rebuilt is no repetition of .*a: versions.simulated_server"):
         compare_runs([a, rebuilt], [half, warm], metrics=["e2e_mean"])
     with pytest.raises(SystemExit) as ended:
-        compare(a.path, rebuilt.path, metric=None, margin="5%", confidence=0.95, force=False, json=False)
+        compare(a.path, rebuilt.path, metric=None, margin=["5%"], confidence=0.95, force=False, json=False)
     assert ended.value.code == 0
     assert "failed 0.0% / 0.0% of 150 / 150 requests" in " ".join(capsys.readouterr().out.split())
