@@ -5,8 +5,8 @@ python -m tests.bench.overhead 100m --offline
 
 Over HTTP `full` records into a run directory, too. Each pair starts servers of its own: how fast a process is depends
 on where its memory happens to lie, by some per cent, and that would pass for a cost. They are loaded in short rounds,
-full, off, off, full: what drifts on the machine meets both alike; a round in which more than MOST_STOLEN per cent of
-the CPU time went to other machines is left out. A pair's figures are medians of its rounds; a figure is the median over
+full, off, off, full: what drifts on the machine meets both alike; a round in which other machines got more than
+STEAL_WARNS_PERCENT of the CPU time is left out. A pair's figures are medians of its rounds; a figure is the median over
 the pairs of full over off, with a 95 % interval of the bootstrap (Efron, 1979). Microseconds a step are the difference
 of the times in which every stream gets one token; those of front and core are CPU time of the two processes.
 """
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import model_folder
-from metrics.machine import stolen
+from metrics.machine import STEAL_WARNS_PERCENT, stolen
 from tests.bench.contenders import ours
 from tests.bench.online import run_client
 from tests.bench.results import BenchError, Report, new_report, write_report
@@ -36,7 +36,6 @@ from tests.bench.variants import check_settings
 from tests.bench.workloads import Workload, streams
 
 TELEMETRY = ("full", "off")
-MOST_STOLEN = 1.0  # percent of the CPU time of a round; the hypervisor gave it to other machines
 STOLEN, RATE = "steal_percent", "output_tokens_per_s"
 VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
 RESAMPLES = 10_000
@@ -89,7 +88,11 @@ def measure_pairs(
             measure = prepare(stack, order)
             for concurrency in options.concurrency:
                 found = rounds(measure, options, pair, concurrency)
-                kept = [each for each in found if max(told.get(STOLEN, 0.0) for told in each.values()) <= MOST_STOLEN]
+                kept = [
+                    each
+                    for each in found
+                    if max(told.get(STOLEN, 0.0) for told in each.values()) <= STEAL_WARNS_PERCENT
+                ]
                 print(f"pair {pair + 1}, c={concurrency}, {told_of(found, kept)}", flush=True)
                 for name in TELEMETRY if kept else ():
                     figures = kept[0][name]

@@ -10,7 +10,6 @@ bootstrap. What the front does is not in it: `overhead` has that.
 """
 
 import argparse
-import gc
 import multiprocessing
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from engine import messages
+from engine import garbage, messages
 from engine.books import make_books
 from engine.config import EngineConfig
 from engine.core import build
@@ -85,8 +84,7 @@ def main() -> None:
         reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
         reader.start()
         engines = loops(options.model, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         print("streams  us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:
             off_us, added = measure(engines, streams, options.pairs)
