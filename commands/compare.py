@@ -31,6 +31,10 @@ def compare(
         typer.Option(help="how much worse is tolerated, as a share of A: 5% or 0.05; of one metric: steady_steps=3%"),
     ] = (USUAL_MARGIN,),
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="of either verdict")] = 0.95,
+    max_steal: Annotated[
+        str | None,
+        typer.Option(help="leave out what met a second in which other machines took more of the CPU time: 1% or 0.01"),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="compare runs that are not valid, or of other load, model or hardware")
     ] = False,
@@ -42,10 +46,12 @@ def compare(
     side also see what differs from run to run; one run a side does not.
     """
     usual, own = _margins(margin)
+    steal = None if max_steal is None else _share("--max-steal", max_steal)
     try:
         found = compare_runs(
-            _runs(a), _runs(b), metrics=metric or (), margin=usual, margins=own, confidence=confidence, force=force
-        )
+            _runs(a), _runs(b), metrics=metric or (), margin=usual, margins=own, confidence=confidence, force=force,
+            max_steal=steal,
+        )  # fmt: skip
     except (CompareError, RunError) as error:
         raise Failure(str(error), code=2) from None
     if json:
@@ -58,21 +64,21 @@ def compare(
 def _margins(texts: list[str]) -> tuple[float, dict[str, float]]:
     """The usual one, and those of single metrics."""
     named = [text.rpartition("=") for text in texts]
-    own = {name.strip(): _share(text) for name, sign, text in named if sign}
-    usual = [_share(text) for _, sign, text in named if not sign]
+    own = {name.strip(): _share("--margin", text) for name, sign, text in named if sign}
+    usual = [_share("--margin", text) for _, sign, text in named if not sign]
     if len(usual) > 1 or len(own) + len(usual) < len(texts):
         raise Failure(f"--margin {' --margin '.join(texts)}: one is given twice; give each once", code=2)
-    return usual[0] if usual else _share(USUAL_MARGIN), own
+    return usual[0] if usual else _share("--margin", USUAL_MARGIN), own
 
 
-def _share(text: str) -> float:
+def _share(option: str, text: str) -> float:
     number = text.strip().removesuffix("%")
     try:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
-        raise Failure(f"--margin is {text}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
+        raise Failure(f"{option} is {text}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
     return share
 
 

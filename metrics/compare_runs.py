@@ -21,6 +21,7 @@ from metrics.compare import (
 from metrics.compare_samples import (
     METRICS,
     SHARES,
+    CompareError,
     Metric,
     RunSamples,
     alike_steps,
@@ -33,6 +34,7 @@ from metrics.compare_samples import (
     settings,
     steps_of,
 )
+from metrics.compare_steal import left_out, undisturbed_requests, undisturbed_steps
 from metrics.compare_work import Work, other_work, shifts, work_of
 from metrics.differences import differences
 from metrics.rundir import RunDirectory
@@ -44,27 +46,26 @@ NO_MARGINS: Mapping[str, float] = {}
 ONE_RUN = "one run a side: what differs from run to run of the same system is not in the intervals"
 
 
-class CompareError(Exception):
-    """Runs that cannot be compared, with a sentence."""
-
-
 def compare_runs(
     a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
-    margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False, seed: int = 0,
+    margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False,
+    max_steal: float | None = None, seed: int = 0,
 ) -> Comparison:  # fmt: skip
     """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
     that no run has are left out. Where a request failed, how many were served is compared as well. `margins` are of
-    metrics that have one of their own.
+    metrics that have one of their own. With `max_steal`, a share, requests and steps are left out that met a second in
+    which other machines took more of the CPU time; `served` counts all requests all the same.
 
     Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware or did not
-    do the same work (unless `force`), where A is too short, and for a metric that is not there or not compared.
+    do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
+    there or not compared.
     """
     if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
         raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
     notes = check(a, b, force)
-    sides = [[read_run(run) for run in side] for side in (a, b)]
-    several = _several(sides)
-    steps, share = _steps(sides)
+    whole = [[read_run(run) for run in side] for side in (a, b)]
+    several = _several(whole)
+    sides, steps, share, said = _undisturbed(whole, max_steal)
     chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
     of_steps = [name for name in chosen if METRICS[name].source == "steps"]
     if of_steps and steps is None:
@@ -72,30 +73,33 @@ def compare_runs(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
-    notes += [f"{name}: {said}" for name, side in zip("AB", sides, strict=True) if (said := _stolen(side))]
+    if max_steal is not None and (of_wall := [name for name in chosen if METRICS[name].source == "tokens"]):
+        raise CompareError(f"{of_wall[0]} is of the whole time of a run, of which nothing can be left out")
+    notes += [f"{name}: {sentence}" for name, sentence in zip("AB", said, strict=True) if sentence]
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
     if not several:
         notes.append(ONE_RUN)
-    paired = len(a) == len(b) and all(map(same_schedule, *sides))
-    work = work_of(sides[0]), work_of(sides[1])
+    paired = len(a) == len(b) and all(map(same_schedule, *whole))
+    work = work_of(whole[0]), work_of(whole[1])
     if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did
         same_settings = not differences(engine_of(a[0].meta()), engine_of(b[0].meta()))
-        faults = other_work(*sides, paired, same_settings, margin, confidence)
+        faults = other_work(*whole, paired, same_settings, margin, confidence)
         notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
         if work[0].failed_share or work[1].failed_share:
             chosen += [] if "served" in chosen else ["served"]
     if idle := [name for name in margins if name not in chosen]:
         raise CompareError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
-    windows = 0 if several else num_windows(sides[0][0])[0]
+    windows = 0 if several else num_windows(whole[0][0])[0]
     random = np.random.default_rng(seed)
     found = []
     for name in chosen:
-        own = margins.get(name, margin)
+        own, of = margins.get(name, margin), whole if name == "served" else sides
+        in_pairs = paired and all(map(same_schedule, *of))
         if several:
-            each = _of_runs(name, sides, steps, paired, own, confidence)
+            each = _of_runs(name, of, steps, in_pairs, own, confidence)
         else:
-            each = _of_windows(name, sides, steps, paired, windows, random, own, confidence)
+            each = _of_windows(name, of, steps, in_pairs, windows, random, own, confidence)
         found.append(_beside(each, METRICS[name], sides, work))
     return together(found, margin, confidence, notes, work)
 
@@ -169,8 +173,19 @@ def _faults(faults: list[str], force: bool) -> list[str]:
     return [f"forced: {fault}" for fault in faults]
 
 
-def _steps(sides: list[list[RunSamples]]) -> tuple[list[list[pd.DataFrame]] | None, float]:
-    tables = [[steps_of(each) for each in side] for side in sides]
+def _undisturbed(
+    whole: list[list[RunSamples]], max_steal: float | None
+) -> tuple[list[list[RunSamples]], list[list[pd.DataFrame]] | None, float, list[str | None]]:
+    """The runs, or what is left of them; their alike steps and the share of these; what is to be said of each side."""
+    tables = [[steps_of(each) for each in side] for side in whole]
+    if max_steal is None:
+        return (whole, *_alike(tables), [_stolen(side) for side in whole])
+    sides = undisturbed_requests(whole, 100 * max_steal)
+    kept = undisturbed_steps(whole, tables, 100 * max_steal)
+    return (sides, *_alike(kept), [left_out(*each, 100 * max_steal) for each in zip(whole, sides, strict=True)])
+
+
+def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] | None, float]:
     if any(not len(steps) for side in tables for steps in side):
         return None, 0.0
     alike, share = alike_steps(tables)

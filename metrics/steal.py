@@ -23,15 +23,31 @@ def steal_within(system: pd.DataFrame, begin_ns: int, end_ns: int) -> Steal | No
     time lies in the window."""
     if not len(system):
         return None
-    rows = system.sort_values("ns")
-    ends = rows.ns.to_numpy("float64")
-    begins = np.concatenate(([ends[0] - SAMPLE_NS], ends[:-1]))
+    begins, ends, percent = _samples(system)
     within = np.minimum(ends, end_ns) - np.maximum(begins, begin_ns)
-    percent = rows.host_steal_percent.to_numpy("float64")
     told = (within > 0) & ~np.isnan(percent)
     if not told.any():
         return None
     return Steal(float(np.average(percent[told], weights=within[told])), float(percent[told].max()))
+
+
+def undisturbed(system: pd.DataFrame, begins_ns: np.ndarray, lasting_ns: float, most_percent: float) -> np.ndarray:
+    """[n] Whether no sample that reaches into [begin, begin + lasting) lost more; False where a sample is missing."""
+    if not len(system):
+        return np.zeros(len(begins_ns), dtype=bool)
+    begins, ends, percent = _samples(system)
+    disturbed = np.concatenate(([0], np.cumsum(~(percent <= most_percent))))
+    first = np.searchsorted(ends, begins_ns, side="right")
+    last = np.searchsorted(ends, np.asarray(begins_ns, dtype="float64") + max(lasting_ns, 1.0), side="left")
+    sampled = (begins_ns >= begins[0]) & (last < len(ends))
+    return sampled & (disturbed[np.minimum(last + 1, len(ends))] == disturbed[np.minimum(first, len(ends))])
+
+
+def _samples(system: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Begins and ends [samples] in ns, and percent. A sample reaches back to the one before."""
+    rows = system.sort_values("ns")
+    ends = rows.ns.to_numpy("float64")
+    return np.concatenate(([ends[0] - SAMPLE_NS], ends[:-1])), ends, rows.host_steal_percent.to_numpy("float64")
 
 
 def steal_sentence(steal: Steal | None) -> str | None:
