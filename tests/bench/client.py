@@ -1,13 +1,14 @@
 """A client of an OpenAI-compatible server at a fixed concurrency, in a process of its own. Started by the benchmark.
 
-While requests run it only stamps what it reads; it parses when the last one has ended. One JSON object comes in
-({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), one goes out.
+While requests run it only stamps what it reads; it parses when the last one has ended. One JSON object a line comes in
+({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out.
 
 What it cannot see: a token whose text the server holds back (half a character) arrives with a later chunk. Tokens are
 counted as the server's `usage` tells; times are those of chunks with text.
 """
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -149,13 +150,15 @@ def fault(order: dict, answers: list[Answer]) -> str | None:
 
 
 def main() -> None:
-    order = json.load(sys.stdin)
-    begin_ns, end_ns, done = asyncio.run(run(order))
-    answers = [parse(item) for item in done]
-    told = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
-    if told["fault"] is None:
-        told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
-    json.dump(told, sys.stdout)
+    for line in sys.stdin:
+        order = json.loads(line)
+        gc.collect()  # what the last order left is not collected while this one is timed
+        begin_ns, end_ns, done = asyncio.run(run(order))
+        answers = [parse(item) for item in done]
+        told = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
+        if told["fault"] is None:
+            told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

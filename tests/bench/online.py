@@ -1,8 +1,5 @@
 """Online latency and throughput: servers as their users meet them, with a fixed number of requests at a time."""
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,9 +14,9 @@ from metrics.roofline import Ceilings
 from metrics.rundir import RunDirectory
 from tests.bench.breakdown import complaint, explain, steps_of_table, utilisation
 from tests.bench.ceilings import measured_ceilings, precision_of
-from tests.bench.contenders import ROOT, environment
+from tests.bench.client_process import run_client
 from tests.bench.results import BenchError, Report, new_report
-from tests.bench.servers import HOST, Server, llama_server, our_server, vllm_server
+from tests.bench.servers import Server, llama_server, our_server, vllm_server
 from tests.bench.shapes import add_tokenizer, model_to_bench, vocab_size
 from tests.bench.variants import BASE, check_settings
 from tests.bench.workloads import Workload, cpu_sized, streams
@@ -28,7 +25,6 @@ LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
 RECORDED_SECONDS = HOLD_NS / 1e9 + 2 * FLUSH_SECONDS  # until the records of the last step are on the disk
 LLAMA_SLOTS = 32
-CLIENT_SECONDS = 1800
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +148,6 @@ def _servers(options: OnlineOptions, model: str, load_format: str, folder: Path)
         name = f"llama-server {Path(gguf).stem.rpartition('-')[2]}"
         servers.append(llama_server(name, options.llama_server, gguf, LLAMA_SLOTS, options.max_model_len))
     return servers
-
-
-def run_client(server: Server, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
-    """Runs the client; its figures. Raises BenchError where the server did other work than it was asked for."""
-    order = {
-        "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,
-        "prompts": workload.prompts, "output_lens": workload.output_lens,
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.client"], input=json.dumps(order), capture_output=True, text=True, cwd=ROOT,
-        env=environment(), timeout=CLIENT_SECONDS,
-    )  # fmt: skip
-    if done.returncode:
-        raise BenchError(f"the client of {server.name} ended: {done.stderr.strip().splitlines()[-1:]}")
-    answer = json.loads(done.stdout)
-    if answer["fault"]:
-        raise BenchError(f"{server.name}, {workload.name}: {answer['fault']}")
-    return answer
 
 
 def _book(report: Report, server: Server, name: str, measured: dict[str, Any], ceilings: Ceilings) -> None:
