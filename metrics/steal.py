@@ -57,5 +57,5 @@ def steal_sentence(steal: Steal | None) -> str | None:
     return (
         f"the hypervisor gave {steal.mean:.1f}% of the CPU time of the server's machine to other machines "
         f"({steal.worst:.0f}% in the worst second): step times and latencies are those of a machine that was not its "
-        "own. Measure again, or compare only runs with as little"
+        "own. Measure again, or compare without such seconds: `sojourn compare --max-steal 1%`"
     )

@@ -179,14 +179,8 @@ def measure_offline(model: str, settings: dict, most: int, stack: ExitStack, ord
 
 def table(report: Report, concurrency: list[int]) -> Table:
     shown = Table(title=f"{report.title}: full over off, medians of pairs with 95 % intervals")
-    told = (
-        "tokens/s lost, %",
-        "p50 ITL gained, %",
-        "p99 ITL gained, %",
-        "us a step",
-        "front, us a step",
-        "core, us a step",
-    )
+    gains = ("tokens/s lost, %", "p50 ITL gained, %", "p99 ITL gained, %")
+    told = (*gains, "us a step", "front, us a step", "core, us a step")
     for column in ("", "tokens/s off", "pairs", *told):
         shown.add_column(column, justify="right")
     for streams_at_once in concurrency:
@@ -194,12 +188,8 @@ def table(report: Report, concurrency: list[int]) -> Table:
         found = costs(report, point, streams_at_once)
         cells = [f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-" for name in told]
         off = report.at("off", point)
-        shown.add_row(
-            point,
-            f"{off.median(RATE):,.1f}" if RATE in off.figures else "-",
-            str(len(off.figures.get(RATE, []))),
-            *cells,
-        )
+        rate, pairs = off.median(RATE), len(off.figures.get(RATE, []))
+        shown.add_row(point, "-" if rate is None else f"{rate:,.1f}", str(pairs), *cells)
     return shown
 
 

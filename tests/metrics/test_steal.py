@@ -61,7 +61,7 @@ def test_the_warning_tells_the_mean_and_the_worst_second_whole_on_a_terminal(run
     said = " ".join(out.getvalue().split())
     mean = gather(run).steal.mean
     assert f"the hypervisor gave {mean:.1f}% of the CPU time" in said and "(43% in the worst second)" in said
-    assert 18 < mean < 24 and "compare only runs with as little" in said
+    assert 18 < mean < 24 and "sojourn compare --max-steal 1%" in said
 
 
 def test_only_the_measured_window_counts(run):
