@@ -1,5 +1,6 @@
 """The benchmark's client as a process: it starts once and takes one order after the other."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tests.bench.servers import HOST, Server
 from tests.bench.workloads import Workload
 
 CLIENT_SECONDS = 1800  # that one order may take
+STOP_SECONDS = 5
 
 
 class Client:
@@ -27,8 +29,13 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):  # what a dead client did not read
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
         self._errors.close()
 

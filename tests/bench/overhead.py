@@ -8,8 +8,12 @@ on where its memory happens to lie, by some per cent, and that would pass for a 
 full, off, off, full: what drifts on the machine meets both alike; a round in which other machines got more than
 STEAL_WARNS_PERCENT of the CPU time is left out. A pair's figures are medians of its rounds; a figure is the median over
 the pairs of full over off, with a 95 % interval of the bootstrap (Efron, 1979). Microseconds a step are the difference
-of the times in which every stream gets one token; those of front and core are CPU time of the two processes. The
-median time between tokens is of all rounds: what meets some tokens of a hundred does not move it.
+of the times in which every stream gets one token. Those of front and core are CPU time of the two processes, which is
+counted in ticks of 10 ms, so the mean of all rounds. The median time between tokens is of all rounds, too: what meets
+some tokens of a hundred does not move it.
+
+What comes less than once a round (a batch of steps every two seconds, a flush of the recorder every second) partly
+meets the rounds of the other server, which then waits for a core: give --requests-per-stream for longer rounds.
 """
 
 import argparse
@@ -38,9 +42,10 @@ from tests.bench.workloads import Workload, streams
 
 TELEMETRY = ("full", "off")
 STOLEN, RATE = "steal_percent", "output_tokens_per_s"
-ITL, ITL_OF_ALL = "itl_p50_ms", "itl_p50_of_all_rounds_ms"
+OF_ALL_ROUNDS = {"itl_p50_ms": np.median, "front_cpu_us_per_step": np.mean, "core_cpu_us_per_step": np.mean}
 VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
 RESAMPLES = 10_000
+Round = dict[str, dict[str, float]]  # full or off → figures
 Measure = Callable[[str, Workload, int], dict[str, float]]  # (full or off, requests, concurrency) → figures
 
 
@@ -63,23 +68,25 @@ def costs(report: Report, point: str, concurrency: int) -> dict[str, Cost]:
     """Percent of tokens/s lost, percent of p50 and p99 ITL gained (over HTTP), and microseconds a step."""
     full, off = (report.at(name, point).figures for name in TELEMETRY)
     found = {}
-    if ITL_OF_ALL in full:
-        ratios = report.ratios(*TELEMETRY, point, ITL_OF_ALL)
-        found["p50 ITL gained, %"] = cost([100 * (ratio - 1) for ratio in ratios])
-    if RATE not in full:  # no round was kept
-        return found
-    pairs = list(zip(full[RATE], off[RATE], strict=True))
-    found["tokens/s lost, %"] = cost([100 * (1 - with_it / without) for with_it, without in pairs])
-    found["us a step"] = cost([1e6 * concurrency * (1 / with_it - 1 / without) for with_it, without in pairs])
+    if "itl_p50_ms" in full:
+        found["p50 ITL gained, %"] = gained(report, point, "itl_p50_ms")
     for process in ("front", "core"):
         name = f"{process}_cpu_us_per_step"
         if name in full:
             taken = zip(full[name], off[name], strict=True)
             found[f"{process}, us a step"] = cost([with_it - without for with_it, without in taken])
     if "itl_p99_ms" in full:
-        ratios = report.ratios(*TELEMETRY, point, "itl_p99_ms")
-        found["p99 ITL gained, %"] = cost([100 * (ratio - 1) for ratio in ratios])
+        found["p99 ITL gained, %"] = gained(report, point, "itl_p99_ms")
+    if RATE in full:  # some round was kept
+        pairs = list(zip(full[RATE], off[RATE], strict=True))
+        found["tokens/s lost, %"] = cost([100 * (1 - with_it / without) for with_it, without in pairs])
+        found["us a step"] = cost([1e6 * concurrency * (1 / with_it - 1 / without) for with_it, without in pairs])
     return found
+
+
+def gained(report: Report, point: str, figure: str) -> Cost:
+    """In percent."""
+    return cost([100 * (ratio - 1) for ratio in report.ratios(*TELEMETRY, point, figure)])
 
 
 def measure_pairs(
@@ -98,13 +105,8 @@ def measure_pairs(
                     if max(told.get(STOLEN, 0.0) for told in each.values()) <= STEAL_WARNS_PERCENT
                 ]
                 print(f"pair {pair + 1}, c={concurrency}, {told_of(found, kept)}", flush=True)
-                for name in TELEMETRY if kept else ():
-                    figures = kept[0][name]
-                    usual = {figure: float(np.median([each[name][figure] for each in kept])) for figure in figures}
-                    report.at(name, f"c={concurrency}").add(usual)
-                for name in TELEMETRY if ITL in found[0][TELEMETRY[0]] else ():
-                    median = float(np.median([each[name][ITL] for each in found]))
-                    report.at(name, f"c={concurrency}").add({ITL_OF_ALL: median})
+                for name in TELEMETRY:
+                    report.at(name, f"c={concurrency}").add(figures_of(found, kept, name))
         for concurrency in options.concurrency:
             found = costs(report, f"c={concurrency}", concurrency)
             report.at(TELEMETRY[0], f"c={concurrency}").facts = {
@@ -114,9 +116,21 @@ def measure_pairs(
             write_report(report, options.json)
 
 
-def rounds(
-    measure: Measure, options: argparse.Namespace, pair: int, concurrency: int
-) -> list[dict[str, dict[str, float]]]:
+def figures_of(found: list[Round], kept: list[Round], name: str) -> dict[str, float]:
+    """Of one pair: medians of the rounds that were kept, and of all rounds those that need or stand them."""
+    medians = {
+        figure: float(np.median([each[name][figure] for each in kept]))
+        for figure in (kept[0][name] if kept else ())
+        if figure not in (*OF_ALL_ROUNDS, STOLEN)
+    }
+    return medians | {
+        figure: float(average([each[name][figure] for each in found]))
+        for figure, average in OF_ALL_ROUNDS.items()
+        if figure in found[0][name]
+    }
+
+
+def rounds(measure: Measure, options: argparse.Namespace, pair: int, concurrency: int) -> list[Round]:
     """Figures of each round by full or off, which go first in turns, with what was stolen where that is counted."""
     found = []
     for number in range(options.rounds):
@@ -133,7 +147,7 @@ def rounds(
     return found
 
 
-def told_of(found: list[dict[str, dict[str, float]]], kept: list[dict[str, dict[str, float]]]) -> str:
+def told_of(found: list[Round], kept: list[Round]) -> str:
     """`full 3,420.6, off 3,353.7 tokens/s, 12 of 20 rounds; of the others up to 23.7% was stolen`."""
     rates = [f"{name} {np.median([each[name][RATE] for each in kept or found]):,.1f}" for name in TELEMETRY]
     steal = max(figures.get(STOLEN, 0.0) for each in found for figures in each.values())
@@ -202,7 +216,7 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true", help="in the engine's own process, without a server")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--requests-per-stream", type=int, default=1)
+    parser.add_argument("--requests-per-stream", type=int, default=4)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.concurrency = options.concurrency or [1, 8, 32]
