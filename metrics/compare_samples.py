@@ -24,8 +24,10 @@ SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moment
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
 SHARES = ("good", "served")  # of all requests, whatever came of them
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
-# A step is steady if it took at most so much of what is usual then: of the median of so many steps around it, each over
-# what its like take. What lasts for seconds (a busy host, a low clock) is usual; what meets single steps is not.
+# A step is unsteady if it sticks out alone: it took more than so much of what is usual then, of the median of so many
+# steps around it, each over what its like take, and neither the step before nor the one after did. What lasts for
+# seconds (a busy host, a low clock) is usual, and what meets several steps in a row (another process or machine that
+# takes the core) is the machine's: it differs from run to run four times as much as what is left.
 STEADY_RATIO, STEPS_AROUND = 1.1, 21
 
 
@@ -193,7 +195,8 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
             alike = steps[steps.like.isin(shared)].sort_values("begin_ns")
             alike["ratio"] = alike.took_ns / alike.like.map(medians)
             usual = alike.ratio.rolling(STEPS_AROUND, center=True, min_periods=1).median()
-            alike["steady"] = alike.ratio <= STEADY_RATIO * usual
+            long = alike.ratio > STEADY_RATIO * usual
+            alike["steady"] = ~long | long.shift(1, fill_value=False) | long.shift(-1, fill_value=False)
             kept += len(alike)
             found[-1].append(alike)
     return found, kept / max(len(every), 1)

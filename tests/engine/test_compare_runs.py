@@ -2,7 +2,7 @@
 
 One stream that decodes, several runs a side. Two runs of the same engine on the same machine differ by some per cent of
 every step (where a process happens to lie in memory, what else the host does), which no single run can tell: so the
-margin of every time is 15 %. A step that sticks out from those around it is told against them, to 4 %. What other
+margin of every time is 25 %. A step that sticks out alone is told against those around it, to 2.5 %. What other
 machines took is left out.
 """
 
@@ -22,8 +22,8 @@ from tests.engine.planted import SITE
 from tests.loadgen.scenarios import scenario
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]  # up to ATTEMPTS experiments of some fifteen seconds
-SAME, SLOWED, SIDE, ATTEMPTS, REPEATS, REQUESTS, OUTPUT_TOKENS = 32, 16, 16, 150, 20, 32, 128
-MARGIN, MARGINS, MAX_STEAL = 0.15, {"steady_steps": 0.04}, 0.02
+SAME, SLOWED, SIDE, ATTEMPTS, REPEATS, REQUESTS, OUTPUT_TOKENS = 24, 12, 12, 100, 20, 32, 128
+MARGIN, MARGINS, MAX_STEAL = 0.25, {"steady_steps": 0.025}, 0.02
 FEWEST = 0.25  # of the requests of a run, which is else measured again
 ROOT = Path(__file__).parents[2]
 

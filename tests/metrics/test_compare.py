@@ -190,10 +190,12 @@ def test_several_runs_a_side_are_weighed_by_their_runs(tmp_path):
 
 
 def test_a_step_is_steady_beside_those_around_it():
-    """Whatever the steps hold, and whatever lasts: a host that is busy for a while is no step that sticks out."""
+    """Whatever the steps hold, and whatever lasts: a host that is busy for a while is no step that sticks out, and one
+    that took the core for two steps is not either."""
     took = np.where(np.arange(300) % 2, 1e6, 3e6)  # two kinds of steps, in turns
     took[100:] *= 1.5
     took[50::50] *= 1.2
+    took[75:77] *= 3
     steps = pd.DataFrame(
         {"begin_ns": np.arange(300.0), "took_ns": took, "like": np.where(np.arange(300) % 2, "a", "b")}
     )
