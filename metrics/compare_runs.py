@@ -37,6 +37,7 @@ from metrics.compare_samples import (
 from metrics.compare_steal import left_out, undisturbed_requests, undisturbed_steps
 from metrics.compare_work import Work, other_work, shifts, work_of
 from metrics.differences import differences
+from metrics.machine import STEAL_WARNS_PERCENT
 from metrics.rundir import RunDirectory
 from metrics.steal import steal_sentence, steal_within
 
@@ -86,10 +87,11 @@ def compare_runs(
         same_settings = not differences(engine_of(a[0].meta()), engine_of(b[0].meta()))
         faults = other_work(*whole, paired, same_settings, margin, confidence)
         notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
-        if work[0].failed_share or work[1].failed_share:
-            chosen += [] if "served" in chosen else ["served"]
+        if "served" not in chosen and ("served" in margins or work[0].failed_share or work[1].failed_share):
+            chosen.append("served")
     if idle := [name for name in margins if name not in chosen]:
         raise CompareError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
+    kept_work = work_of(sides[0]), work_of(sides[1])
     windows = 0 if several else num_windows(whole[0][0])[0]
     random = np.random.default_rng(seed)
     found = []
@@ -100,7 +102,7 @@ def compare_runs(
             each = _of_runs(name, of, steps, in_pairs, own, confidence)
         else:
             each = _of_windows(name, of, steps, in_pairs, windows, random, own, confidence)
-        found.append(_beside(each, METRICS[name], sides, work))
+        found.append(_beside(each, METRICS[name], of, work if of is whole else kept_work))
     return together(found, margin, confidence, notes, work)
 
 
@@ -182,7 +184,19 @@ def _undisturbed(
         return (whole, *_alike(tables), [_stolen(side) for side in whole])
     sides = undisturbed_requests(whole, 100 * max_steal)
     kept = undisturbed_steps(whole, tables, 100 * max_steal)
-    return (sides, *_alike(kept), [left_out(*each, 100 * max_steal) for each in zip(whole, sides, strict=True)])
+    alike, share = _alike(kept)
+    if alike is None and _alike(tables)[0] is not None:
+        raise CompareError(
+            f"with at most {max_steal:.3g} of the CPU time taken no steps are left that have their like on both sides; "
+            "allow more, or measure again"
+        )
+    said = [
+        left_out(runs, left, steps, left_steps, 100 * max_steal)
+        for runs, left, steps, left_steps in zip(whole, sides, tables, kept, strict=True)
+    ]
+    if 100 * max_steal > STEAL_WARNS_PERCENT:  # what is allowed is told all the same
+        said = ["; ".join(filter(None, (told, _stolen(side)))) for told, side in zip(said, whole, strict=True)]
+    return sides, alike, share, said
 
 
 def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] | None, float]:
@@ -202,7 +216,7 @@ def _of_windows(name, sides, steps, paired, windows, random, margin, confidence)
     # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
     pairs = paired and metric.source == "requests"
     evidence = windows_evidence(a, b, metric, pairs, random)
-    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, paired))
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
 
 
 def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
@@ -217,10 +231,12 @@ def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
     if not np.isfinite(values[0] + values[1]).all():
         return untold(name, margin, "a run has no such value, or too many of its requests failed")
     evidence = runs_evidence(values[0], values[1], metric, paired)
-    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, paired))
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
 
 
-def _counted(metric: Metric, sides: list[list[RunSamples]], paired: bool) -> float:
+def _counted(metric: Metric, sides: list[list[RunSamples]], steps, paired: bool) -> float:
+    if metric.what == "steady":  # steps are matched by what they hold, and not one by one
+        return counting_error(*(np.concatenate([each.steady for each in side]) for side in steps), False)
     if metric.what not in SHARES:
         return 0.0
     return counting_error(*(np.concatenate([each.requests[metric.what] for each in side]) for side in sides), paired)

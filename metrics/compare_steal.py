@@ -38,15 +38,20 @@ def undisturbed_steps(sides: Sides, steps: list[list[pd.DataFrame]], most_percen
     ]
 
 
-def left_out(before: Sequence[RunSamples], after: Sequence[RunSamples], most_percent: float) -> str | None:
+def left_out(
+    runs: Sequence[RunSamples], left: Sequence[RunSamples], steps: Sequence[pd.DataFrame],
+    left_steps: Sequence[pd.DataFrame], most_percent: float,
+) -> str | None:  # fmt: skip
     """What a side lost by it, where it lost anything."""
-    shares = [1 - len(kept.requests) / len(each.requests) for each, kept in zip(before, after, strict=True)]
-    if not any(shares):
+    lost = [1 - len(kept.requests) / len(each.requests) for each, kept in zip(runs, left, strict=True)]
+    lost_steps = [1 - len(kept) / len(each) for each, kept in zip(steps, left_steps, strict=True) if len(each)]
+    if not any(lost) and not any(lost_steps):
         return None
-    worst = f" ({max(shares):.0%} in the worst run)" if len(shares) > 1 else ""
+    worst = f" ({max(lost):.0%} in the worst run)" if len(lost) > 1 else ""
+    of_steps = f" and {np.mean(lost_steps):.0%} of the steps" if lost_steps else ""
     return (
-        f"{np.mean(shares):.0%} of the requests{worst} met a second in which other machines took more than "
-        f"{most_percent:.3g}% of the CPU time; they and the steps of such seconds are left out"
+        f"{np.mean(lost):.0%} of the requests{worst}{of_steps} are left out: they met a second in which other machines "
+        f"took more than {most_percent:.3g}% of the CPU time, or one that nobody sampled"
     )
 
 
@@ -56,7 +61,7 @@ def _kept(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSample
     if not kept.any():
         raise CompareError(
             f"{each.run.path} has no request outside the seconds in which other machines took more than "
-            f"{most_percent:.3g}% of the CPU time; measure it again, or allow more"
+            f"{most_percent:.3g}% of the CPU time, or that nobody sampled; measure it again, or allow more"
         )
     return each._replace(requests=each.requests[kept].reset_index(drop=True))
 

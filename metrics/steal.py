@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from metrics.machine import STEAL_WARNS_PERCENT
-
-SAMPLE_NS = 1_000_000_000
+from metrics.machine import SAMPLE_SECONDS, STEAL_WARNS_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,11 @@ def _samples(system: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Begins and ends [samples] in ns, and percent. A sample reaches back to the one before."""
     rows = system.sort_values("ns")
     ends = rows.ns.to_numpy("float64")
-    return np.concatenate(([ends[0] - SAMPLE_NS], ends[:-1])), ends, rows.host_steal_percent.to_numpy("float64")
+    return (
+        np.concatenate(([ends[0] - SAMPLE_SECONDS * 1e9], ends[:-1])),
+        ends,
+        rows.host_steal_percent.to_numpy("float64"),
+    )
 
 
 def steal_sentence(steal: Steal | None) -> str | None:

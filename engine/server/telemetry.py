@@ -17,7 +17,7 @@ from engine.server.recent import Recent
 from metrics.appraisal import Appraiser
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
-from metrics.machine import hardware, versions
+from metrics.machine import SAMPLE_SECONDS, hardware, versions
 from metrics.recorder import Recorder
 from metrics.records import RequestRecord
 from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
@@ -25,8 +25,6 @@ from metrics.rundir import RunDirectory, RunError, wall_anchor
 from metrics.step_batch import Steps
 from metrics.system import SystemSampler
 from metrics.tracing import Tracer
-
-SAMPLE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 

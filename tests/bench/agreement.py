@@ -29,7 +29,7 @@ from metrics.machine import company
 from metrics.outcome import NOT_VALID
 from metrics.rundir import RunDirectory
 from tests.bench.clients import VLLM_BENCH
-from tests.bench.contenders import ROOT, environment
+from tests.bench.json_process import ROOT, environment
 from tests.bench.overhead import Cost, cost
 from tests.bench.servers import Server, our_server, vllm_server
 

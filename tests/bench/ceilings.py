@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
-from tests.bench.contenders import ROOT, environment
+from tests.bench.json_process import ROOT, environment
 from tests.bench.results import BenchError
 
 

@@ -1,21 +1,13 @@
 """Engines that a benchmark compares: ours with different settings, and peers. Each lives in a process of its own."""
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.bench.json_process import JsonProcess
 from tests.bench.results import BenchError
 from tests.bench.workloads import Workload
-
-ROOT = Path(__file__).parent.parent.parent
-# Nothing about threads: each engine runs with its own choice. llama.cpp, for one, loses by what makes ours win.
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +33,19 @@ class Contender:
     model: str
     settings: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)  # that it told when it was ready
-    _process: subprocess.Popen | None = None
-    _log: Path | None = None
+    _process: JsonProcess | None = None
 
     def start(self) -> None:
         """Loads the model. Raises BenchError with what the process said last."""
         if self._process is not None:
             return
-        descriptor, name = tempfile.mkstemp(prefix="sojourn-bench-", suffix=".log")
-        self._log = Path(name)
-        with os.fdopen(descriptor, "wb") as log:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
-                env=environment(),
-            )  # fmt: skip
-        self.facts = self._ask({"model": self.model, "settings": self.settings})
+        self._process = JsonProcess(self.name, self.command)
+        self.facts = self._process.ask({"model": self.model, "settings": self.settings})
 
     def run(self, workload: Workload) -> Run:
         """Raises BenchError where the engine fails, or gives another number of tokens than was asked for."""
         order = {"prompts": workload.prompts, "output_lens": workload.output_lens, "temperature": workload.temperature}
-        answer = self._ask(order)
+        answer = self._process.ask(order)
         if answer["errors"]:
             raise BenchError(f"{self.name}: {answer['errors'][0]}")
         if answer["output_tokens"] != workload.output_tokens:
@@ -72,28 +57,8 @@ class Contender:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.stdin.close()
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process.stdout.close()
-            self._log.unlink(missing_ok=True)
+            self._process.stop()
             self._process = None
-
-    def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = said[-1:] or ["it said nothing"]
-            raise BenchError(f"{self.name} ended: {last[0]}")
-        return json.loads(answer)
 
 
 def ours(name: str, model: str, settings: dict[str, Any]) -> Contender:
@@ -105,7 +70,3 @@ def transformers(python: str, model: str, settings: dict[str, Any]) -> Contender
     worker = str(Path(__file__).parent / "transformers_worker.py")
     command = [python, "-P", worker]  # else this folder's names would hide packages
     return Contender("transformers continuous batching", command, model, settings)
-
-
-def environment(**more: str) -> dict[str, str]:
-    return ENVIRONMENT | dict(os.environ) | more

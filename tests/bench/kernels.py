@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tests.bench.contenders import ROOT, environment
+from tests.bench.json_process import ROOT, environment
 from tests.bench.results import BenchError, Report, Row, new_report
 
 # Name of a module of this folder → the device that it needs.

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench.contenders import ROOT, environment
+from tests.bench.json_process import ROOT, environment
 from tests.bench.results import BenchError
 
 HOST = "127.0.0.1"
