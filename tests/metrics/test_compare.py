@@ -204,11 +204,20 @@ def test_a_step_is_steady_beside_those_around_it():
     assert share == 1 and (~alike.steady).tolist() == (~same.steady).tolist() == sticks_out
 
 
+def test_steps_that_are_all_steady_are_no_surer_than_counting_allows(tmp_path):
+    noiseless = replace(USUAL, device=replace(USUAL.device, noise=0.0))
+    a, b = (run_of(tmp_path / name, noiseless, 1, 1, 110) for name in "ab")
+    (found,) = compare_runs([a], [b], metrics=["steady_steps"]).metrics
+    assert found.ratio == 1 and found.low < 1 < found.high, found
+
+
 def test_a_metric_may_have_a_margin_of_its_own(tmp_path):
     a, slowed = (run_of(tmp_path / name, plant, 1, 100) for name, plant in (("a", USUAL), ("w", TENTH_SLOWED)))
     found = compare_runs([a], [slowed], metrics=["e2e_mean", "steady_steps"], margins={"steady_steps": 0.3})
     assert [each.margin for each in found.metrics] == [0.05, 0.3] and found.verdict == "no worse", found
     assert compare_runs([a], [slowed], margin=0.3, margins={"steady_steps": 0.05}).verdict == "worse"
+    served = compare_runs([a], [slowed], margin=0.3, margins={"served": 0.1}).metrics[-1]  # though none failed
+    assert served.metric == "served" and served.margin == 0.1
     with pytest.raises(CompareError, match="step_p95 has a margin and is not compared; compared are e2e_mean"):
         compare_runs([a], [slowed], metrics=["e2e_mean"], margins={"step_p95": 0.1})
     with pytest.raises(CompareError, match="no metric nonsense"):

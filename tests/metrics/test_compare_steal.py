@@ -118,6 +118,24 @@ def test_a_request_that_failed_in_such_a_second_failed(tmp_path):
     assert served.a == 1 and served.b < 0.9 and served.verdict != "no worse"
 
 
+def test_what_the_client_sent_late_in_such_a_second_is_left_out_too(tmp_path):
+    """A verdict has to hold without the lateness of what is compared, not of what is not."""
+
+    def late(records):
+        start = records.steps[0].begin_ns
+        records.client[:] = [
+            each if (each.due_ns - start) // S % EVERY else replace_record(each, sent_ns=each.due_ns + S // 4)
+            for each in records.client
+        ]
+
+    b = disturbed_run(tmp_path / "b", 1)
+    a = synthetic_run(tmp_path / "a", plant=USUAL, seed=1, device_seed=2, requests=150, keep=late)
+    sampled(a, b.table("system"))
+    asked = {"metrics": ["ttft_mean"], "margin": 0.1}
+    assert "the client sent" in compare_runs([a], [b], **asked).metrics[0].reason
+    assert compare_runs([a], [b], **asked, max_steal=0.01).verdict == "no worse"
+
+
 def test_what_cannot_be_left_out_is_refused(tmp_path):
     a, b, loud = (disturbed_run(tmp_path / name, noise) for noise, name in enumerate("abc"))
     with pytest.raises(CompareError, match="tokens_per_s is of the whole time of a run"):

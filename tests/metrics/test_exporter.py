@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.catalog import METRIC_BY_NAME
-from metrics.exporter import Exporter
+from metrics.exporter import FOLDED_AT_ONCE, FOLDED_TOKENS, Exporter
 from metrics.judgement import latencies_ns
 from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.metric import RATIO_BOUNDS
@@ -332,6 +332,17 @@ def test_requests_count_the_same_however_many_are_folded_at_once(seed, count, sc
     by_turns, at_once = scraped(exporter), fed([], requests)
     spent = ("sojourn_telemetry_render_seconds_total", frozenset())
     assert by_turns | {spent: 0} == pytest.approx(at_once | {spent: 0})
+
+
+@pytest.mark.parametrize(("tokens", "folded"), [(1, FOLDED_AT_ONCE), (FOLDED_TOKENS // 4, 4), (FOLDED_TOKENS, 1)])
+def test_a_fold_is_bounded_in_requests_and_in_tokens(monkeypatch, tokens, folded):
+    """The front writes no token meanwhile."""
+    request = msgspec.structs.replace(random_request(Random(1)), token_ns=[MS * index for index in range(tokens)])
+    counts, exporter = [], Exporter("tiny")
+    monkeypatch.setattr(exporter._requests, "observe_all", lambda requests, *_: counts.append(len(requests)))
+    for _ in range(2 * folded):
+        exporter.observe_request(request)
+    assert counts == [folded, folded]
 
 
 def test_model_name_of_any_text_survives_the_page():
