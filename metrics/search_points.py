@@ -10,11 +10,13 @@ from metrics.frontier import MaxRate, RatePoint, max_rate
 from metrics.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.intervals import wilson_bounds
 from metrics.load import declared_window_s
+from metrics.machine import STEAL_WARNS_PERCENT
 from metrics.objectives import OBJECTIVES
 from metrics.prefix_share import cache_doubt
 from metrics.rundir import RunDirectory
 from metrics.search import Trial
 from metrics.search_intervals import effective_samples, growing, t_quantile
+from metrics.steal import steal_within
 
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # of the objectives: what stricter and looser promises would give
 LEVEL = 0.95
@@ -46,6 +48,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     begun_unix_ns: int | None = None
     due_rps: float | None = None  # that came about by chance; None in a search of an older version
     cache_doubt: str = ""  # of a prefix cache that knew more than these prompts share
+    steal_percent: float | None = None  # CPU time that other machines took meanwhile; None where nobody tells
 
     @property
     def notes(self) -> list[str]:
@@ -58,6 +61,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         elif not self.valid:
             told = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
         told += [self.cache_doubt] if self.cache_doubt else []
+        if self.steal_percent is not None and self.steal_percent > STEAL_WARNS_PERCENT:
+            told.append(f"other machines took {self.steal_percent:.1f}% of the CPU time, so it may well bear more")
         return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
 
     @property
@@ -117,6 +122,7 @@ def point_of(
     span = window_ns(requests)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
     waited = _latencies(requests)
+    steal = steal_within(run.table("system"), *span) if span else None
     return Point(
         rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
         invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
@@ -130,6 +136,7 @@ def point_of(
         }, warm_up=warm_up, died=died, error=_commonest_error(requests),
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
         due_rps=whole.window.due_rps if whole.window.declared else None,
+        steal_percent=steal.mean if steal is not None else None,
     )  # fmt: skip
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from metrics.recorder import Recorder
-from metrics.records import ClientRecord, SystemRecord
+from metrics.records import SCHEMAS, ClientRecord, SystemRecord
 from metrics.rundir import RunDirectory
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
 from tests.metrics.told_steps import steps_of_records
@@ -249,6 +251,14 @@ def _failed(record: ClientRecord) -> ClientRecord:
         record, status="error", error="connection reset", first_token_ns=None, last_byte_ns=None, chunk_ns=[],
         chunk_tokens=[], output_tokens=None,
     )  # fmt: skip
+
+
+def with_steal(run: RunDirectory, *percent: float) -> RunDirectory:
+    """The run, whose samples of the machine say these, in turns."""
+    rows = run.table("system").sort_values("ns", ignore_index=True)
+    rows["host_steal_percent"] = [percent[place % len(percent)] for place in range(len(rows))]
+    pq.write_table(pa.Table.from_pandas(rows, SCHEMAS["system"], preserve_index=False), run.path / "system.parquet")
+    return run
 
 
 def _seconds(records: Records) -> int:

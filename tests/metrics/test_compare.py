@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace as replace_record
 
 from metrics.compare import Compared, counting_error, runs_evidence, statistic, together, weigh, windows_evidence
 from metrics.compare_runs import CompareError, compare_runs
 from metrics.compare_samples import METRICS, Samples, alike_steps, read_run
-from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
-from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
+from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
 USUAL = replace(PLANTS["healthy"], rate_rps=8.0)
 TENTH_SLOWED = replace(USUAL, device=replace(USUAL.device, stretched_share=0.1, stretch=1.2))
@@ -244,9 +241,7 @@ def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
 
 def test_a_side_whose_machine_was_not_its_own_is_told(tmp_path):
     a, b = (run_of(tmp_path / name, USUAL, 1, noise, 110) for noise, name in enumerate("ab"))
-    file = b.path / "system.parquet"
-    sampled = b.table("system").assign(host_steal_percent=12.0)
-    pq.write_table(pa.Table.from_pandas(sampled, SCHEMAS["system"], preserve_index=False), file)
+    with_steal(b, 12.0)
     (said,) = [note for note in compare_runs([a], [b]).notes if "hypervisor" in note]
     assert said.startswith("B: the hypervisor gave 12.0% of the CPU time")
 

@@ -1,12 +1,11 @@
 """Runs compared without the seconds that other machines took: what is left out, and that a slow B gains nothing."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,16 +15,16 @@ from typer.testing import CliRunner
 from metrics.compare_runs import CompareError, compare_runs
 from metrics.compare_samples import read_run
 from metrics.compare_steal import undisturbed_requests
-from metrics.records import SCHEMAS
 from metrics.rundir import RunDirectory
 from metrics.steal import undisturbed
 from sojourn import app
-from tests.metrics.synthetic import PLANTS, Plant, synthetic_run
+from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
 S = 1_000_000_000
 USUAL = replace(PLANTS["healthy"], rate_rps=8.0)
 SLOWER = replace(USUAL, device=replace(USUAL.device, stretched_share=1.0, stretch=1.5))
 EVERY = 4  # one second of so many is another machine's
+TURNS = (20.0, *[0.0] * (EVERY - 1))  # percent of the seconds
 
 
 def disturb(records, factor: float) -> None:
@@ -45,18 +44,14 @@ def disturb(records, factor: float) -> None:
     records.client[:] = map(slowed, records.client)
 
 
-def disturbed_run(folder, noise: int, factor: float = 1.0, plant: Plant = USUAL, percent: float = 20.0) -> RunDirectory:
+def disturbed_run(folder, noise: int, factor: float = 1.0, plant: Plant = USUAL) -> RunDirectory:
     """Every fourth second was another machine's, from the first on."""
-    run = synthetic_run(
-        folder, plant=plant, seed=1, device_seed=noise, requests=150, keep=partial(disturb, factor=factor)
+    return with_steal(
+        synthetic_run(
+            folder, plant=plant, seed=1, device_seed=noise, requests=150, keep=partial(disturb, factor=factor)
+        ),
+        *TURNS,
     )
-    system = run.table("system").sort_values("ns")
-    sampled(run, system.assign(host_steal_percent=np.where(np.arange(len(system)) % EVERY, 0.0, percent)))
-    return run
-
-
-def sampled(run: RunDirectory, system: pd.DataFrame) -> None:
-    pq.write_table(pa.Table.from_pandas(system, SCHEMAS["system"], preserve_index=False), run.path / "system.parquet")
 
 
 @given(
@@ -113,7 +108,7 @@ def test_a_request_that_failed_in_such_a_second_failed(tmp_path):
 
     a = disturbed_run(tmp_path / "a", 1)
     b = synthetic_run(tmp_path / "b", plant=USUAL, seed=1, device_seed=2, requests=150, keep=fail)
-    sampled(b, a.table("system"))
+    with_steal(b, *TURNS)
     served = {each.metric: each for each in compare_runs([a], [b], max_steal=0.01).metrics}["served"]
     assert served.a == 1 and served.b < 0.9 and served.verdict != "no worse"
 
@@ -130,7 +125,7 @@ def test_what_the_client_sent_late_in_such_a_second_is_left_out_too(tmp_path):
 
     b = disturbed_run(tmp_path / "b", 1)
     a = synthetic_run(tmp_path / "a", plant=USUAL, seed=1, device_seed=2, requests=150, keep=late)
-    sampled(a, b.table("system"))
+    with_steal(a, *TURNS)
     asked = {"metrics": ["ttft_mean"], "margin": 0.1}
     assert "the client sent" in compare_runs([a], [b], **asked).metrics[0].reason
     assert compare_runs([a], [b], **asked, max_steal=0.01).verdict == "no worse"
@@ -140,10 +135,10 @@ def test_what_cannot_be_left_out_is_refused(tmp_path):
     a, b, loud = (disturbed_run(tmp_path / name, noise) for noise, name in enumerate("abc"))
     with pytest.raises(CompareError, match="tokens_per_s is of the whole time of a run"):
         compare_runs([a], [b], metrics=["tokens_per_s"], max_steal=0.01)
-    sampled(loud, loud.table("system").assign(host_steal_percent=30.0))
+    with_steal(loud, 30.0)
     with pytest.raises(CompareError, match="c has no request outside the seconds in which other machines took more"):
         compare_runs([a], [loud], max_steal=0.01)
-    sampled(loud, loud.table("system").assign(host_steal_percent=np.nan))
+    with_steal(loud, math.nan)
     with pytest.raises(CompareError, match="c does not tell what other machines took"):
         compare_runs([a], [loud], max_steal=0.01)
 

@@ -8,7 +8,7 @@ import pytest
 from metrics.diagnosis.diagnose import diagnose
 from metrics.search_points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
 from tests.metrics.search_documents import point
-from tests.metrics.synthetic import PLANTS, synthetic_run
+from tests.metrics.synthetic import PLANTS, synthetic_run, with_steal
 from ui.figures.sweep import goodput_against_rate
 
 
@@ -78,6 +78,13 @@ def test_a_rate_at_which_the_server_died_is_a_miss_and_is_not_lost(tmp_path):
     run.update_meta(valid=False, invalid_reasons=["exit code -9"])
     found = point_of(run, rate_rps=6.0, repeat=1, seed=0, died=True)
     assert found.tells and found.notes == ["6 requests/s: exit code -9; it counts as a miss"]
+
+
+def test_a_rate_at_which_other_machines_took_cpu_time_says_so(tmp_path):
+    run = synthetic_run(tmp_path / "run", requests=40)
+    assert point_of(with_steal(run, 0.9), rate_rps=6.0, repeat=1, seed=0).notes == []
+    (said,) = point_of(with_steal(run, 12.0), rate_rps=6.0, repeat=1, seed=0).notes
+    assert said.startswith("6 requests/s: other machines took 12.0% of the CPU time")
 
 
 def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():

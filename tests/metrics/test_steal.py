@@ -20,7 +20,7 @@ from metrics.records import SCHEMAS, SystemRecord
 from metrics.rundir import RunDirectory
 from metrics.segments import read_segment
 from metrics.steal import Steal, steal_within
-from tests.metrics.synthetic import synthetic_run
+from tests.metrics.synthetic import synthetic_run, with_steal
 
 S = 1_000_000_000
 Times = namedtuple("Times", ["user", "idle", "steal"])
@@ -28,15 +28,6 @@ Times = namedtuple("Times", ["user", "idle", "steal"])
 
 def system(*samples: tuple[float, float | None]) -> pd.DataFrame:
     return pd.DataFrame(samples, columns=["ns", "host_steal_percent"]).assign(ns=lambda rows: (rows.ns * S).astype(int))
-
-
-def with_steal(run: RunDirectory, *percent: float) -> RunDirectory:
-    """The samples of a run say these, in turns."""
-    file = run.path / "system.parquet"
-    table = pq.read_table(file).to_pandas()
-    table["host_steal_percent"] = [percent[place % len(percent)] for place in range(len(table))]
-    table.to_parquet(file)
-    return run
 
 
 def warnings_of_steal(run: RunDirectory) -> list[str]:
