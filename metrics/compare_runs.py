@@ -37,7 +37,6 @@ from metrics.compare_samples import (
 from metrics.compare_steal import left_out, undisturbed_requests, undisturbed_steps
 from metrics.compare_work import Work, other_work, shifts, work_of
 from metrics.differences import differences
-from metrics.machine import STEAL_WARNS_PERCENT
 from metrics.rundir import RunDirectory
 from metrics.steal import steal_sentence, steal_within
 
@@ -191,11 +190,9 @@ def _undisturbed(
             "allow more, or measure again"
         )
     said = [
-        left_out(runs, left, steps, left_steps, 100 * max_steal)
+        left_out(runs, left, steps, left_steps, 100 * max_steal) or _stolen(runs)  # what is allowed is told, too
         for runs, left, steps, left_steps in zip(whole, sides, tables, kept, strict=True)
     ]
-    if 100 * max_steal > STEAL_WARNS_PERCENT:  # what is allowed is told all the same
-        said = ["; ".join(filter(None, (told, _stolen(side)))) for told, side in zip(said, whole, strict=True)]
     return sides, alike, share, said
 
 
