@@ -5,8 +5,9 @@
 One process, one model, two loops over it, in turns: each serves the same requests from a cold pool, so that a pair
 differs in its books only, and not in where a process happens to lie in memory. After each step the model's weights have
 driven the books out of the caches, so that this is several times what `telemetry_step` says; messages go to another
-process, which reads and drops them. A figure is the median over pairs of full less off, with a 95 % interval of the
-bootstrap. What the front does is not in it: `overhead` has that.
+process, which reads and drops them. Of each load the median step counts, and its 95th percentile: what meets some steps
+of a hundred (other machines that take the core) moves neither of the books' costs. A figure is the median over pairs of
+full less off, with a 95 % interval of the bootstrap. What the front does is not in it: `overhead` has that.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from engine.sampling import SamplingParams
 from tests.bench.overhead import Cost, cost
 
 PROMPT_TOKENS, SETTLING_STEPS, TIMED_STEPS = 64, 10, 100
+PERCENTILES = (50, 95)  # of the steps of one load
 
 
 def drop_messages(address: str) -> None:
@@ -46,30 +48,36 @@ def loops(model: str, publish) -> dict[str, Engine]:
     return {"off": off, "full": Engine(scheduler, off.runner, books, publish, overlap=off.overlap)}
 
 
-def microseconds_a_step(engine: Engine, streams: int) -> float:
+def step_times(engine: Engine, streams: int) -> np.ndarray:
+    """Microseconds of each of TIMED_STEPS."""
     sampling = SamplingParams(max_tokens=SETTLING_STEPS + TIMED_STEPS + 2, temperature=0.0, ignore_eos=True)
     begin_ns = time.monotonic_ns()
     asked = [messages.Submit(f"cmpl-{i:032x}", [100 + i] * PROMPT_TOKENS, sampling, begin_ns) for i in range(streams)]
     engine.receive(asked, begin_ns)
     for _ in range(SETTLING_STEPS):
         engine.receive([], engine.step())
-    began_ns = time.monotonic_ns()
+    read_ns = [time.monotonic_ns()]
     for _ in range(TIMED_STEPS):
         engine.receive([], engine.step())
-    took_ns = time.monotonic_ns() - began_ns
+        read_ns.append(time.monotonic_ns())
     while engine.has_work:
         engine.receive([], engine.step())
-    return took_ns / TIMED_STEPS / 1e3
+    return np.diff(read_ns) / 1e3
 
 
-def measure(engines: dict[str, Engine], streams: int, pairs: int) -> tuple[float, Cost]:
-    """Microseconds of a step without books, and what the books add."""
+def measure(engines: dict[str, Engine], streams: int, pairs: int) -> tuple[dict[str, float], dict[str, Cost]]:
+    """Microseconds of a step without books, and what the books add, by figure."""
     took = {name: [] for name in engines}
     for pair in range(pairs + 1):
         for name in ("full", "off") if pair % 2 else ("off", "full"):
-            took[name].append(microseconds_a_step(engines[name], streams))
-    full, off = (np.array(took[name][1:]) for name in ("full", "off"))  # the first pair warms up
-    return float(np.median(off)), cost(list(full - off))
+            took[name].append(step_times(engines[name], streams))
+    full, off = (np.stack(took[name][1:]) for name in ("full", "off"))  # the first pair warms up
+    without = {f"p{percent}": np.percentile(off, percent, axis=1) for percent in PERCENTILES}
+    with_them = {f"p{percent}": np.percentile(full, percent, axis=1) for percent in PERCENTILES}
+    return (
+        {name: float(np.median(values)) for name, values in without.items()},
+        {name: cost(list(with_them[name] - values)) for name, values in without.items()},
+    )
 
 
 def main() -> None:
@@ -85,11 +93,11 @@ def main() -> None:
         reader.start()
         engines = loops(options.model, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
         garbage.settle()
-        print("streams  us a step, off   books, us a step (95 % interval)    books, %")
+        print("streams         us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:
-            off_us, added = measure(engines, streams, options.pairs)
-            interval = f"{added.median:+.1f} ({added.low:+.1f} to {added.high:+.1f})"
-            print(f"{streams:7} {off_us:15.0f} {interval:>34} {100 * added.median / off_us:+11.2f}")
+            for name, added in (found := measure(engines, streams, options.pairs))[1].items():
+                off_us, interval = found[0][name], f"{added.median:+.1f} ({added.low:+.1f} to {added.high:+.1f})"
+                print(f"{streams:7} {name:>6} {off_us:15.0f} {interval:>34} {100 * added.median / off_us:+11.2f}")
         outbox.send(b"")
         reader.join()
 
