@@ -62,7 +62,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             told = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
         told += [self.cache_doubt] if self.cache_doubt else []
         if self.steal_percent is not None and self.steal_percent > STEAL_WARNS_PERCENT:
-            told.append(f"other machines took {self.steal_percent:.1f}% of the CPU time, so it may well bear more")
+            told.append(
+                f"other machines took {self.steal_percent:.1f}% of the CPU time; without them the server may bear more"
+            )
         return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
 
     @property
