@@ -100,6 +100,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
     due_rps: float | None = None  # that came about
+    steal_percent: float | None = None  # of the run of it from which other machines took most CPU time
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +194,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
             name: sum(point.goodput_by_scale[name] for point in told) / len(told)
             for name in (told[0].goodput_by_scale if told else ())
         },
+        steal_percent=max((point.steal_percent for point in told if point.steal_percent is not None), default=None),
     )  # fmt: skip
 
 
