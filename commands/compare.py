@@ -40,7 +40,8 @@ def compare(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
-    """Say whether B is worse than A beyond a margin: exit code 0 no worse, 1 worse, 3 cannot tell, 2 wrong use.
+    """Say whether B is worse than A beyond a margin: exit code 0 no worse, 1 worse, 3 cannot tell, 2 wrong use or
+    runs that cannot be compared.
 
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Several runs a
     side also see what differs from run to run; one run a side does not.
@@ -78,7 +79,7 @@ def _share(option: str, text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
-        raise Failure(f"{option} is {text}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
+        raise Failure(f"{option} is {text or 'empty'}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
     return share
 
 
@@ -109,9 +110,9 @@ def _print(found: Comparison) -> None:
             out.print(f"{each.metric}: {said}", highlight=False)
     for note in found.notes:
         out.print(note, highlight=False, markup=False)
-    own = "".join(f" ({each.metric} {each.margin:.3g})" for each in found.metrics if each.margin != found.margin)
+    own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
     out.print(
-        f"\n[bold]{found.verdict}[/bold]: B against A, margin {found.margin:.3g}{own}, confidence "
+        f"\n[bold]{found.verdict}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
         f"{found.confidence:.0%}",
         highlight=False,
     )
@@ -133,7 +134,8 @@ def _work(a: Work, b: Work) -> str:
 
 def _said(each: Compared) -> str:
     if each.needs is not None:
-        more = f"about {max(each.needs, 1.2):.1f} times as many requests or runs would tell"
+        times = max(each.needs, 1.2)
+        more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would tell"
         return f"{each.reason}; {more}" if each.reason else more
     return each.reason
 

@@ -109,7 +109,8 @@ def _rates(
 
 
 def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None:
-    table = _table("Goodput against the rate")
+    out.print("[bold]Goodput against the rate")
+    table = _table()
     for name in ("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
         table.add_column(name, justify="right", no_wrap=True)
     for rate in rates:
@@ -132,7 +133,8 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
     for note in (note for point in points for note in point.notes):
         out.print(note, highlight=False, markup=False)
-    table = _table("\nFrontier: the most goodput, were the objectives so many times as long")
+    out.print("\n[bold]Frontier: the most goodput, were the objectives so many times as long")
+    table = _table()
     for name in ("times", "objectives", "good/s", "rate/s"):
         table.add_column(name, justify="left" if name == "objectives" else "right", no_wrap=True)
     for each in best:
@@ -144,8 +146,8 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
     out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1))
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1))
 
 
 def _number(value: float | None) -> str:

@@ -62,6 +62,10 @@ def compare_runs(
     """
     if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
         raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
+    if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
+        raise CompareError(
+            f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
+        )
     notes = check(a, b, force)
     whole = [[read_run(run) for run in side] for side in (a, b)]
     several = _several(whole)
@@ -73,8 +77,6 @@ def compare_runs(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
-    if max_steal is not None and (of_wall := [name for name in chosen if METRICS[name].source == "tokens"]):
-        raise CompareError(f"{of_wall[0]} is of the whole time of a run, of which nothing can be left out")
     notes += [f"{name}: {sentence}" for name, sentence in zip("AB", said, strict=True) if sentence]
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
@@ -130,7 +132,8 @@ def _stolen(side: list[RunSamples]) -> str | None:
     found = [
         steal_within(each.run.table("system"), each.begin_ns, each.begin_ns + round(each.span_s * 1e9)) for each in side
     ]
-    return steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
+    said = steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
+    return f"in the worst run, {said}" if said and len(side) > 1 else said
 
 
 def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list[str]:
@@ -163,7 +166,7 @@ def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> 
         for run in side[1:]:
             if different := differences(settings(side[0].meta()), settings(run.meta())):
                 faults.append(f"{run.path} is no repetition of {side[0].path}: {'; '.join(different[:5])}")
-    changed = differences(settings(a[0].meta()), settings(b[0].meta()))
+    changed = differences(settings(a[0].meta()), settings(b[0].meta()), sides=("in A", "in B"))
     return _faults(faults, force) + ([f"what differs: {'; '.join(changed[:8])}"] if changed else [])
 
 

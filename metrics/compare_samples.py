@@ -69,7 +69,7 @@ class Samples(NamedTuple):
 
 
 class RunSamples(NamedTuple):
-    """One run. `begin_ns` is when its first measured request was due; `edges_s` are offsets from it."""
+    """One run, from `begin_ns`, when its first measured request was due, for `span_s`."""
 
     run: RunDirectory
     requests: pd.DataFrame
@@ -112,8 +112,9 @@ def num_windows(each: RunSamples) -> tuple[int, str]:
         return found, ""
     return 0, (
         f"{sent} within {due_s:.3g} s, with a median latency of {latency_s:.3g} s: too short for {FEWEST_WINDOWS} "
-        f"windows of {WINDOW_LATENCIES:g} latencies and {WINDOW_REQUESTS} requests each; run longer, or give two or "
-        "more runs a side"
+        f"windows of {WINDOW_LATENCIES:g} latencies and {WINDOW_REQUESTS} requests each; run at least "
+        f"{FEWEST_WINDOWS * WINDOW_REQUESTS} requests over {FEWEST_WINDOWS * WINDOW_LATENCIES * latency_s:.3g} s, or "
+        "give two or more runs a side"
     )
 
 

@@ -62,7 +62,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             told = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
         told += [self.cache_doubt] if self.cache_doubt else []
         if self.steal_percent is not None and self.steal_percent > STEAL_WARNS_PERCENT:
-            told.append(f"other machines took {self.steal_percent:.1f}% of the CPU time, so it may well bear more")
+            told.append(
+                f"other machines took {self.steal_percent:.1f}% of the CPU time; without them the server may bear more"
+            )
         return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
 
     @property
@@ -98,6 +100,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
     due_rps: float | None = None  # that came about
+    steal_percent: float | None = None  # of the run of it from which other machines took most CPU time
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +194,7 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
             name: sum(point.goodput_by_scale[name] for point in told) / len(told)
             for name in (told[0].goodput_by_scale if told else ())
         },
+        steal_percent=max((point.steal_percent for point in told if point.steal_percent is not None), default=None),
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """Where the front's records go: into the exporter's arrays, and into the run directory if one is recorded."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
 from metrics.machine import SAMPLE_SECONDS, hardware, versions
 from metrics.recorder import Recorder
-from metrics.records import RequestRecord
+from metrics.records import RequestRecord, SystemRecord
 from metrics.roofline import CeilingError, Ceilings, device_name, load_ceilings
 from metrics.rundir import RunDirectory, RunError, wall_anchor
 from metrics.step_batch import Steps
@@ -27,6 +28,7 @@ from metrics.system import SystemSampler
 from metrics.tracing import Tracer
 
 log = logging.getLogger(__name__)
+FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 
 
 class Telemetry:
@@ -137,19 +139,24 @@ class Telemetry:
         return [self.sample_system(core_pid), self.loop_lag.run()]
 
     async def sample_system(self, core_pid) -> None:
-        """Samples the machine once a second, for as long as it runs."""
+        """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
         sampler = SystemSampler(os.getpid())
         while True:
-            due = time.monotonic() + SAMPLE_SECONDS
+            begun = time.monotonic()
+            with _failure_told():
+                self._observe_system(await asyncio.to_thread(sampler.sample, core_pid()))
             try:
-                record = await asyncio.to_thread(sampler.sample, core_pid())
-            except Exception as error:  # such as no file left to open: one sample is missing, not all that follow
-                log.warning("the machine could not be sampled: %s: %s", type(error).__name__, error)
-            else:
-                self.exporter.observe_system(record)
-                if self.recorder is not None:
-                    self.recorder.append("system", record)
-            await asyncio.sleep(max(0, due - time.monotonic()))
+                await asyncio.sleep(max(0, begun + SAMPLE_SECONDS - time.monotonic()))
+            except asyncio.CancelledError:
+                if time.monotonic() - begun >= FEWEST_SAMPLE_SECONDS:
+                    with _failure_told():
+                        self._observe_system(sampler.sample(core_pid()))
+                raise
+
+    def _observe_system(self, record: SystemRecord) -> None:
+        self.exporter.observe_system(record)
+        if self.recorder is not None:
+            self.recorder.append("system", record)
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
@@ -163,6 +170,15 @@ class Telemetry:
                 print(
                     f"Sojourn has stopped; {len(run.table('requests'))} requests are recorded in {run.path}", flush=True
                 )
+
+
+@contextlib.contextmanager
+def _failure_told() -> Iterator[None]:
+    """Of one sample of the machine, such as with no file left to open: it is missing, not all that follow."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("the machine could not be sampled: %s: %s", type(error).__name__, error)
 
 
 def make_telemetry(config: EngineConfig) -> Telemetry | NoTelemetry:

@@ -234,7 +234,7 @@ def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
         compare_runs([a], [invalid])
     changed = run_of(tmp_path / "d", USUAL, 1, 4, 110)
     changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
-    assert "what differs: engine.max_num_seqs is null there and 8 here" in compare_runs([a], [changed]).notes
+    assert "what differs: engine.max_num_seqs is null in A and 8 in B" in compare_runs([a], [changed]).notes
     with pytest.raises(CompareError, match="no metric nonsense"):
         compare_runs([a], [changed], metrics=["nonsense"])
 
@@ -244,6 +244,9 @@ def test_a_side_whose_machine_was_not_its_own_is_told(tmp_path):
     with_steal(b, 12.0)
     (said,) = [note for note in compare_runs([a], [b]).notes if "hypervisor" in note]
     assert said.startswith("B: the hypervisor gave 12.0% of the CPU time")
+    more = [run_of(tmp_path / name, USUAL, 1, noise, 110) for noise, name in enumerate("cd", start=2)]
+    (said,) = [note for note in compare_runs([a, more[0]], [b, more[1]]).notes if "hypervisor" in note]
+    assert said.startswith("B: in the worst run, the hypervisor gave 12.0% of the CPU time")
 
 
 def forget(records):
@@ -270,7 +273,7 @@ def test_a_run_without_steps_or_too_short_says_so(tmp_path):
     assert [each.metric for each in found.metrics] == ["ttft_mean", "e2e_mean", "attainment"]
     assert "no run has tpot_mean, so it is left out" in found.notes
     short = [run_of(tmp_path / f"short{number}", USUAL, 1, number, 12) for number in range(2)]
-    with pytest.raises(CompareError, match=r"12 requests within .* run longer, or give two"):
+    with pytest.raises(CompareError, match=r"12 requests within .* run at least 40 requests over .* s, or give two"):
         compare_runs(*([run] for run in short), metrics=["e2e_mean"])
 
 

@@ -132,10 +132,9 @@ def test_what_the_client_sent_late_in_such_a_second_is_left_out_too(tmp_path):
 
 
 def test_what_cannot_be_left_out_is_refused(tmp_path):
-    a, b, loud = (disturbed_run(tmp_path / name, noise) for noise, name in enumerate("abc"))
+    a, loud = (disturbed_run(tmp_path / name, noise) for noise, name in enumerate("ac"))
     with pytest.raises(CompareError, match="tokens_per_s is of the whole time of a run"):
-        compare_runs([a], [b], metrics=["tokens_per_s"], max_steal=0.01)
-    with_steal(loud, 30.0)
+        compare_runs([a], [with_steal(loud, 30.0)], metrics=["tokens_per_s"], max_steal=0.01)
     with pytest.raises(CompareError, match="c has no request outside the seconds in which other machines took more"):
         compare_runs([a], [loud], max_steal=0.01)
     with_steal(loud, math.nan)

@@ -83,8 +83,13 @@ def test_a_rate_at_which_the_server_died_is_a_miss_and_is_not_lost(tmp_path):
 def test_a_rate_at_which_other_machines_took_cpu_time_says_so(tmp_path):
     run = synthetic_run(tmp_path / "run", requests=40)
     assert point_of(with_steal(run, 0.9), rate_rps=6.0, repeat=1, seed=0).notes == []
-    (said,) = point_of(with_steal(run, 12.0), rate_rps=6.0, repeat=1, seed=0).notes
+    disturbed = point_of(with_steal(run, 12.0), rate_rps=6.0, repeat=1, seed=0)
+    (said,) = disturbed.notes
     assert said.startswith("6 requests/s: other machines took 12.0% of the CPU time")
+    quiet = point_of(with_steal(run, 0.9), rate_rps=6.0, repeat=2, seed=0)
+    (rate,) = by_rate([quiet, disturbed])
+    assert rate.steal_percent == pytest.approx(12.0)
+    assert by_rate([point(2, 1.0)])[0].steal_percent is None
 
 
 def test_the_frontier_takes_the_best_rate_and_says_where_more_was_not_tried():
