@@ -61,7 +61,7 @@ def compare_runs(
     there or not compared.
     """
     if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
-        raise CompareError(f"there is no metric {unknown[0]}; there are {', '.join(METRICS)}")
+        raise CompareError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
     if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
         raise CompareError(
             f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
