@@ -181,6 +181,7 @@ def test_the_roofline_takes_what_bounds_each_step():
     columns = {"flops": [8e6, 0.0], "bytes": [0.0, 4e6], "device_ns": [3e6, 2e6], "gap_ns": [0.0, 1e6]}
     steps = Steps({name: np.array(values) for name, values in columns.items()})  # 1 ms of arithmetic, 2 ms of memory
     told = utilisation(steps, 6_000_000, CEILINGS, "float32")
+    assert msgspec.json.decode(msgspec.json.encode(told)) == told  # as a report writes it
     assert told["roofline_percent"] == pytest.approx(50) and told["mfu_percent"] == pytest.approx(100 / 6)
     assert told["mbu_percent"] == pytest.approx(100 / 3) and told["device_idle_percent"] == pytest.approx(100 / 6)
     assert CEILINGS.ridge("float32") == 4.0 and CEILINGS.roofline_ns(8e6, 0, "float32") == pytest.approx(1e6)

@@ -107,10 +107,7 @@ def utilisation(steps: Steps, wall_ns: int, ceilings: Ceilings, precision: str) 
     steps' time, what the device had nothing to do in.
     """
     columns = steps.columns
-    needed_ns = sum(
-        ceilings.roofline_ns(flops, moved, precision)
-        for flops, moved in zip(columns["flops"].tolist(), columns["bytes"].tolist(), strict=True)
-    )
+    needed_ns = float(ceilings.roofline_ns(columns["flops"], columns["bytes"], precision).sum())
     device_ns, gaps_ns = steps.total("device_ns"), steps.total("gap_ns")
     return {
         "roofline_percent": 100 * needed_ns / wall_ns,

@@ -18,6 +18,7 @@ from engine.compute.kv_fp8 import quantise
 from engine.compute.operations_triton import TritonOperations
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Tiles
 from engine.token.models.mpt import alibi_slopes
+from engine.token.models.registry import load_model
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.test_logprobs import random_prompts
 
@@ -297,6 +298,7 @@ def test_a_cache_in_eight_bits_is_written_and_read_as_by_the_reference(family, c
     prompts, told = random_prompts((20, 9)), []
     for narrow, fused in (({}, False), ({"kv_cache_dtype": "fp8"}, False), ({"kv_cache_dtype": "fp8"}, True)):
         engine, published = make_engine(checkpoints[family], **settings, **narrow)
+        engine.runner.model = load_model(checkpoints[family], torch.float32, DEVICE, None)  # as on a GPU: not packed
         if fused:
             engine.runner.attention = TritonAttention(DEVICE, num_multiprocessors=4, short=SMALL, long=SMALL)
             engine.runner.operations = TritonOperations()
