@@ -189,8 +189,8 @@ def _undisturbed(
     alike, share = _alike(kept)
     if alike is None and _alike(tables)[0] is not None:
         raise CompareError(
-            f"with at most {max_steal:.3g} of the CPU time taken no steps are left that have their like on both sides; "
-            "allow more, or measure again"
+            f"with at most {100 * max_steal:.3g}% of the CPU time taken no steps are left that have their like on both "
+            "sides; allow more, or measure again"
         )
     said = [
         left_out(runs, left, steps, left_steps, 100 * max_steal) or _stolen(runs)  # what is allowed is told, too

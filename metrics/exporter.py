@@ -23,7 +23,7 @@ from metrics.records import RequestRecord, SystemRecord
 from metrics.series import CONTENT_TYPE, Series
 from metrics.step_batch import Steps
 
-FOLDED_AT_ONCE, FOLDED_TOKENS = 128, 32_768  # requests, or the tokens that they have: a fold takes 4 ms at most
+FOLDED_AT_ONCE, FOLDED_TOKENS = 128, 32_768  # requests, or the tokens that they have: a fold stays a few milliseconds
 Objectives = Sequence[Mapping[str, Any]]  # as in run.json: [{"klass": "chat", "ttft_ms": 500, "source": "…"}, …]
 
 

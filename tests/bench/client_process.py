@@ -27,6 +27,7 @@ class Client:
             "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,
             "prompts": workload.prompts, "output_lens": workload.output_lens,
         }  # fmt: skip
+        self._process.name = f"the client of {server.name}"
         answer = self._process.ask(order)
         if answer["fault"]:
             raise BenchError(f"{server.name}, {workload.name}: {answer['fault']}")

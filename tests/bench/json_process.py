@@ -21,7 +21,7 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 class JsonProcess:
     """Starts at once; what it says on stderr is its last word if it ends early."""
 
-    def __init__(self, name: str, command: Sequence[str], seconds: float | None = None):
+    def __init__(self, name: str, command: Sequence[str], seconds: float = threading.TIMEOUT_MAX):
         """`seconds`: an answer takes no longer, or the process is killed."""
         self.name = name
         self._seconds = seconds
@@ -35,9 +35,9 @@ class JsonProcess:
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Raises BenchError with what the process said last, if it ended."""
-        limit = threading.Timer(self._seconds, self._process.kill) if self._seconds is not None else None
-        if limit is not None:
-            limit.start()
+        limit = threading.Timer(self._seconds, self._process.kill)
+        limit.daemon = True
+        limit.start()
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
@@ -45,8 +45,7 @@ class JsonProcess:
         except BrokenPipeError:
             answer = ""
         finally:
-            if limit is not None:
-                limit.cancel()
+            limit.cancel()
         if not answer:
             said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise BenchError(f"{self.name} ended: {said[-1] if said else 'it said nothing'}")

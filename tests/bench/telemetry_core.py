@@ -95,9 +95,11 @@ def main() -> None:
         garbage.settle()
         print("streams         us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:
-            for name, added in (found := measure(engines, streams, options.pairs))[1].items():
-                off_us, interval = found[0][name], f"{added.median:+.1f} ({added.low:+.1f} to {added.high:+.1f})"
-                print(f"{streams:7} {name:>6} {off_us:15.0f} {interval:>34} {100 * added.median / off_us:+11.2f}")
+            without, added = measure(engines, streams, options.pairs)
+            for name, books in added.items():
+                interval = f"{books.median:+.1f} ({books.low:+.1f} to {books.high:+.1f})"
+                percent = 100 * books.median / without[name]
+                print(f"{streams:7} {name:>6} {without[name]:15.0f} {interval:>34} {percent:+11.2f}")
         outbox.send(b"")
         reader.join()
 

@@ -67,6 +67,8 @@ def tally(pairs) -> Counter:
         found = compare_runs(a, b, margin=MARGIN, margins=MARGINS, max_steal=MAX_STEAL)
         told[found.verdict] += 1
         told.update((each.metric, each.verdict) for each in found.metrics)
+        if told.total() == 1 + len(found.metrics):  # of the first draw also how much
+            print([(each.metric, each.ratio, each.low, each.high) for each in found.metrics])
     print(told)
     return told
 
