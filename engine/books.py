@@ -1,19 +1,17 @@
 """What the loop tells of itself: where each request's time went, what each step was; or nothing: `telemetry=off`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockCounts
-from engine.messages import Standing
+from engine.messages import Beside, Standing
 from engine.request.accounting import Accountant, Alive, alive
+from engine.request.decode_clock import DecodeClock
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
-from engine.step_log import HOLD_NS, StepLog
+from engine.step_log import StepLog
 from metrics.costmodel import ModelShape
-from metrics.ledger import CLOCKED
-from metrics.step_batch import StepBatch
 
 Turn = tuple[int, int]  # when it began and ended, in nanoseconds
 
@@ -21,10 +19,7 @@ Turn = tuple[int, int]  # when it began and ended, in nanoseconds
 class Books(Protocol):
     """Told by the loop what happens, with the readings of its clock in nanoseconds."""
 
-    @property
-    def reading(self) -> tuple[int, ...]:
-        """The decode clock, by metrics.ledger.CLOCKED."""
-        ...
+    clock: DecodeClock
 
     def received(self, request: Request, encoded_ns: int, now_ns: int, last_turn: Turn | None, *, held: bool) -> None:
         """A request was taken in; `held`: it may not be scheduled before `released`."""
@@ -46,7 +41,12 @@ class Books(Protocol):
         """A step was read and will be committed now. `changes` of the list of those who run, so far."""
         ...
 
-    def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None: ...
+    def committed(
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
+    ) -> tuple[list[int], Beside | None]:
+        """`readings` began the stages of its turn before the commit. What is told of the step: its row, and what
+        belongs beside it."""
+        ...
 
     def told(self, request: Request) -> Standing | None:
         """What the front has to know of a request that is `untold` and emits a token."""
@@ -56,17 +56,8 @@ class Books(Protocol):
         """The step that was committed last ended it."""
         ...
 
-    def end_turn(self, counts: BlockCounts | None, readings: list[int], clock: Callable[[], int]) -> int:
-        """`readings` bound the stages so far; no counts: no step was committed in this turn. Returns when it ended."""
-        ...
-
-    @property
-    def due_ns(self) -> int | None:
-        """When steps are due next; None while there are none."""
-        ...
-
-    def steps(self, now_ns: int | None = None) -> StepBatch | None:
-        """Those that are over and were not given yet, if they are due by then; without a time all of them."""
+    def passed(self, readings: list[int]) -> None:
+        """A turn is over in which no step was committed. `readings` bound its stages."""
         ...
 
 
@@ -75,26 +66,18 @@ class FullBooks:
 
     def __init__(self, accountant: Accountant, log: StepLog):
         self.accountant = accountant
+        self.clock = accountant.clock
         self.log = log
         self.received = self.accountant.received
         self.released = self.accountant.released
         self.gave_up = self.accountant.gave_up
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
-        self.steps = self.log.take
+        self.passed = self.log.pass_stages
         self.alive: Alive | None = None  # in the step that is committed next, or was last
-        self._step: tuple[int, StepPlan, StepOutcome, int] | None = None  # that was committed last
         self._changes = 0  # of the list of those who run, when `alive` was made of it
         self._steady_since = -1  # the same, if all of them decode by the clock
         self._is_steady = False
-
-    @property
-    def reading(self) -> tuple[int, ...]:
-        return self.accountant.clock.reading
-
-    @property
-    def due_ns(self) -> int | None:
-        return self.log.due_ns
 
     def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
         if last_turn is not None:
@@ -110,33 +93,28 @@ class FullBooks:
             self._is_steady = False
             self.alive, self._changes = alive(plan, running), changes
 
-    def committed(self, step: int, plan: StepPlan, outcome: StepOutcome, emitted_tokens: int, now_ns: int) -> None:
+    def committed(
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
+    ) -> tuple[list[int], Beside | None]:
         found, accountant = self.alive, self.accountant
         if self._is_steady:
             accountant.decoded(outcome, now_ns)
         else:
             accountant.executed(plan, found, outcome, now_ns)
-            is_clocked = found.running is found.planned and found.planned == accountant.clock.members
+            is_clocked = found.running is found.planned and found.planned == self.clock.members
             self._steady_since = self._changes if is_clocked else -1
-        self._step = (step, plan, outcome, emitted_tokens)
+        return self.log.tell(plan, outcome, found, readings)
 
     def told(self, request: Request) -> Standing:
         request.untold = False
-        return Standing(self.accountant.clock.base(request), dict(request.waits))
-
-    def end_turn(self, counts: BlockCounts | None, readings: list[int], clock: Callable[[], int]) -> int:
-        if counts is None:
-            self.log.pass_stages(readings)
-            return readings[-1]
-        step, plan, outcome, emitted_tokens = self._step
-        return self.log.record(step, plan, outcome, emitted_tokens, self.alive, counts, readings, clock)
+        return Standing(self.clock.base(request), dict(request.waits))
 
 
 class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
 
-    due_ns = None
-    reading = (0,) * len(CLOCKED)
+    def __init__(self) -> None:
+        self.clock = DecodeClock()  # which stands still
 
     def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None: ...
     def released(self, request, now_ns) -> None: ...
@@ -144,19 +122,17 @@ class NoBooks:
     def resumed(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
     def collected(self, plan, running, changes) -> None: ...
-    def committed(self, step, plan, outcome, emitted_tokens, now_ns) -> None: ...
     def told(self, request) -> None: ...
     def ended(self, request) -> None: ...
 
-    def end_turn(self, counts, readings, clock) -> int:
-        return readings[-1] if counts is None else clock()
+    def passed(self, readings) -> None: ...
 
-    def steps(self, now_ns=None) -> None:
-        return None
+    def committed(self, plan, outcome, readings, now_ns) -> tuple[list[int], None]:
+        return [], None
 
 
-def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler, hold_ns: int = HOLD_NS) -> Books:
-    """What the setting `telemetry` asks for. `hold_ns`: steps are held back so long, to be told together."""
+def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler) -> Books:
+    """What the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoBooks()
-    return FullBooks(Accountant(shape), StepLog(scheduler.pool, scheduler.journal, hold_ns))
+    return FullBooks(Accountant(shape), StepLog(scheduler.pool, scheduler.journal))

@@ -41,7 +41,7 @@ def main() -> None:
         try:
             loop(engine, inbox, outbox, front_pid)
         finally:
-            engine.tell_all()  # the steps before a fault of ours are those that somebody will ask for
+            engine.tell_all()  # also after a fault of ours: when the step before it ended
     finally:
         outbox.close(linger=1000)
         inbox.close()
@@ -85,11 +85,10 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
     burst: ProfileBurst | None = None
     while os.getppid() == front_pid:  # else nobody is left to compute for
         if not engine.has_work:
-            held_ns = engine.idle()
+            engine.tell_all()
             # A grammar that is being compiled calls nobody when it is done, nor does a deadline.
             watches = engine.is_preparing or burst is not None
-            wait_ms = 1000 if held_ns is None else min(1000, held_ns // 1_000_000 + 1)
-            if not inbox.poll(timeout=1 if watches else wait_ms) and not watches:
+            if not inbox.poll(timeout=1 if watches else 1000) and not watches:
                 continue
             begin_ns = time.monotonic_ns()
         arrived = []
@@ -97,10 +96,7 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
             message = messages.decode_to_core(inbox.recv())
             if isinstance(message, messages.Stop):
                 return
-            if isinstance(message, messages.Tell):
-                engine.tell_all()
-                outbox.send(messages.encode(messages.Told()), copy=False)
-            elif isinstance(message, messages.Profile):
+            if isinstance(message, messages.Profile):
                 burst = ProfileBurst(message, engine)
             else:
                 arrived.append(message)

@@ -9,12 +9,11 @@ from engine.books import Books
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal, NoJournal, ShadowJournal
-from engine.messages import Abort, Ended, Output, Outputs, Submit
+from engine.messages import Abort, Beside, Ended, Output, Outputs, Submit
 from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
-from metrics.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,8 @@ class Engine:
         self._held: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
         self._ended: list[Ended] = []
         self._last_turn: tuple[int, int] | None = None
+        self._step_ended_ns = 0  # the last step that was committed
+        self._has_told_end = True  # ... of it
         self._begin_ns = self._received_ns = 0
 
     @property
@@ -103,7 +104,11 @@ class Engine:
         launched, counts = self._launch_next(readings), None
         if self._flights and not (launched and self.overlap and len(self._flights) == 1):
             counts = self._collect_next(readings)
-        end_ns = self.books.end_turn(counts, readings, self.clock)
+        if counts is None:
+            self.books.passed(readings)
+            end_ns = readings[-1]
+        else:
+            end_ns = self._step_ended_ns = self.clock()
         self._last_turn = (begin_ns, end_ns)
         return end_ns
 
@@ -135,28 +140,22 @@ class Engine:
         plan, outcome = flight.plan, self.runner.collect(flight.handle)
         self.books.collected(plan, self.scheduler.running, self.scheduler.changes)
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
+        readings += [outcome.waited_ns, outcome.sampled_ns]
         committed_ns = self.clock()
-        told = len(emitted) if not outcome.ended else sum(item.token_id is not None for item in emitted)
-        self.books.committed(self.step_number, plan, outcome, told, committed_ns)
+        row, beside = self.books.committed(plan, outcome, readings, committed_ns)
         self.step_number += 1
-        counts = self._publish(committed_ns, emitted, outcome)
-        readings += [outcome.waited_ns, outcome.sampled_ns, committed_ns]
-        return counts
-
-    def idle(self) -> int | None:
-        """Nothing is left to compute: tells what no later step would. Returns the nanoseconds after which it has to be
-        called again if it is idle still, or None."""
-        now_ns = self.clock()
-        steps = self.books.steps(now_ns)
-        if steps is not None or self._ended:
-            self._tell(now_ns, [], steps)
-        return None if self.books.due_ns is None else max(0, self.books.due_ns - now_ns)
+        outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
+        for item in emitted:
+            if item.finish_reason:
+                self.runner.forget(item.request.id)
+                self.books.ended(item.request)
+                self._ended.append(_ended(item.request, committed_ns))
+        return self._tell(committed_ns, outputs, row, beside)
 
     def tell_all(self) -> None:
-        """Tells everything that is held back."""
-        steps = self.books.steps()
-        if steps is not None or self._ended:
-            self._tell(self.clock(), [], steps)
+        """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
+        if self._ended or not self._has_told_end:
+            self._tell(self.clock(), [], [], None)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -209,25 +208,20 @@ class Engine:
         self.runner.forget(request.id)
         return request
 
-    def _publish(self, now_ns: int, emitted: list[Emitted], outcome: StepOutcome) -> BlockCounts:
-        outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
-        for item in emitted:
-            if item.finish_reason:
-                self.runner.forget(item.request.id)
-                self.books.ended(item.request)
-                self._ended.append(_ended(item.request, now_ns))
-        return self._tell(now_ns, outputs, self.books.steps(now_ns))
-
-    def _tell(self, now_ns: int, outputs: list[Output], steps: StepBatch | None) -> BlockCounts:
+    def _tell(self, now_ns: int, outputs: list[Output], row: list[int], beside: Beside | None) -> BlockCounts:
         counts = self.scheduler.pool.counts()
+        # Should its turn be broken off, a step ended with its commit.
+        step_ended_ns, self._step_ended_ns, self._has_told_end = self._step_ended_ns, now_ns, not row
         self.publish(
             Outputs(
                 committed_ns=now_ns,
-                reading=self.books.reading,
+                reading=self.books.clock.reading,
                 admitted=[(request.id, request.cached_tokens) for request in self._admitted],
                 outputs=outputs,
                 ended=self._ended,
-                steps=steps,
+                row=row,
+                beside=beside,
+                step_ended_ns=step_ended_ns,
                 next_step=self.step_number,
                 blocks=(counts.free, counts.active, counts.reusable, counts.pinned),
                 waiting=self.scheduler.num_waiting,

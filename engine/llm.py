@@ -27,11 +27,11 @@ from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
+from engine.step_rows import StepRows
 from engine.token.template import ChatTemplate
 from engine.token.tokenizer import NoTokenizer, Tokenizer
 from metrics.appraisal import Appraiser
 from metrics.records import StepRecord
-from metrics.step_batch import Steps
 
 
 class LLMError(Exception):
@@ -81,6 +81,7 @@ class LLM:
         self._engine: Engine | None
         self._engine, self.ready = build(config, 0, self._publish)
         self._appraiser = Appraiser(self.ready.shape)
+        self._rows = StepRows()
         self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
         self._thread.start()
         # A daemon that computes while the interpreter goes away brings the process down with an abort.
@@ -259,7 +260,7 @@ class LLM:
             try:
                 self._loop()
             finally:
-                engine.tell_all()  # however it ends, steps are held back
+                engine.tell_all()  # however it ends, nobody was told yet when its last step did
             self._failure = LLMError("it was closed")
         except BaseException as error:
             self._failure = error
@@ -285,8 +286,11 @@ class LLM:
                 begin_ns = engine.step()
 
     def _publish(self, outputs: messages.Outputs) -> None:
-        if self._on_steps is not None and outputs.steps is not None:
-            self._on_steps(self._appraiser.complete(Steps.told(outputs.steps)).records())
+        if self._on_steps is not None:
+            self._rows.take_in(outputs)
+            steps = self._rows.take(outputs.committed_ns if outputs.row else None)
+            if steps is not None:
+                self._on_steps(self._appraiser.complete(steps).records())
         ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)

@@ -6,7 +6,8 @@ from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.costmodel import ModelShape
 from metrics.kernels import Burst
 from metrics.prefix import PrefixReport
-from metrics.step_batch import StepBatch
+from metrics.records import STAGES
+from metrics.step_batch import Makeup, Others
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -39,11 +40,7 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
     timeout_ms: int  # then the burst ends with the steps that it has
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
-    """Front → core: tell of all finished steps now, because somebody looks. Answered by `Told`, after them."""
-
-
-ToCore = Submit | Abort | Stop | Profile | Tell
+ToCore = Submit | Abort | Stop | Profile
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +106,25 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
 
+# What a message tells of the step that it came from, beside what it tells anyhow: when the stages of its turn began,
+# but the last one, which began at `committed_ns`; the device's times; and counters as they stood. All as it was read:
+# what it means is worked out in the front, for many steps at once.
+STEP_ROW = (
+    *(f"{stage}_began_ns" for stage in STAGES[:-1]), "device_begin_ns", "device_end_ns", "idle_since_ns", "sampling_ns",
+    "planned_ns", "padding_tokens", "logit_rows", "budget", "waiting", "evicted_so_far", "slots_written",
+    "overrun_tokens",
+)  # fmt: skip
+
+
+class Beside(msgspec.Struct, frozen=True, array_like=True):
+    """What most steps have not, or share with the step before."""
+
+    makeup: Makeup | None  # unless the same requests decoded one token more each
+    others: Others
+    forgotten_blocks: int  # by the shadow index
+    carried: tuple[int, list[int]] | None  # when the first of the turns before its own began, and their stages
+
+
 class Outputs(msgspec.Struct, frozen=True, tag=True):
     """Core → front, after each step, and when the core falls idle."""
 
@@ -117,7 +133,9 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    steps: StepBatch | None  # finished ones that were not told yet: several at once, when they are due
+    row: list[int]  # of this step, by STEP_ROW; empty without one, or if nothing is booked
+    beside: Beside | None
+    step_ended_ns: int  # the step before, whose message was on its way then; nought if there was none
     next_step: int  # the number of the next one
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int
@@ -130,11 +148,7 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     burst: Burst
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
-    """Core → front: nothing is held back that had happened when `Tell` was read."""
-
-
-FromCore = Ready | Failed | Outputs | Profiled | Told
+FromCore = Ready | Failed | Outputs | Profiled
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

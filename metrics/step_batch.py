@@ -1,8 +1,8 @@
-"""Engine steps by columns: how they travel from the loop, and how whoever folds, shows or records them reads them.
+"""Engine steps by columns: how whoever folds, shows or records them reads them.
 
-A loop makes hundreds of steps a second, and whatever is done for each of them takes time from the next one. So the loop
-keeps a row of numbers a step, and what most steps have not, or share with the step before, it keeps once. A batch of
-steps then costs a few operations on arrays, not hundreds on objects. `StepRecord` is the same step as one object.
+A loop makes hundreds of steps a second, and whatever is done for each of them takes time from the next one. So a step
+is a row of numbers, and what most steps have not, or share with the step before, is kept once. A batch of steps then
+costs a few operations on arrays, not hundreds on objects. `StepRecord` is the same step as one object.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, SCHEMAS, STAGES, 
 
 NOTHING = -(2**63)  # in the place of a number that is not known
 
-# The numbers of a step that the loop knows, in the order of its rows ...
+# The numbers of a step that the loop knows ...
 NUMBERS = (
     "step", "begin_ns", "end_ns", *(f"stage_{stage}_ns" for stage in STAGES), "device_ns", "padding_tokens", "budget",
     "waiting", "evicted_blocks", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "gap_ns",
@@ -56,14 +56,6 @@ class Makeup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     past_tokens: list[int]
 
 
-class StepBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Steps in their order, as they travel."""
-
-    numbers: bytes  # int64 [steps, NUMBERS]
-    makeups: list[Makeup]
-    others: Others
-
-
 class Steps:
     """A batch of steps by columns. `numbers` is int64 [NUMBERS + COSTS, steps]."""
 
@@ -73,11 +65,9 @@ class Steps:
         self.others = others
 
     @classmethod
-    def told(cls, batch: StepBatch) -> "Steps":
-        """As they arrive: without costs."""
-        rows = np.frombuffer(batch.numbers, np.int64).reshape(-1, len(NUMBERS))
-        steps = cls.empty(len(rows), batch.makeups, batch.others)
-        steps.numbers[: len(NUMBERS)] = rows.T
+    def uncosted(cls, count: int, makeups: list[Makeup], others: Others) -> "Steps":
+        """So many steps as they arrive: NUMBERS are to be filled in, and nothing is said of what they cost."""
+        steps = cls.empty(count, makeups, others)
         steps.numbers[len(NUMBERS) :] = 0
         steps["predicted_ns"][:] = NOTHING
         return steps

@@ -32,7 +32,8 @@ MAY_IMPORT = {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
         "engine.sampling", "metrics",
     },
-    "engine.step_log": {"engine.request", "engine.memory", "metrics"},
+    "engine.step_log": {"engine.request", "engine.memory", "engine.messages", "metrics"},
+    "engine.step_rows": {"engine.messages", "metrics"},
     "engine.books": {
         "engine.step_log", "engine.request", "engine.memory", "engine.messages", "engine.config", "metrics",
     },
@@ -45,14 +46,16 @@ MAY_IMPORT = {
         "engine.cores", "engine.garbage",
     },
     "engine.llm": {
-        "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.config", "engine.sampling",
+        "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.step_rows", "engine.config",
+        "engine.sampling",
         "engine.token.template", "engine.token.tokenizer", "metrics",
     },
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.tokenizer", "metrics"},
     "engine.server": {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
         "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",
-        "engine.messages", "engine.sampling", "engine.config", "engine.cores", "engine.garbage", "metrics",
+        "engine.messages", "engine.step_rows", "engine.sampling", "engine.config", "engine.cores", "engine.garbage",
+        "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (

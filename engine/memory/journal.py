@@ -74,6 +74,7 @@ class Journal(Protocol):
     """Told of everything that requests do to blocks. Must change nothing of it."""
 
     now_ns: int  # of the turn; the loop sets it
+    has_times: bool  # something was sampled since `take_times`
 
     def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
@@ -99,12 +100,14 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
-    def take_times(self) -> BlockTimes | None:
-        """What was sampled since the last call, if anything was."""
+    def take_times(self) -> BlockTimes:
+        """What was sampled since the last call."""
 
 
 class NoJournal:
     """Nothing is written down."""
+
+    has_times = False
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -125,8 +128,8 @@ class NoJournal:
 
     def released(self, reader: Reader) -> None: ...
 
-    def take_times(self) -> None:
-        return None
+    def take_times(self) -> BlockTimes:
+        return BlockTimes()
 
 
 @dataclass(slots=True)
@@ -154,7 +157,7 @@ class ShadowJournal:
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
         self._times = BlockTimes()
-        self._sampled = False
+        self.has_times = False
         self._forgotten = 0
 
     def asks(self, reader: Reader, count: int) -> None:
@@ -195,7 +198,7 @@ class ShadowJournal:
             if self._pool.prefix_caching and self.shadow.is_sampled(node):
                 times.evicted_age_ns.append(self.now_ns - node.filled_ns)
                 times.evicted_idle_ns.append(self.now_ns - node.idle_ns)
-                self._sampled = True
+                self.has_times = True
 
     def filled(self, reader: Reader, count: int) -> None:
         trail, shadow, size, now_ns = self._trails[reader.order], self.shadow, self._size, self.now_ns
@@ -219,7 +222,7 @@ class ShadowJournal:
             parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns)
             read.append(parent)
         if self.shadow.forgotten != self._forgotten:
-            self._sampled = True
+            self.has_times = True
 
     def released(self, reader: Reader) -> None:
         trail = self._trails.pop(reader.order, None)
@@ -236,10 +239,8 @@ class ShadowJournal:
             shadow.leave(node, now_ns)
         shadow.leave_root(trail.root)
 
-    def take_times(self) -> BlockTimes | None:
-        if not self._sampled:
-            return None
-        times, self._times, self._sampled = self._times, BlockTimes(), False
+    def take_times(self) -> BlockTimes:
+        times, self._times, self.has_times = self._times, BlockTimes(), False
         times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
         return times
 
@@ -306,7 +307,7 @@ class ShadowJournal:
                 times.reuse_distance_blocks.append(shadow.distance(node, occupied))
                 if index < count and is_cache:
                     times.reuse_gap_ns.append(now_ns - node.idle_ns)
-                self._sampled = True
+                self.has_times = True
             if index < count:
                 occupied += node.newer is not None
                 shadow.read(node)

@@ -46,8 +46,7 @@ def build_app(config: EngineConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, show_http_error)
     _add_generation_routes(app, service)
     _add_service_routes(app, service)
-    told = service.telemetry
-    add_debug_routes(app, service.core, told.recent, told.recorder, told.exporter.observe_burst, _body_of)
+    add_debug_routes(app, service.core, service.telemetry, _body_of)
     return app
 
 
@@ -109,7 +108,7 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        await service.core.tell_all()
+        await service.telemetry.settle()
         return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
 
 

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from metrics.ledger import Account, ledger_at, new_ledger
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
-TELL_SECONDS = 0.5
 FAREWELL_SECONDS = 1  # for the core to tell of requests that it was asked to forget
 
 
@@ -126,7 +124,6 @@ class CoreClient:
         self._to_core: zmq.asyncio.Socket | None = None
         self._core_waits = False  # the core reported a queue of its own after its last step
         self._burst: asyncio.Future[Burst | None] | None = None  # being waited for
-        self._telling: asyncio.Future[None] | None = None  # the same
 
     @property
     def num_waiting(self) -> int:
@@ -190,17 +187,6 @@ class CoreClient:
         )
         self._send(encoded)
         return work
-
-    async def tell_all(self) -> None:
-        """Returns when the core has told of the steps that it had finished, then or when somebody else asked; at once
-        without a core, and after TELL_SECONDS in any case: a long step may be under way."""
-        if self.state not in ("ready", "draining") or self._to_core.closed or self.config.telemetry == "off":
-            return
-        if self._telling is None:  # else somebody asks already
-            self._telling = asyncio.get_running_loop().create_future()
-            self._send(messages.encode(messages.Tell()))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._telling), TELL_SECONDS)
 
     @property
     def is_profiling(self) -> bool:
@@ -290,8 +276,6 @@ class CoreClient:
                 self._take(message)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
-            elif isinstance(message, messages.Told):
-                self._end_telling()
             elif isinstance(message, messages.Ready):
                 self.ready, self.failure = message, None
                 self._on_ready(message)
@@ -324,17 +308,11 @@ class CoreClient:
         self.works.clear()
         self._core_waits = False
         self._end_burst(None)
-        self._end_telling()
         self.queue_speed.reset()
 
     def _end_burst(self, burst: Burst | None) -> None:
         if self._burst is not None and not self._burst.done():
             self._burst.set_result(burst)
-
-    def _end_telling(self) -> None:
-        if self._telling is not None:
-            self._telling.set_result(None)
-            self._telling = None
 
     def _set_state(self, state: str) -> None:
         if self.state != "draining":  # which is for good, whatever the core does meanwhile

@@ -16,7 +16,9 @@ from engine.server import protocol, recent
 from engine.server.core_client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
 from engine.server.json_body import decode
+from engine.server.no_telemetry import NoTelemetry
 from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent
+from engine.server.telemetry import Telemetry
 from metrics.kernels import Burst, by_class, by_name
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.perfetto import TraceRows, write_trace
@@ -42,20 +44,15 @@ class ProfileRequest(protocol.Strict):
 
 
 def add_debug_routes(
-    app: FastAPI,
-    core: CoreClient,
-    kept: Recent,
-    recorder: Recorder | None,
-    on_burst: Callable[[dict[str, int]], None],
-    body_of: Callable[[type], dict[str, Any]],
+    app: FastAPI, core: CoreClient, telemetry: Telemetry | NoTelemetry, body_of: Callable[[type], dict[str, Any]]
 ) -> None:
-    """`recorder` writes what a burst gave into the run directory, if there is one; `on_burst` is told the nanoseconds
-    of each class of kernel."""
+    """What a burst gave is counted by the exporter, and written into the run directory if there is one."""
+    kept, recorder = telemetry.recent, telemetry.recorder
 
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
         _check_kept(core, "steps")
-        await core.tell_all()
+        await telemetry.settle()
         places = kept.step_places(_last(request, KEPT_STEPS))
         return _shown("steps", places, lambda place: shown_step(place[0].record(place[1])))
 
@@ -78,9 +75,9 @@ def add_debug_routes(
     async def profile(request: Request) -> Response:
         body = protocol.parse(ProfileRequest, decode(await request.body()))
         burst = await _burst(core, body)
-        on_burst(by_class(burst.records))
+        telemetry.exporter.observe_burst(by_class(burst.records))
         if core.config.telemetry == "full":
-            await _wait_for_records(core, kept, burst)
+            await _wait_for_records(telemetry, burst)
         steps = _steps_of(burst, kept)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
         if recorder is not None:
@@ -149,10 +146,10 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
     return burst
 
 
-async def _wait_for_records(core: CoreClient, kept: Recent, burst: Burst) -> None:
+async def _wait_for_records(telemetry: Telemetry | NoTelemetry, burst: Burst) -> None:
     deadline = time.monotonic() + RECORDS_SECONDS
-    while kept.last_step < burst.windows[-1].step and time.monotonic() < deadline:
-        await core.tell_all()
+    while telemetry.recent.last_step < burst.windows[-1].step and time.monotonic() < deadline:
+        await telemetry.settle()
         await asyncio.sleep(0.02)
 
 

@@ -32,6 +32,9 @@ class NoTelemetry:
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
 
+    async def settle(self) -> None:
+        """Nothing is held back."""
+
     def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
         """Its ledger is empty: it would be counted wrong."""
 

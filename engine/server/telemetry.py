@@ -15,6 +15,7 @@ from engine.config import EngineConfig, model_folder, objectives
 from engine.server.loop_lag import LoopLag
 from engine.server.no_telemetry import NoTelemetry
 from engine.server.recent import Recent
+from engine.step_rows import StepRows
 from metrics.appraisal import Appraiser
 from metrics.compat import EngineFacts
 from metrics.exporter import Exporter
@@ -28,6 +29,8 @@ from metrics.system import SystemSampler
 from metrics.tracing import Tracer
 
 log = logging.getLogger(__name__)
+SETTLE_SECONDS = 0.5  # to wait for when the last step ended
+LOOK_SECONDS = 0.5  # between two looks whether steps of a silent core are due
 FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 
 
@@ -49,6 +52,7 @@ class Telemetry:
         self.loop_lag = LoopLag()
         self.recorder: Recorder | None = None
         self.appraiser: Appraiser | None = None  # of the core that is up
+        self._rows = StepRows()  # ... and its steps
         self._last: messages.Outputs | None = None  # ... and what it said last
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
@@ -56,7 +60,9 @@ class Telemetry:
 
     def restarted(self) -> None:
         """The core died, and another one is started."""
-        self._last = None
+        self._rows.close()
+        self._observe_steps(self._rows.take())
+        self._rows, self._last = StepRows(), None
         self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
@@ -83,8 +89,23 @@ class Telemetry:
 
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
-        if message.steps is not None:
-            steps = self.appraiser.complete(Steps.told(message.steps))
+        self._rows.take_in(message)
+        self._observe_steps(self._rows.take(message.committed_ns))
+
+    async def settle(self) -> None:
+        """Somebody looks: observes all steps that are over. While the core works that is not the last one, and once it
+        has nothing to do it says when that was over."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self._rows.is_open and not self._last.running and not self._last.waiting:
+            if time.monotonic() > deadline:
+                self._rows.close()  # the core is dead, or as good as that
+            else:
+                await asyncio.sleep(0.001)
+        self._observe_steps(self._rows.take())
+
+    def _observe_steps(self, steps: Steps | None) -> None:
+        if steps is not None:
+            self.appraiser.complete(steps)
             self.exporter.observe_steps(steps)
             self.recent.add_steps(steps)
             if self.recorder is not None:
@@ -136,7 +157,13 @@ class Telemetry:
 
     def watches(self, core_pid) -> list[Coroutine]:
         """What goes on for as long as the server does. `core_pid()` tells the core's process of now."""
-        return [self.sample_system(core_pid), self.loop_lag.run()]
+        return [self.sample_system(core_pid), self.loop_lag.run(), self._observe_held_steps()]
+
+    async def _observe_held_steps(self) -> None:
+        """Of a core that has fallen silent: no message of its comes to see that they are due."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._observe_steps(self._rows.take(time.monotonic_ns()))
 
     async def sample_system(self, core_pid) -> None:
         """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
@@ -160,6 +187,8 @@ class Telemetry:
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
+        self._rows.close()
+        self._observe_steps(self._rows.take())
         if self.tracer is not None:
             self.tracer.close()
         if self.recorder is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import model_folder
-from engine.step_log import HOLD_NS
+from engine.server.telemetry import LOOK_SECONDS
+from engine.step_rows import HOLD_NS
 from metrics.recorder import FLUSH_SECONDS
 from metrics.roofline import Ceilings
 from metrics.rundir import RunDirectory
@@ -23,7 +24,9 @@ from tests.bench.workloads import Workload, cpu_sized, streams
 
 LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
-RECORDED_SECONDS = HOLD_NS / 1e9 + 2 * FLUSH_SECONDS  # until the records of the last step are on the disk
+RECORDED_SECONDS = (
+    HOLD_NS / 1e9 + LOOK_SECONDS + 2 * FLUSH_SECONDS
+)  # until the records of the last step are on the disk
 LLAMA_SLOTS = 32
 
 

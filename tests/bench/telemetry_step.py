@@ -21,11 +21,11 @@ from engine.engine import Engine, make_scheduler
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
+from engine.step_rows import StepRows
 from metrics.appraisal import Appraiser
 from metrics.costmodel import ModelShape
 from metrics.exporter import Exporter
 from metrics.packed import PackedSegment, encode, packed_steps
-from metrics.step_batch import Steps
 
 SHAPE = ModelShape(
     vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,
@@ -90,7 +90,11 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
     exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
-    batches = [appraiser.complete(Steps.told(message.steps)) for message in decoded if message.steps is not None]
+    rows, batches = StepRows(), []
+    for message in decoded:
+        rows.take_in(message)
+        if (batch := rows.take(message.committed_ns)) is not None:
+            batches.append(appraiser.complete(batch))
     appraised_ns = time.thread_time_ns()
     for batch in batches:
         exporter.observe_steps(batch)

@@ -4,16 +4,11 @@ from dataclasses import dataclass, field
 
 from engine import messages
 from engine.sampling import TokenLogprobs
+from engine.step_rows import StepRows
 from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
-from metrics.step_batch import Steps
 
 WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
-
-
-def steps_of(outputs: messages.Outputs) -> list[StepRecord]:
-    """The steps that a message tells of, without their costs."""
-    return [] if outputs.steps is None else Steps.told(outputs.steps).records()
 
 
 @dataclass
@@ -22,7 +17,8 @@ class Published:
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, messages.Ended] = field(default_factory=dict)
-    records: list[StepRecord] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)  # without costs
+    rows: StepRows = field(default_factory=lambda: StepRows(hold_ns=0))
     ledgers: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # id → (committed_ns, ledger)
     standings: dict[str, messages.Standing] = field(default_factory=dict)  # as each was told last
     logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
@@ -49,4 +45,6 @@ class Published:
                 "a wait lacks its reason"
             )
             self.ended[ended.request_id] = ended
-        self.records += steps_of(outputs)
+        self.rows.take_in(outputs)
+        steps = self.rows.take(outputs.committed_ns)
+        self.records += [] if steps is None else steps.records()

@@ -1,7 +1,7 @@
 """A simulated device: a runner on a virtual clock whose KV cache remembers which token each slot was written for."""
 
 import hashlib
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass
 
 from engine.books import make_books
@@ -16,7 +16,6 @@ from engine.request.request import Request
 from engine.request.scheduler import Scheduler
 from metrics.costmodel import ModelShape
 from metrics.records import StepRecord
-from metrics.step_batch import Steps
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
@@ -162,7 +161,7 @@ class Simulation:
         self.journal = make_journal(config, pool)
         self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
         self.runner = device(self.clock, pool)
-        books = make_books(config, SHAPE, self.scheduler, hold_ns=0)
+        books = make_books(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, books, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
@@ -184,9 +183,11 @@ class Simulation:
 
     @property
     def last_step(self) -> StepRecord:
-        """The record of the step that ended last, published or not."""
-        held = copy(self.engine.books.log).take()
-        return (Steps.told(held).records() if held is not None else self.published.records)[-1]
+        """The record of the step that ended last."""
+        rows = deepcopy(self.published.rows)
+        rows.close(self.engine._step_ended_ns)
+        steps = rows.take()
+        return self.published.records[-1] if steps is None else steps.record(len(steps) - 1)
 
     def drain(self) -> None:
         while self.engine.has_work or self.engine.is_preparing:

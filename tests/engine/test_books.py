@@ -12,10 +12,10 @@ from engine.request.accounting import Accountant
 from engine.request.policies import POLICIES
 from engine.sampling import SamplingParams
 from engine.step_log import StepLog
+from engine.step_rows import StepRows
 from metrics.ledger import Account
 from metrics.records import WAITS
 from tests.engine.one_by_one import BothAccountants, OneByOne
-from tests.engine.published import steps_of
 from tests.engine.simulated import SHAPE, SimulatedPreparation, Simulation, sequential
 from tests.engine.test_overlap import assert_closed, traffic
 
@@ -37,11 +37,11 @@ def play(
     events: list[tuple[str, object]], held: int, limits: dict, hold_ns: int = 0, **bounds
 ) -> tuple[Simulation, BothAccountants]:
     """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused.
-    Steps are held back for `hold_ns`."""
+    The front takes its steps after `hold_ns`."""
     simulation = Simulation(**(bounds | limits))
+    simulation.published.rows = StepRows(hold_ns)
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    log = StepLog(simulation.scheduler.pool, simulation.journal, hold_ns)
-    books = simulation.engine.books = FullBooks(both, log)
+    books = simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal))
     collected = books.collected
 
     def look(*told) -> None:
@@ -100,11 +100,12 @@ def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(eve
     hold_ms=st.sampled_from([3, 20, 10_000]),
     bounds=st.fixed_dictionaries(BOUNDS),
 )
-def test_steps_that_are_held_back_are_told_as_if_each_were_told_at_once(events, held, hold_ms, bounds):
+def test_steps_that_are_taken_together_are_those_that_are_taken_one_by_one(events, held, hold_ms, bounds):
     """Steps of a batch share what does not change between them: it must not be shared where it does."""
     at_once, _ = play(events, held, {}, **bounds)
     later, _ = play(events, held, {}, hold_ms * 1_000_000, **bounds)
-    assert later.published.records == at_once.published.records
+    rest = later.published.rows.take()
+    assert later.published.records + ([] if rest is None else rest.records()) == at_once.published.records
     assert later.published.ended == at_once.published.ended
 
 
@@ -250,13 +251,15 @@ def test_prefixes_that_others_computed_while_a_request_was_out_count_as_cached_a
     assert ended.cached_tokens + ended.computed_tokens == len(prompt) + 3 - 1
 
 
-def test_the_record_of_a_step_travels_with_the_next_message_and_the_last_one_when_the_loop_falls_idle():
+def test_a_step_is_told_at_once_and_its_end_by_the_next_message_or_when_the_loop_falls_idle():
     simulation, told = Simulation(), []
     take = simulation.published.take
-    simulation.engine.publish = lambda outputs: (told.append([r.step for r in steps_of(outputs)]), take(outputs))
+    simulation.engine.publish = lambda outputs: (take(outputs), told.append(len(simulation.published.records)))
     simulation.receive(ask("a", [1] * 8, 5))
     simulation.drain()
-    assert told == [[], [0], [1], [2], [3], [4]]
+    assert told == [0, 1, 2, 3, 4, 5]
+    simulation.engine.tell_all()
+    assert len(told) == 6, "there is nothing more to tell"
 
 
 def test_a_step_of_the_same_decodes_shares_its_lists_and_later_steps_change_none_of_them():

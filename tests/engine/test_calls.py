@@ -349,26 +349,6 @@ def test_a_server_whose_core_cannot_be_started_says_so_instead_of_seeming_to_loa
     asyncio.run(check())
 
 
-def test_whoever_asks_for_steps_is_not_kept_waiting_by_a_core_that_is_dead():
-    async def check() -> None:
-        core = CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)
-        try:
-            await core.start()
-            while core.process is None:
-                await asyncio.sleep(0.01)
-            core._set_state("draining")  # for good, whatever becomes of the core
-            core.process.kill()
-            await asyncio.wait(core._tasks)
-            core._send = lambda encoded: pytest.fail("nobody would answer")
-            await core.tell_all()
-            assert core._telling is None
-        finally:
-            del core._send
-            await core.stop()
-
-    asyncio.run(check())
-
-
 def test_a_call_that_could_never_be_admitted_is_refused_for_good(tmp_path):
     with serving(tmp_path, "tiny-model", "--max-num-seqs", "2", "--max-waiting", "3") as server:
         assert len(post(server, n=5, max_tokens=2).json()["choices"]) == 5

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.server.core_client import CoreClient
 from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
 from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
+from engine.server.telemetry import Telemetry
 from metrics.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
@@ -98,11 +99,13 @@ def test_what_a_path_does_not_know_is_refused(api_server):
 
 def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
     """While thousands of them were made at once, no stream would get a token."""
-    kept, made, record = Recent(), [], Steps.record
-    kept.add_steps(steps_of_records([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)]))
+    telemetry, made, record = Telemetry(EngineConfig(model="tiny-model")), [], Steps.record
+    telemetry.recent.add_steps(
+        steps_of_records([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)])
+    )
     monkeypatch.setattr(Steps, "record", lambda steps, row: made.append(row) or record(steps, row))
     app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)  # it is not started
-    add_debug_routes(app, core, kept, None, lambda _: None, lambda _: {})
+    add_debug_routes(app, core, telemetry, lambda _: {})
     (show,) = (route.endpoint for route in app.routes if route.path == "/debug/steps")
 
     async def check() -> None:

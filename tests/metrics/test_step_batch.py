@@ -13,10 +13,10 @@ from metrics.appraisal import Appraiser, batch_work
 from metrics.costmodel import ExpertShape, ModelShape, step_cost, step_work
 from metrics.exporter import Exporter
 from metrics.records import COMPOSITIONS, StepRecord, columns, composition
-from metrics.step_batch import Makeup, StepBatch, Steps
+from metrics.step_batch import Makeup, Steps
 from metrics.steptime import StepTimeModel, features
 from tests.metrics.random_records import random_step
-from tests.metrics.told_steps import packed, steps_of_records
+from tests.metrics.told_steps import steps_of_records, uncosted
 
 SHAPES = [
     ModelShape(
@@ -34,23 +34,21 @@ def some_steps(seed: int, count: int) -> list[StepRecord]:
     return [random_step(rng, index) for index in range(count)]
 
 
-def decodes(rows: int) -> tuple[StepBatch, list[StepRecord]]:
+def decodes(rows: int) -> tuple[Steps, list[StepRecord]]:
     """Steps that decode the same requests, once with one makeup and once as records of their own."""
     first = msgspec.structs.replace(
         random_step(Random(3)), request_ids=["a", "b"], kinds=["decode"] * 2, new_tokens=[1, 1], past_tokens=[5, 700]
     )
     records = [msgspec.structs.replace(first, past_tokens=[5 + row, 700 + row], step=row) for row in range(rows)]
-    whole = packed(records)
+    whole = uncosted(records)
     makeup = Makeup(0, first.request_ids, first.kinds, first.new_tokens, first.past_tokens)
-    return msgspec.structs.replace(whole, makeups=[makeup]), records
+    return Steps(whole.numbers, [makeup], whole.others), records
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 9))
-def test_records_and_table_survive_the_way(seed, count):
+def test_columns_give_back_the_records_and_their_table(seed, count):
     records = some_steps(seed, count)
-    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(packed(records)), type=StepBatch)
-    assert len(Steps.told(travelled)) == count
     steps = steps_of_records(records)
     assert steps.records() == records
     assert steps.table().equals(columns("steps", records))
@@ -58,8 +56,8 @@ def test_records_and_table_survive_the_way(seed, count):
 
 @pytest.mark.parametrize("rows", [1, 2, 90])
 def test_a_makeup_stands_for_steps_that_decode_one_token_more_each(rows):
-    batch, records = decodes(rows)
-    shared, single = Steps.told(batch), Steps.told(packed(records))
+    shared, records = decodes(rows)
+    single = uncosted(records)
     assert shared.records() == single.records() and shared.table().equals(single.table())
 
 
@@ -68,7 +66,7 @@ def test_a_makeup_stands_for_steps_that_decode_one_token_more_each(rows):
 def test_costs_of_a_batch_are_those_of_each_step(seed, count, shape):
     records = some_steps(seed, count)
     records += decodes(20)[1]
-    steps = Appraiser(shape).complete(Steps.told(packed(records)))
+    steps = Appraiser(shape).complete(uncosted(records))
     work = batch_work(shape, steps)
     for row, record in enumerate(records):
         own = step_work(shape, record.new_tokens, record.past_tokens, record.logit_rows)
@@ -89,7 +87,7 @@ def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
     for bounds in ([0, 400], [0, *sorted(cuts), 400]):
         appraiser, exporter = Appraiser(SHAPES[1]), Exporter("m", clock_ns=lambda: 0)
         exporter.observe_ceilings({"float32": 1e11}, 1e10, "float32")
-        batches = [Steps.told(packed(records[begin:end])) for begin, end in itertools.pairwise(bounds)]
+        batches = [uncosted(records[begin:end]) for begin, end in itertools.pairwise(bounds)]
         for batch in batches:
             exporter.observe_steps(appraiser.complete(batch))
         pages.append(exporter.render())
@@ -102,13 +100,13 @@ def test_it_changes_nothing_how_steps_are_told_in_batches(seed, cuts):
 
 def test_compositions_are_told_as_records_tell_them():
     records = some_steps(7, 60)
-    told = [COMPOSITIONS[code] for code in Steps.told(packed(records)).compositions]
+    told = [COMPOSITIONS[code] for code in uncosted(records).compositions]
     assert told == [composition(record.kinds) for record in records]
 
 
 def test_features_of_a_batch_are_those_of_each_step():
     records = some_steps(5, 30)
-    steps = Steps.told(packed(records))
+    steps = uncosted(records)
     eager = np.array([record.graph == "eager" for record in records])
     found = features(batch_work(SHAPES[0], steps), steps["padding_tokens"], eager=eager)
     for row, record in enumerate(records):

@@ -1,0 +1,121 @@
+"""The front's side of steps: their rows, as messages tell them, until somebody takes them as columns."""
+
+from array import array
+
+import numpy as np
+from msgspec.structs import replace
+
+from engine.messages import STEP_ROW, Beside, Outputs
+from metrics.records import STAGES
+from metrics.step_batch import NUMBERS, Makeup, Others, Steps
+
+# So long are steps kept to be worked out together: what that takes hardly depends on how many they are, and meanwhile
+# the front writes no token.
+HOLD_NS = 2_000_000_000
+
+# A step as it is kept: its row, and what its message tells anyhow.
+_KEPT = (
+    *STEP_ROW, "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "step", "emitted_tokens",
+    "committed_ns",
+)  # fmt: skip
+_BEGAN = [_KEPT.index(f"{stage}_began_ns") for stage in STAGES[:-1]]
+
+
+class StepRows:
+    """The steps of one core. The last one is open: when it ended is told by the message after its own."""
+
+    def __init__(self, hold_ns: int = HOLD_NS):
+        self._hold_ns = hold_ns
+        self._due_ns = 0  # when those that are kept are
+        self._rows = array("q")  # one after the other; numbers lie in it, where a list would keep an object for each
+        self._ends = array("q")
+        self._makeups: list[Makeup] = []  # the first is that of the first row, or would be if it brought none
+        self._others: Others = []
+        self._carried: list[tuple[int, int, list[int]]] = []  # row, begin and stages of turns before its own
+        self._forgotten: list[tuple[int, int]] = []  # row, blocks
+        self._evicted = 0  # before the first row
+        self.is_open = False
+
+    def take_in(self, message: Outputs) -> None:
+        """The messages of a core, in their order."""
+        if self.is_open:
+            self._ends.append(message.step_ended_ns)
+            self.is_open = False
+        if message.row:
+            if message.beside is not None:
+                self._note(len(self._ends), message.beside)
+            if not self._rows:
+                self._due_ns = message.committed_ns + self._hold_ns
+            step, committed_ns = message.next_step - 1, message.committed_ns
+            self._rows.fromlist([*message.row, *message.blocks, step, len(message.outputs), committed_ns])
+            self.is_open = True
+
+    def close(self, ended_ns: int | None = None) -> None:
+        """The last step ended then; without a time: nobody will tell, so with its commit."""
+        if self.is_open:
+            self._ends.append(self._rows[-1] if ended_ns is None else ended_ns)
+            self.is_open = False
+
+    def take(self, now_ns: int | None = None) -> Steps | None:
+        """Those that are over and were not taken yet, if they are due by then; without a time at once. None: none.
+        What they cost is to be worked out."""
+        count = len(self._ends)
+        if not count or (now_ns is not None and now_ns < self._due_ns):
+            return None
+        rows = np.array(self._rows, np.int64).reshape(-1, len(_KEPT))
+        makeups = [makeup for makeup in self._makeups if makeup.first_row < count]
+        steps = Steps.uncosted(count, makeups, [other for other in self._others if other[0] < count])
+        self._fill(steps, dict(zip(_KEPT, rows[:count].T, strict=True)), rows[:count])
+        self._keep_from(count)
+        return steps
+
+    def _note(self, row: int, beside: Beside) -> None:
+        if beside.makeup is not None:
+            if not row:
+                self._makeups.clear()
+            self._makeups.append(replace(beside.makeup, first_row=row))
+        self._others += [(row, field, value) for _, field, value in beside.others]
+        if beside.carried is not None:
+            self._carried.append((row, *beside.carried))
+        if beside.forgotten_blocks:
+            self._forgotten.append((row, beside.forgotten_blocks))
+
+    def _fill(self, steps: Steps, known: dict[str, np.ndarray], rows: np.ndarray) -> None:
+        """The columns of NUMBERS, from [steps, _KEPT]."""
+        ends = np.array(self._ends, np.int64)
+        bounds = np.column_stack([rows[:, _BEGAN], known["committed_ns"], ends])
+        steps.stages[:] = np.diff(bounds, axis=1).T
+        begin_ns = known[f"{STAGES[0]}_began_ns"].copy()
+        forgotten = np.zeros(len(ends), np.int64)
+        for row, began_ns, stages in self._carried:
+            if row < len(ends):
+                begin_ns[row] = began_ns
+                steps.stages[:, row] += stages
+        for row, blocks in self._forgotten:
+            if row < len(ends):
+                forgotten[row] = blocks
+        evicted = known["evicted_so_far"]
+        worked_out = {
+            "begin_ns": begin_ns,
+            "end_ns": ends,
+            "device_ns": known["device_end_ns"] - known["device_begin_ns"],
+            "gap_ns": known["device_begin_ns"] - known["idle_since_ns"],
+            "evicted_blocks": np.diff(evicted, prepend=self._evicted),
+            "forgotten_blocks": forgotten,
+        }
+        self._evicted = int(evicted[-1])
+        for name in NUMBERS:
+            if not name.startswith("stage_"):
+                steps[name][:] = worked_out[name] if name in worked_out else known[name]
+
+    def _keep_from(self, count: int) -> None:
+        """Forgets what was taken. Of the makeups it keeps what the last one would be by then."""
+        last = max((makeup for makeup in self._makeups if makeup.first_row <= count), key=lambda each: each.first_row)
+        later = count - last.first_row
+        self._makeups = [replace(last, first_row=0, past_tokens=[past + later for past in last.past_tokens])]
+        self._rows, self._ends = self._rows[count * len(_KEPT) :], array("q")
+        self._others = [(row - count, field, value) for row, field, value in self._others if row >= count]
+        self._carried = [(row - count, *rest) for row, *rest in self._carried if row >= count]
+        self._forgotten = [(row - count, blocks) for row, blocks in self._forgotten if row >= count]
+        if self._rows:
+            self._due_ns = self._rows[-1] + self._hold_ns
