@@ -2,12 +2,12 @@
 
     python -m tests.bench.telemetry_core tiny-model -c 1 -c 8 -c 32
 
-One process, one model, two loops over it, in turns: each serves the same requests from a cold pool, so that a pair
-differs in its books only, and not in where a process happens to lie in memory. After each step the model's weights have
-driven the books out of the caches, so that this is several times what `telemetry_step` says; messages go to another
-process, which reads and drops them. Of each load the median step counts, and its 95th percentile: what meets some steps
-of a hundred (other machines that take the core) moves neither of the books' costs. A figure is the median over pairs of
-full less off, with a 95 % interval of the bootstrap. What the front does is not in it: `overhead` has that.
+One process, one model, two loops over it that serve the same requests, in turns of a few steps: what else the machine
+does meets both alike, and a pair differs in its books only, not in where a process happens to lie in memory. After each
+step the model's weights have driven the books out of the caches, so that this is several times what `telemetry_step`
+says; messages go to another process, which reads and drops them. Of each load p50 is the median over its turns of full
+less off, and p95 the difference of their 95th percentiles; a figure is the median over loads, with a 95 % interval of
+the bootstrap. What the front does is not in it: `overhead` has that.
 """
 
 import argparse
@@ -24,11 +24,13 @@ from engine.books import make_books
 from engine.config import EngineConfig
 from engine.core import build
 from engine.engine import Engine, make_scheduler
+from engine.messages import Submit
 from engine.sampling import SamplingParams
 from tests.bench.overhead import Cost, cost
 
-PROMPT_TOKENS, SETTLING_STEPS, TIMED_STEPS = 64, 10, 100
-PERCENTILES = (50, 95)  # of the steps of one load
+PROMPT_TOKENS, TURNS = 64, 40  # of each load
+TURN_STEPS, WAKING_STEPS = 10, 3  # in the first ones the loop comes from a pause, and the runner has had other requests
+PERCENTILES = (50, 95)
 
 
 def drop_messages(address: str) -> None:
@@ -39,63 +41,85 @@ def drop_messages(address: str) -> None:
             pass
 
 
-def loops(model: str, publish) -> dict[str, Engine]:
-    """Two loops over one runner, by what they book. Only one may have work at a time."""
-    configs = {name: EngineConfig(model=model, telemetry=name, prefix_caching=False) for name in ("off", "full")}
+def loops(model: str, threads: int | None, publish) -> dict[str, Engine]:
+    """Two loops over one runner, by what they book. They write into the same KV cache, and draw nonsense."""
+    configs = {
+        name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
+        for name in ("off", "full")
+    }
     off, ready = build(configs["off"], 0, publish)
     scheduler = make_scheduler(configs["full"], ready.num_kv_blocks)
     books = make_books(configs["full"], ready.shape, scheduler)
     return {"off": off, "full": Engine(scheduler, off.runner, books, publish, overlap=off.overlap)}
 
 
-def step_times(engine: Engine, streams: int) -> np.ndarray:
-    """Microseconds of each of TIMED_STEPS."""
-    sampling = SamplingParams(max_tokens=SETTLING_STEPS + TIMED_STEPS + 2, temperature=0.0, ignore_eos=True)
+def begin(name: str, engine: Engine, streams: int) -> None:
+    """Hands a load over and computes its prompts."""
+    sampling = SamplingParams(max_tokens=TURNS * TURN_STEPS + 20, temperature=0.0, ignore_eos=True)
     begin_ns = time.monotonic_ns()
-    asked = [messages.Submit(f"cmpl-{i:032x}", [100 + i] * PROMPT_TOKENS, sampling, begin_ns) for i in range(streams)]
+    prompts = [[100 + index] * PROMPT_TOKENS for index in range(streams)]
+    asked = [Submit(f"{name}-{index:030x}", prompt, sampling, begin_ns) for index, prompt in enumerate(prompts)]
     engine.receive(asked, begin_ns)
-    for _ in range(SETTLING_STEPS):
+    for _ in range(5):
         engine.receive([], engine.step())
-    read_ns = [time.monotonic_ns()]
-    for _ in range(TIMED_STEPS):
-        engine.receive([], engine.step())
+
+
+def turn(engine: Engine) -> np.ndarray:
+    """Microseconds of each of its steps but the first ones."""
+    begin_ns = time.monotonic_ns()
+    read_ns = []
+    for _ in range(TURN_STEPS):
+        engine.receive([], begin_ns)
+        begin_ns = engine.step()
         read_ns.append(time.monotonic_ns())
-    while engine.has_work:
-        engine.receive([], engine.step())
-    return np.diff(read_ns) / 1e3
+    return np.diff(read_ns[WAKING_STEPS - 1 :]) / 1e3
 
 
-def measure(engines: dict[str, Engine], streams: int, pairs: int) -> tuple[dict[str, float], dict[str, Cost]]:
+def one_load(engines: dict[str, Engine], streams: int) -> dict[str, np.ndarray]:
+    """Microseconds of each step, by what is booked: [TURNS, steps of a turn]."""
+    for name, engine in engines.items():
+        begin(name, engine, streams)
+    took: dict[str, list[np.ndarray]] = {name: [] for name in engines}
+    for number in range(TURNS):
+        for name in sorted(engines, reverse=number % 2 == 1):
+            took[name].append(turn(engines[name]))
+    for engine in engines.values():
+        while engine.has_work:
+            engine.receive([], engine.step())
+    return {name: np.stack(turns) for name, turns in took.items()}
+
+
+def measure(engines: dict[str, Engine], streams: int, loads: int) -> tuple[dict[str, float], dict[str, Cost]]:
     """Microseconds of a step without books, and what the books add, by figure."""
-    took = {name: [] for name in engines}
-    for pair in range(pairs + 1):
-        for name in ("full", "off") if pair % 2 else ("off", "full"):
-            took[name].append(step_times(engines[name], streams))
-    full, off = (np.stack(took[name][1:]) for name in ("full", "off"))  # the first pair warms up
-    without = {f"p{percent}": np.percentile(off, percent, axis=1) for percent in PERCENTILES}
-    with_them = {f"p{percent}": np.percentile(full, percent, axis=1) for percent in PERCENTILES}
-    return (
-        {name: float(np.median(values)) for name, values in without.items()},
-        {name: cost(list(with_them[name] - values)) for name, values in without.items()},
-    )
+    one_load(engines, streams)  # warms up
+    took = [one_load(engines, streams) for _ in range(loads)]
+    apart = {
+        "p50": [float(np.median(np.median(each["full"], axis=1) - np.median(each["off"], axis=1))) for each in took],
+        "p95": [float(np.percentile(each["full"], 95) - np.percentile(each["off"], 95)) for each in took],
+    }
+    without = {f"p{q}": float(np.median([np.percentile(each["off"], q) for each in took])) for q in PERCENTILES}
+    return without, {name: cost(values) for name, values in apart.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("-c", "--streams", type=int, action="append")
-    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--threads", type=int, help="of the model; with one a busy machine disturbs less")
+    parser.add_argument("--loads", type=int, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
         address = f"ipc://{Path(folder) / 'messages'}"
         outbox.bind(address)
         reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
         reader.start()
-        engines = loops(options.model, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
+        engines = loops(
+            options.model, options.threads, lambda outputs: outbox.send(messages.encode(outputs), copy=False)
+        )
         garbage.settle()
         print("streams         us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:
-            without, added = measure(engines, streams, options.pairs)
+            without, added = measure(engines, streams, options.loads)
             for name, books in added.items():
                 interval = f"{books.median:+.1f} ({books.low:+.1f} to {books.high:+.1f})"
                 percent = 100 * books.median / without[name]

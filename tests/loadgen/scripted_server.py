@@ -5,6 +5,7 @@ Run as a program it prints its port and serves until it is killed; tests start i
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 import time
@@ -116,6 +117,8 @@ class ScriptedServer:
             total = {"prompt_tokens": 7, "completion_tokens": script.num_tokens, **details}
             await self._event(writer, {"choices": [], "usage": total})
         await self._chunk(writer, b"data: [DONE]\n\n")
+        if not script.keep_open:  # the end goes out with the close: nobody can take the connection for one that stands
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, True)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
