@@ -287,8 +287,8 @@ class LLM:
 
     def _publish(self, outputs: messages.Outputs) -> None:
         if self._on_steps is not None:
-            self._rows.take_in(outputs)
-            steps = self._rows.take(outputs.committed_ns if outputs.row else None)
+            is_due = self._rows.take_in(outputs)
+            steps = self._rows.take() if is_due or not outputs.row else None
             if steps is not None:
                 self._on_steps(self._appraiser.complete(steps).records())
         ended = {item.request_id: item for item in outputs.ended}

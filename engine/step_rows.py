@@ -12,6 +12,7 @@ from metrics.step_batch import NUMBERS, Makeup, Others, Steps
 # So long are steps kept to be worked out together: what that takes hardly depends on how many they are, and meanwhile
 # the front writes no token.
 HOLD_NS = 2_000_000_000
+AT_ONCE = 64  # messages: for one alone, code and rows have to be fetched from memory, which takes six times as long
 
 # A step as it is kept: its row, and what its message tells anyhow.
 _KEPT = (
@@ -34,31 +35,32 @@ class StepRows:
         self._carried: list[tuple[int, int, list[int]]] = []  # row, begin and stages of turns before its own
         self._forgotten: list[tuple[int, int]] = []  # row, blocks
         self._evicted = 0  # before the first row
-        self.is_open = False
+        self._is_open = False
+        self._fresh: list[Outputs] = []  # not taken in yet
 
-    def take_in(self, message: Outputs) -> None:
-        """The messages of a core, in their order."""
-        if self.is_open:
-            self._ends.append(message.step_ended_ns)
-            self.is_open = False
-        if message.row:
-            if message.beside is not None:
-                self._note(len(self._ends), message.beside)
-            if not self._rows:
-                self._due_ns = message.committed_ns + self._hold_ns
-            step, committed_ns = message.next_step - 1, message.committed_ns
-            self._rows.fromlist([*message.row, *message.blocks, step, len(message.outputs), committed_ns])
-            self.is_open = True
+    def take_in(self, message: Outputs) -> bool:
+        """The messages of a core, in their order. Returns whether some steps may be due."""
+        self._fresh.append(message)
+        if len(self._fresh) < AT_ONCE and message.committed_ns < self._due_ns:
+            return False
+        self._absorb()
+        return message.committed_ns >= self._due_ns
+
+    @property
+    def is_open(self) -> bool:
+        self._absorb()
+        return self._is_open
 
     def close(self, ended_ns: int | None = None) -> None:
         """The last step ended then; without a time: nobody will tell, so with its commit."""
         if self.is_open:
             self._ends.append(self._rows[-1] if ended_ns is None else ended_ns)
-            self.is_open = False
+            self._is_open = False
 
     def take(self, now_ns: int | None = None) -> Steps | None:
         """Those that are over and were not taken yet, if they are due by then; without a time at once. None: none.
         What they cost is to be worked out."""
+        self._absorb()
         count = len(self._ends)
         if not count or (now_ns is not None and now_ns < self._due_ns):
             return None
@@ -68,6 +70,23 @@ class StepRows:
         self._fill(steps, dict(zip(_KEPT, rows[:count].T, strict=True)), rows[:count])
         self._keep_from(count)
         return steps
+
+    def _absorb(self) -> None:
+        """Takes in what came lately."""
+        rows, ends = self._rows, self._ends
+        for message in self._fresh:
+            if self._is_open:
+                ends.append(message.step_ended_ns)
+                self._is_open = False
+            if message.row:
+                if message.beside is not None:
+                    self._note(len(ends), message.beside)
+                if not rows:
+                    self._due_ns = message.committed_ns + self._hold_ns
+                step, committed_ns = message.next_step - 1, message.committed_ns
+                rows.fromlist([*message.row, *message.blocks, step, len(message.outputs), committed_ns])
+                self._is_open = True
+        self._fresh.clear()
 
     def _note(self, row: int, beside: Beside) -> None:
         if beside.makeup is not None:

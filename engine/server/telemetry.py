@@ -89,8 +89,8 @@ class Telemetry:
 
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
-        self._rows.take_in(message)
-        self._observe_steps(self._rows.take(message.committed_ns))
+        if self._rows.take_in(message):
+            self._observe_steps(self._rows.take())
 
     async def settle(self) -> None:
         """Somebody looks: observes all steps that are over. While the core works that is not the last one, and once it

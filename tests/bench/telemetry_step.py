@@ -92,8 +92,7 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
     exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
     rows, batches = StepRows(), []
     for message in decoded:
-        rows.take_in(message)
-        if (batch := rows.take(message.committed_ns)) is not None:
+        if rows.take_in(message) and (batch := rows.take()) is not None:
             batches.append(appraiser.complete(batch))
     appraised_ns = time.thread_time_ns()
     for batch in batches:

@@ -45,6 +45,5 @@ class Published:
                 "a wait lacks its reason"
             )
             self.ended[ended.request_id] = ended
-        self.rows.take_in(outputs)
-        steps = self.rows.take(outputs.committed_ns)
+        steps = self.rows.take() if self.rows.take_in(outputs) else None
         self.records += [] if steps is None else steps.records()
