@@ -59,6 +59,9 @@ class Reader(Protocol):
     def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
 
 
+MOST_LATER = 512  # events of running requests that are booked together
+
+
 @dataclass(slots=True)
 class BlockTimes:
     """Of sampled blocks, since they were last asked for; the words are those of StepRecord."""
@@ -74,7 +77,7 @@ class Journal(Protocol):
     """Told of everything that requests do to blocks. Must change nothing of it."""
 
     now_ns: int  # of the turn; the loop sets it
-    has_times: bool  # something was sampled since `take_times`
+    has_times: bool  # something is there for `take_times`
 
     def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
@@ -156,11 +159,15 @@ class ShadowJournal:
         self._asked = 0  # blocks of the cache that who asked last could have
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
+        # What running requests did since somebody asked: who, how many of its blocks are full (nought: it grew), blocks
+        # held then, and when. Booked in that order, together: one at a time each fetches code and index from memory.
+        self._later: list[tuple[Reader, int, int, int]] = []
         self._times = BlockTimes()
         self.has_times = False
         self._forgotten = 0
 
     def asks(self, reader: Reader, count: int) -> None:
+        self._settle()
         self._asked, self._occupied_before = count, self._occupied()
         self.shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
 
@@ -171,13 +178,15 @@ class ShadowJournal:
             self._refreshed = (reader.order, count, self.shadow.num_listings)
 
     def admitted(self, reader: Reader) -> PrefixReport | None:
+        self._settle()
         report = None
         if reader.order not in self._trails:
             report = self._first_blocks(reader)
-        self.grew(reader)
+        self._squeeze(reader, self._pool.num_active, self.now_ns)
         return report
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
+        self._settle()
         led = self._trails[leader.order]
         trail = self._trails.get(reader.order)
         if trail is None:
@@ -187,21 +196,39 @@ class ShadowJournal:
             trail.read.append(node)
 
     def copies(self, reader: Reader, index: int) -> None:
+        self._settle()
         read = self._trails[reader.order].read
         if len(read) > index:
             self.shadow.leave(read.pop(), self.now_ns)
 
     def grew(self, reader: Reader) -> None:
-        times = self._times
-        for node in self.shadow.squeeze(self._occupied()):
-            node.evicted_by, node.evicted_ns = reader.id, self.now_ns
-            if self._pool.prefix_caching and self.shadow.is_sampled(node):
-                times.evicted_age_ns.append(self.now_ns - node.filled_ns)
-                times.evicted_idle_ns.append(self.now_ns - node.idle_ns)
-                self.has_times = True
+        self._later.append((reader, 0, self._pool.num_active, self.now_ns))
 
     def filled(self, reader: Reader, count: int) -> None:
-        trail, shadow, size, now_ns = self._trails[reader.order], self.shadow, self._size, self.now_ns
+        self._later.append((reader, count, 0, self.now_ns))
+        if len(self._later) >= MOST_LATER:
+            self._settle()
+
+    def _settle(self) -> None:
+        later, self._later = self._later, []
+        for reader, count, active, now_ns in later:
+            if count:
+                self._fill(reader, count, now_ns)
+            else:
+                self._squeeze(reader, active, now_ns)
+
+    def _squeeze(self, reader: Reader, active: int, now_ns: int) -> None:
+        """`active` blocks are held since it grew."""
+        times = self._times
+        for node in self.shadow.squeeze(self._occupied(active)):
+            node.evicted_by, node.evicted_ns = reader.id, now_ns
+            if self._pool.prefix_caching and self.shadow.is_sampled(node):
+                times.evicted_age_ns.append(now_ns - node.filled_ns)
+                times.evicted_idle_ns.append(now_ns - node.idle_ns)
+                self.has_times = True
+
+    def _fill(self, reader: Reader, count: int, now_ns: int) -> None:
+        trail, shadow, size = self._trails[reader.order], self.shadow, self._size
         read, known, in_flight = trail.read, trail.known, self._in_flight
         first = len(read)
         if count <= first:
@@ -225,6 +252,7 @@ class ShadowJournal:
             self.has_times = True
 
     def released(self, reader: Reader) -> None:
+        self._settle()
         trail = self._trails.pop(reader.order, None)
         if trail is None:
             return
@@ -249,6 +277,7 @@ class ShadowJournal:
 
         `cached` says of the blocks that the pool could find whether somebody reads them.
         """
+        self._settle()
         self.shadow.check(self._occupied(), cached if self._pool.prefix_caching else None)
         trails = self._trails.values()
         again = sum(max(0, len(trail.known) - len(trail.read)) for trail in trails)
@@ -256,12 +285,14 @@ class ShadowJournal:
         if not self._trails:
             assert not self._in_flight, "nobody computes what is in flight"
 
-    def _occupied(self) -> int:
-        """Blocks that live requests hold; without caching, as they would with it: what is read together once.
+    def _occupied(self, active: int | None = None) -> int:
+        """Blocks that live requests hold, `active` or those of now; without caching, as they would with it: what is
+        read together once.
 
         Forks read together even so, and are then taken off twice.
         """
-        active = self._pool.num_active
+        if active is None:
+            active = self._pool.num_active
         if self._pool.prefix_caching:
             return active
         return max(0, active - self.shadow.num_twins)

@@ -166,6 +166,7 @@ class Simulation:
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step
+        self._checks = 0
 
     def receive(self, *messages) -> None:
         if not self.engine.has_work:
@@ -203,7 +204,8 @@ class Simulation:
         live = self.scheduler.requests.values()
         pool = self.scheduler.pool
         pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
-        if isinstance(self.journal, ShadowJournal):
+        self._checks += 1
+        if isinstance(self.journal, ShadowJournal) and self._checks % 3 == 0:  # which books what it had put off
             self.journal.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks

@@ -268,11 +268,13 @@ actions = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
-@given(actions, st.integers(6, 24), st.booleans(), st.booleans())
-def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(acts, num_blocks, caching, overlap):
-    """After every step: `Simulation.check` holds the shadow's blocks to the pool's, and slots to a brute force."""
+def played(acts, num_blocks: int, caching: bool, overlap: bool, at_once: bool = False):
+    """The simulation, the prompts' lengths, and who was a fork. `at_once`: nothing is put off."""
     simulation = Simulation(num_blocks, prefix_caching=caching, overlap=overlap, max_num_batched_tokens=12)
+    journal = simulation.journal
+    for event in ("grew", "filled") if at_once else ():
+        later = getattr(journal, event)
+        setattr(journal, event, lambda *told, later=later: (later(*told), journal._settle()))
     lengths: dict[str, int] = {}
     forks, last = set(), None
     for act in acts:
@@ -294,6 +296,27 @@ def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(act
             simulation.step()
     simulation.drain()
     simulation.check_idle()
+    return simulation, lengths, forks
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.integers(6, 24), st.booleans(), st.booleans())
+def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_blocks, caching, overlap):
+    told = []
+    for at_once in (False, True):
+        published = played(acts, num_blocks, caching, overlap, at_once)[0].published
+        fields = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
+        times = [[ns for record in published.records for ns in getattr(record, field)] for field in fields]
+        forgotten = sum(record.forgotten_blocks for record in published.records)
+        told.append(({name: ended.prefix for name, ended in published.ended.items()}, times, forgotten))
+    assert told[0] == told[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.integers(6, 24), st.booleans(), st.booleans())
+def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(acts, num_blocks, caching, overlap):
+    """After every third step: `Simulation.check` holds the shadow's blocks to the pool's; slots to a brute force."""
+    simulation, lengths, forks = played(acts, num_blocks, caching, overlap)
     for name, ended in simulation.published.ended.items():
         report = ended.prefix
         if report is None:
