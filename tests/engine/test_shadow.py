@@ -304,11 +304,15 @@ def played(acts, num_blocks: int, caching: bool, overlap: bool, at_once: bool = 
 def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_blocks, caching, overlap):
     told = []
     for at_once in (False, True):
-        published = played(acts, num_blocks, caching, overlap, at_once)[0].published
+        simulation = played(acts, num_blocks, caching, overlap, at_once)[0]
+        published, fates = simulation.published, ("level", "floor", "filled_ns", "idle_ns", "evicted_ns", "evicted_by")
+        blocks = {
+            key: [getattr(node, fate) for fate in fates] for key, node in simulation.journal.shadow._known.items()
+        }
         fields = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
         times = [[ns for record in published.records for ns in getattr(record, field)] for field in fields]
         forgotten = sum(record.forgotten_blocks for record in published.records)
-        told.append(({name: ended.prefix for name, ended in published.ended.items()}, times, forgotten))
+        told.append(({name: ended.prefix for name, ended in published.ended.items()}, blocks, times, forgotten))
     assert told[0] == told[1]
 
 
