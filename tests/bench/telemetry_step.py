@@ -4,6 +4,11 @@ The real loop over a device that takes no time, full books against none, encodin
 side of the same messages: decoding them, working out what their steps cost, folding the records into the exporter,
 keeping them in a file. Time of the thread on its CPU, and the least of several repeats, in turns: whatever else the
 machine does only adds.
+
+With `--cold` a buffer is read before each step is timed, and before the front takes its message, as a model's weights
+would be: what code and data then cost is mostly the way to memory. The two loops go step by step in turns, and a cost
+is the median over neighbouring steps of full less off, which stands a busy machine; `block` is the same of those steps
+of 16 in which a block becomes full.
 """
 
 import argparse
@@ -14,6 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from engine import messages
 from engine.books import make_books
 from engine.config import EngineConfig
@@ -21,6 +28,8 @@ from engine.engine import Engine, make_scheduler
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
+from engine.server.no_telemetry import NoTelemetry
+from engine.server.telemetry import Telemetry
 from engine.step_rows import StepRows
 from metrics.appraisal import Appraiser
 from metrics.costmodel import ModelShape
@@ -31,7 +40,8 @@ SHAPE = ModelShape(
     vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,
     windows=((None, 4),), kv_bytes_per_token=4096, weight_bytes=10_000_000,
 )  # fmt: skip
-BLOCKS = 4096
+BLOCKS, BLOCK_TOKENS = 4096, 16
+SWEPT_BYTES = 16 << 20  # more than the caches of a core
 PROMPT_TOKENS = 64
 
 
@@ -64,12 +74,30 @@ class StillRunner:
     def forget(self, request_id: str) -> None: ...
 
 
-def run(telemetry: str, batch: int, steps: int, send: Callable[[bytes], None]) -> float:
-    """Microseconds of a step of the loop."""
+class SweepingRunner(StillRunner):
+    """Drives what the loop needs out of the caches before its step is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weights = np.ones(SWEPT_BYTES // 8, np.int64)
+        self.swept_ns = 0  # by the last sweep
+
+    def sweep(self) -> None:
+        began_ns = time.monotonic_ns()
+        self._weights.sum()
+        self.swept_ns = time.monotonic_ns() - began_ns
+
+    def collect(self, handle: Step) -> StepOutcome:
+        self.sweep()
+        return super().collect(handle)
+
+
+def decoding(telemetry: str, batch: int, steps: int, runner: StillRunner, send: Callable[[bytes], None]) -> Engine:
+    """A loop in the middle of requests that have so many steps before them."""
     config = EngineConfig(model="", telemetry=telemetry, max_num_seqs=batch, max_num_batched_tokens=4096)
     scheduler = make_scheduler(config, BLOCKS)
     books = make_books(config, SHAPE, scheduler)
-    engine = Engine(scheduler, StillRunner(), books, lambda outputs: send(messages.encode(outputs)))
+    engine = Engine(scheduler, runner, books, lambda outputs: send(messages.encode(outputs)))
     sampling = SamplingParams(max_tokens=steps + 40, temperature=0.0, ignore_eos=True)
     begin_ns = time.monotonic_ns()
     prompts = [[100 + index] * PROMPT_TOKENS for index in range(batch)]
@@ -77,6 +105,12 @@ def run(telemetry: str, batch: int, steps: int, send: Callable[[bytes], None]) -
     engine.receive(asked, begin_ns)
     for _ in range(30):
         engine.receive([], engine.step())
+    return engine
+
+
+def run(telemetry: str, batch: int, steps: int, send: Callable[[bytes], None]) -> float:
+    """Microseconds of a step of the loop."""
+    engine = decoding(telemetry, batch, steps, StillRunner(), send)
     began_ns = time.thread_time_ns()
     for _ in range(steps):
         engine.receive([], engine.step())
@@ -107,11 +141,53 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
     return tuple((later - earlier) / steps / 1e3 for earlier, later in pairwise(ends_ns))
 
 
+def cold(batch: int, steps: int) -> dict[str, float]:
+    """Microseconds of a step of the loop without books, and what they add to it; the same of the front."""
+    runner, told = SweepingRunner(), []
+    fronts = {"off": NoTelemetry(EngineConfig(model="")), "full": Telemetry(EngineConfig(model=""))}
+    fronts["full"].appraiser = Appraiser(SHAPE)
+    engines: dict[str, Engine] = {}
+    for name, taking in fronts.items():
+        engines[name] = decoding(name, batch, steps, runner, told.append)
+        for message in told:
+            taking.outputs(messages.decode_from_core(message))
+        told.clear()
+    took = {(place, name): [] for place in ("core", "front") for name in engines}
+    for step in range(steps):
+        for name in sorted(engines, reverse=step % 2 == 1):
+            engine = engines[name]
+            began_ns = time.monotonic_ns()
+            end_ns = engine.step()
+            engine.receive([], end_ns)
+            took["core", name].append((time.monotonic_ns() - began_ns - runner.swept_ns) / 1e3)
+            runner.sweep()
+            began_ns = time.monotonic_ns()
+            fronts[name].outputs(messages.decode_from_core(told.pop()))
+            took["front", name].append((time.monotonic_ns() - began_ns) / 1e3)
+    added = {place: np.array(took[place, "full"]) - np.array(took[place, "off"]) for place in ("core", "front")}
+    places = range(BLOCK_TOKENS)  # of a step, counted from some block's begin
+    return {
+        "core off": float(np.median(took["core", "off"])),
+        "core cost": float(np.median(added["core"])),
+        "block": max(float(np.median(added["core"][place::BLOCK_TOKENS])) for place in places),
+        "front off": float(np.median(took["front", "off"])),
+        "front cost": float(np.median(added["front"])),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--cold", action="store_true", help="with caches as a model leaves them")
     options = parser.parse_args()
+    if options.cold:
+        print("decodes     core off    core cost        block    front off   front cost   (us a step)")
+        for batch in (1, 8, 32):
+            repeats = [cold(batch, options.steps) for _ in range(options.repeats)]
+            found = [float(np.median([repeat[name] for repeat in repeats])) for name in repeats[0]]
+            print(f"{batch:7} " + " ".join(f"{value:12.1f}" for value in found))
+        return
     columns = ("core off", "core full", "core cost", "decode off", "decode full", "appraise", "fold", "keep")
     print("decodes " + " ".join(f"{column:>12}" for column in columns) + "   (us a step)")
     for batch in (1, 8, 32):
