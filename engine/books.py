@@ -44,8 +44,8 @@ class Books(Protocol):
     def committed(
         self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
     ) -> tuple[list[int], Beside | None]:
-        """`readings` began the stages of its turn before the commit. What is told of the step: its row, and what
-        belongs beside it."""
+        """`readings` began the stages of its turn up to the commit, STAGES less one. What is told of the step: its row,
+        and what belongs beside it."""
         ...
 
     def told(self, request: Request) -> Standing | None:

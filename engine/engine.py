@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.books import Books
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockCounts, BlockPool
+from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal, NoJournal, ShadowJournal
 from engine.messages import Abort, Beside, Ended, Output, Outputs, Submit
 from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
@@ -101,14 +101,13 @@ class Engine:
         if self._last_turn is None or self._last_turn[1] < begin_ns:
             self.books.resumed(begin_ns, self._last_turn, bool(self._flights))
         readings = [begin_ns, self._received_ns]
-        launched, counts = self._launch_next(readings), None
+        launched = self._launch_next(readings)
         if self._flights and not (launched and self.overlap and len(self._flights) == 1):
-            counts = self._collect_next(readings)
-        if counts is None:
+            self._collect_next(readings)
+            end_ns = self._step_ended_ns = self.clock()
+        else:
             self.books.passed(readings)
             end_ns = readings[-1]
-        else:
-            end_ns = self._step_ended_ns = self.clock()
         self._last_turn = (begin_ns, end_ns)
         return end_ns
 
@@ -134,8 +133,8 @@ class Engine:
         readings += [planned_ns, handle.prepared_ns, handle.launched_ns]
         return True
 
-    def _collect_next(self, readings: list[int]) -> BlockCounts:
-        """Reads the oldest step under way, commits it and publishes what it gave; returns the pool that it left."""
+    def _collect_next(self, readings: list[int]) -> None:
+        """Reads the oldest step under way, commits it and publishes what it gave."""
         flight = self._flights.popleft()
         plan, outcome = flight.plan, self.runner.collect(flight.handle)
         self.books.collected(plan, self.scheduler.running, self.scheduler.changes)
@@ -150,7 +149,7 @@ class Engine:
                 self.runner.forget(item.request.id)
                 self.books.ended(item.request)
                 self._ended.append(_ended(item.request, committed_ns))
-        return self._tell(committed_ns, outputs, row, beside)
+        self._tell(committed_ns, outputs, row, beside)
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
@@ -208,10 +207,11 @@ class Engine:
         self.runner.forget(request.id)
         return request
 
-    def _tell(self, now_ns: int, outputs: list[Output], row: list[int], beside: Beside | None) -> BlockCounts:
+    def _tell(self, now_ns: int, outputs: list[Output], row: list[int], beside: Beside | None) -> None:
         counts = self.scheduler.pool.counts()
-        # Should its turn be broken off, a step ended with its commit.
-        step_ended_ns, self._step_ended_ns, self._has_told_end = self._step_ended_ns, now_ns, not row
+        step_ended_ns, self._has_told_end = self._step_ended_ns, not row
+        if row:
+            self._step_ended_ns = now_ns  # for as long as its turn goes on, and if that is broken off
         self.publish(
             Outputs(
                 committed_ns=now_ns,
@@ -229,7 +229,6 @@ class Engine:
             )
         )
         self._ended, self._admitted = [], []
-        return counts
 
     def _output(self, emitted: Emitted, outcome: StepOutcome) -> Output:
         request = emitted.request

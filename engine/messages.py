@@ -117,7 +117,7 @@ STEP_ROW = (
 
 
 class Beside(msgspec.Struct, frozen=True, array_like=True):
-    """What most steps have not, or share with the step before."""
+    """What most steps have not, or share with the step before. Rows in it are nought: the front numbers them."""
 
     makeup: Makeup | None  # unless the same requests decoded one token more each
     others: Others
@@ -135,7 +135,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     ended: list[Ended]
     row: list[int]  # of this step, by STEP_ROW; empty without one, or if nothing is booked
     beside: Beside | None
-    step_ended_ns: int  # the step before, whose message was on its way then; nought if there was none
+    step_ended_ns: int  # the step that was told last before this message, which was on its way then
     next_step: int  # the number of the next one
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int

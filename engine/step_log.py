@@ -41,8 +41,7 @@ class StepLog:
     def tell(
         self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int]
     ) -> tuple[list[int], Beside | None]:
-        """A step is committed: its row and what belongs beside it. `readings` bound the stages of its turn, up to its
-        commit."""
+        """A step is committed: its row and what belongs beside it. `readings` as `Books.committed` has them."""
         pool, past, device_end_ns, beside = self._pool, plan.scheduled[0][2], outcome.device_end_ns, None
         shares = past == self._next_past and alive.planned is self._planned and not plan.has_prompts
         if (

@@ -12,7 +12,7 @@ from metrics.step_batch import NUMBERS, Makeup, Others, Steps
 # So long are steps kept to be worked out together: what that takes hardly depends on how many they are, and meanwhile
 # the front writes no token.
 HOLD_NS = 2_000_000_000
-AT_ONCE = 64  # messages: for one alone, code and rows have to be fetched from memory, which takes six times as long
+AT_ONCE = 64  # messages: for one alone, code and rows have to be fetched from memory
 
 # A step as it is kept: its row, and what its message tells anyhow.
 _KEPT = (
@@ -51,10 +51,10 @@ class StepRows:
         self._absorb()
         return self._is_open
 
-    def close(self, ended_ns: int | None = None) -> None:
-        """The last step ended then; without a time: nobody will tell, so with its commit."""
+    def close(self) -> None:
+        """Nobody will tell when the last step ended: with its commit, which stands last in its row."""
         if self.is_open:
-            self._ends.append(self._rows[-1] if ended_ns is None else ended_ns)
+            self._ends.append(self._rows[-1])
             self._is_open = False
 
     def take(self, now_ns: int | None = None) -> Steps | None:
@@ -129,7 +129,7 @@ class StepRows:
 
     def _keep_from(self, count: int) -> None:
         """Forgets what was taken. Of the makeups it keeps what the last one would be by then."""
-        last = max((makeup for makeup in self._makeups if makeup.first_row <= count), key=lambda each: each.first_row)
+        last = self._makeups[-1]  # of the open row, or the one before
         later = count - last.first_row
         self._makeups = [replace(last, first_row=0, past_tokens=[past + later for past in last.past_tokens])]
         self._rows, self._ends = self._rows[count * len(_KEPT) :], array("q")

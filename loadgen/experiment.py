@@ -145,7 +145,7 @@ def load_url(
             _load(scenario, run, endpoint, seed, chosen, tokenizer, processes, None, progress, reasons)
             if server is not None:
                 with suppress(EndpointError):
-                    get(endpoint, "/metrics")  # its core tells of the steps that it holds back
+                    get(endpoint, "/metrics")  # for which it works out the steps that it holds back
                 time.sleep(2 * FLUSH_SECONDS)  # until the server's last records are on disk
                 tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):

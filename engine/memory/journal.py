@@ -59,9 +59,6 @@ class Reader(Protocol):
     def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
 
 
-MOST_LATER = 512  # events of running requests that are booked together
-
-
 @dataclass(slots=True)
 class BlockTimes:
     """Of sampled blocks, since they were last asked for; the words are those of StepRecord."""
@@ -144,6 +141,9 @@ class _Trail:
     known: list[Known] = field(default_factory=list)  # ... and those behind that the pool lost: it computes them again
     expects: list[bytes] = field(default_factory=list)  # keys of all full blocks of its prompt, if it is in flight
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
+
+
+MOST_LATER = 64  # events of running requests that wait to be booked when a block becomes full
 
 
 class ShadowJournal:

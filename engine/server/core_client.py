@@ -104,7 +104,7 @@ class CoreClient:
         config: EngineConfig,
         on_ready: Callable[[messages.Ready], None],
         on_outputs: Callable[[messages.Outputs], None],
-        on_restart: Callable[[], None],
+        on_death: Callable[[bool], None],
     ):
         self.config = config
         self.ready: messages.Ready | None = None
@@ -116,7 +116,7 @@ class CoreClient:
         self.process: asyncio.subprocess.Process | None = None
         self._on_ready = on_ready
         self._on_outputs = on_outputs
-        self._on_restart = on_restart
+        self._on_death = on_death
         self._sockets = Path(tempfile.mkdtemp(prefix="sojourn-"))
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task] = []
@@ -224,11 +224,16 @@ class CoreClient:
             if first_start or often:
                 died = "while it loaded" if first_start else f"{RESTARTS} times within {RESTART_WINDOW_SECONDS} s"
                 self.failure = self.failure or f"the core process died {died}; see the server's log"
+                self._tell_of_death(restarts=False)
                 self._set_state("failed")
                 return
             print("sojourn: the engine core died; restarting it", file=sys.stderr, flush=True)
-            self._on_restart()
+            self._tell_of_death(restarts=True)
             self._set_state("restarting")
+
+    def _tell_of_death(self, *, restarts: bool) -> None:
+        """After its last messages, which the loop may still have to hand over."""
+        asyncio.get_running_loop().call_soon(self._on_death, restarts)
 
     def _supervisor_ended(self, supervisor: asyncio.Task) -> None:
         """A fault of ours, or of the machine (no process can be started): nobody would start another core."""

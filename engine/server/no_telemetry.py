@@ -22,9 +22,10 @@ class NoTelemetry:
         self.recent = Recent()  # of nothing
         self._last: messages.Outputs | None = None
 
-    def restarted(self) -> None:
+    def core_died(self, restarts: bool) -> None:
         self._last = None
-        self.exporter.observe_core_restart()
+        if restarts:
+            self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
         self.exporter.observe_state(message.num_kv_blocks, 0, 0, 0)

@@ -47,7 +47,7 @@ class Service:
         self.encoder = PromptEncoder(
             self.tokenizer, ChatTemplate(folder), self._capacity, telemetry.exporter.observe_rejection
         )
-        self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.restarted)
+        self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.core_died)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0

@@ -58,12 +58,13 @@ class Telemetry:
             self._owns_run = _open_run(config)
             self.recorder = Recorder(config.run_dir, ("requests", "system", "kernels"))
 
-    def restarted(self) -> None:
-        """The core died, and another one is started."""
+    def core_died(self, restarts: bool) -> None:
+        """What it told is observed, its last step too. `restarts`: another one is started."""
         self._rows.close()
         self._observe_steps(self._rows.take())
         self._rows, self._last = StepRows(), None
-        self.exporter.observe_core_restart()
+        if restarts:
+            self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
@@ -93,8 +94,8 @@ class Telemetry:
             self._observe_steps(self._rows.take())
 
     async def settle(self) -> None:
-        """Somebody looks: observes all steps that are over. While the core works that is not the last one, and once it
-        has nothing to do it says when that was over."""
+        """Somebody looks: observes all steps that are known to be over. While the core works that is all but the last
+        one; when that ended is waited for only where nothing is left to compute, for then the core says so at once."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while self._rows.is_open and not self._last.running and not self._last.waiting:
             if time.monotonic() > deadline:
@@ -163,20 +164,21 @@ class Telemetry:
         """Of a core that has fallen silent: no message of its comes to see that they are due."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._observe_steps(self._rows.take(time.monotonic_ns()))
+            with _failure_told("steps could not be worked out"):
+                self._observe_steps(self._rows.take(time.monotonic_ns()))
 
     async def sample_system(self, core_pid) -> None:
         """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
         sampler = SystemSampler(os.getpid())
         while True:
             begun = time.monotonic()
-            with _failure_told():
+            with _failure_told("the machine could not be sampled"):
                 self._observe_system(await asyncio.to_thread(sampler.sample, core_pid()))
             try:
                 await asyncio.sleep(max(0, begun + SAMPLE_SECONDS - time.monotonic()))
             except asyncio.CancelledError:
                 if time.monotonic() - begun >= FEWEST_SAMPLE_SECONDS:
-                    with _failure_told():
+                    with _failure_told("the machine could not be sampled"):
                         self._observe_system(sampler.sample(core_pid()))
                 raise
 
@@ -202,12 +204,12 @@ class Telemetry:
 
 
 @contextlib.contextmanager
-def _failure_told() -> Iterator[None]:
-    """Of one sample of the machine, such as with no file left to open: it is missing, not all that follow."""
+def _failure_told(what: str) -> Iterator[None]:
+    """Of one look, such as with no file left to open: it is missing, not all that follow."""
     try:
         yield
     except Exception as error:
-        log.warning("the machine could not be sampled: %s: %s", type(error).__name__, error)
+        log.warning("%s: %s: %s", what, type(error).__name__, error)
 
 
 def make_telemetry(config: EngineConfig) -> Telemetry | NoTelemetry:

@@ -16,7 +16,7 @@ from engine.core import build
 from engine.sampling import SamplingParams
 from metrics.records import STAGES, StepRecord
 from tests.bench.shapes import model_to_bench
-from tests.engine.published import steps_of
+from tests.engine.published import records_of
 
 PROMPT_TOKENS = 64
 DEVICE_STAGES = ("wait", "sample")
@@ -28,11 +28,11 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
         model=folder, load_format=load_format, max_num_seqs=batch, max_model_len=1024, threads=threads,
         max_num_batched_tokens=512, **settings,
     )  # fmt: skip
-    records: list[StepRecord] = []
+    told: list[messages.Outputs] = []
 
     def publish(outputs: messages.Outputs) -> None:
         messages.encode(outputs)
-        records.extend(steps_of(outputs))
+        told.append(outputs)
 
     engine, _ = build(config, 0, publish)
     sampling = SamplingParams(max_tokens=2 * steps + 50, temperature=0.0, ignore_eos=True)
@@ -42,7 +42,7 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
     while engine.has_work:
         engine.receive([], engine.step())
     engine.tell_all()
-    full = [record for record in records if record.new_tokens == [1] * batch]
+    full = [record for record in records_of(told) if record.new_tokens == [1] * batch]
     return full[-steps:]
 
 

@@ -24,9 +24,8 @@ from tests.bench.workloads import Workload, cpu_sized, streams
 
 LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
-RECORDED_SECONDS = (
-    HOLD_NS / 1e9 + LOOK_SECONDS + 2 * FLUSH_SECONDS
-)  # until the records of the last step are on the disk
+# Until the records of the last step are on the disk.
+RECORDED_SECONDS = HOLD_NS / 1e9 + LOOK_SECONDS + 2 * FLUSH_SECONDS
 LLAMA_SLOTS = 32
 
 

@@ -1,5 +1,6 @@
 """What left the loop, as the front would receive it. Knows no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine import messages
@@ -9,6 +10,15 @@ from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
 
 WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
+
+
+def records_of(told: Iterable[messages.Outputs]) -> list[StepRecord]:
+    """The steps that messages tell of, from a loop's first one on, or from one after it was idle; without costs."""
+    rows = StepRows()
+    for outputs in told:
+        rows.take_in(outputs)
+    steps = rows.take()
+    return [] if steps is None else steps.records()
 
 
 @dataclass

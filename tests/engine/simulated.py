@@ -184,9 +184,9 @@ class Simulation:
 
     @property
     def last_step(self) -> StepRecord:
-        """The record of the step that ended last."""
+        """The record of the step that was committed last, as if that had been its end."""
         rows = deepcopy(self.published.rows)
-        rows.close(self.engine._step_ended_ns)
+        rows.close()
         steps = rows.take()
         return self.published.records[-1] if steps is None else steps.record(len(steps) - 1)
 

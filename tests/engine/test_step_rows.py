@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Outputs
+from engine.messages import Outputs, Submit
 from engine.server import telemetry
+from engine.server.core_client import CoreClient
 from engine.server.telemetry import Telemetry
 from engine.step_rows import StepRows
 from metrics.appraisal import Appraiser
@@ -17,12 +18,14 @@ from tests.engine.test_books import ask
 MS = 1_000_000
 
 
-def told(max_tokens: int = 5) -> list[Outputs]:
-    """The messages of a loop that served one request; the last one says that nothing is left."""
-    simulation, messages = Simulation(), []
+def told(*requests: Submit, num_blocks: int = 64) -> list[Outputs]:
+    """The messages of a loop that served a request, or some one after the other; the last one says that nothing is
+    left."""
+    simulation, messages = Simulation(num_blocks), []
     simulation.engine.publish = lambda outputs: (messages.append(outputs), simulation.published.take(outputs))
-    simulation.receive(ask("a", [1] * 8, max_tokens))
-    simulation.drain()
+    for request in requests or [ask("a", [1] * 8, 5)]:
+        simulation.receive(request)
+        simulation.drain()
     return messages
 
 
@@ -118,12 +121,50 @@ def test_who_looks_is_not_kept_waiting_by_a_core_that_is_dead(monkeypatch):
 
 
 def test_another_core_begins_another_count():
+    """In a pool of six blocks, each request but the first evicts what the one before left."""
+    messages = told(*(ask(f"r{index}", [index] * 16, 2) for index in range(3)), num_blocks=6)
+    shown = front()
+    for message in messages:
+        shown.outputs(message)
+    shown.core_died(restarts=True)
+    for message in messages:
+        shown.outputs(message)
+    asyncio.run(shown.settle())
+    evicted = [record.evicted_blocks for record in shown.recent.steps()]
+    assert evicted == evicted[: len(evicted) // 2] * 2 and sum(evicted) > 0 <= min(evicted)
+
+
+def test_a_core_that_dies_at_work_loses_no_step_that_it_told_of():
     shown = front()
     for message in told()[:3]:
         shown.outputs(message)
-    shown.restarted()
-    assert shown.recent.last_step == 2, "what it told is not lost, its last step neither"
-    for message in told(7):
-        shown.outputs(message)
-    asyncio.run(shown.settle())
-    assert shown.recent.last_step == 6 and len(shown.recent.steps()) == 3 + 7
+    shown.core_died(restarts=False)
+    assert shown.recent.last_step == 2
+
+
+def test_the_last_messages_of_a_core_are_handed_over_before_its_death():
+    async def check() -> None:
+        seen: list[object] = []
+        core = CoreClient(EngineConfig(model="tiny-model"), lambda _: None, seen.append, seen.append)
+        last = told()[-1]
+        core._take(last)
+        core._tell_of_death(restarts=True)
+        await asyncio.sleep(0)
+        assert seen == [last, True]
+        await core.stop()
+
+    asyncio.run(check())
+
+
+def test_steps_of_a_core_that_has_fallen_silent_are_shown_once_they_are_due(monkeypatch):
+    async def check() -> None:
+        monkeypatch.setattr(telemetry, "LOOK_SECONDS", 0.01)
+        shown = front()
+        for message in told():  # whose clock stood at nought: they are long due
+            shown._rows.take_in(message)
+        looking = asyncio.create_task(shown._observe_held_steps())
+        while shown.recent.last_step < 4:
+            await asyncio.sleep(0.01)
+        looking.cancel()
+
+    asyncio.run(asyncio.wait_for(check(), 20))
