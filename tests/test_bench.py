@@ -1,5 +1,6 @@
 """The benchmarks themselves: the work is what it is said to be, figures are counted right, records explain them."""
 
+import importlib
 import io
 import json
 import math
@@ -53,6 +54,12 @@ def bare(folder: Path, config: dict) -> Path:
 def report_of(*points: Point) -> Report:
     return Report("online", "small", "sojourn bench online small", "2026-11-21T00:00:00", {"cpu": "c", "cores": 2}, {},
                   points=list(points), ceilings=CEILINGS)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).with_name("bench").glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_can_be_imported(path):
+    """Most of them are run by hand alone."""
+    importlib.import_module(f"tests.bench.{path.stem}")
 
 
 def test_the_nano_vllm_workload_is_the_published_one():

@@ -106,7 +106,9 @@ def test_stopped_replay_cancels_what_is_in_flight_and_keeps_what_was_stamped(tmp
     server = ScriptedServer(Script(gap_s=0.05, num_tokens=100)).start()
     times = {"process": "times", "times_s": [0, 0.1, 5]}
     greenlet = gevent.spawn(lambda: replay(scenario(times), server.url, tmp_path))
-    gevent.sleep(1.2)
+    while len(server.seen) < 2:
+        gevent.sleep(0.05)
+    gevent.sleep(0.8)
     greenlet.kill()
     records = replayed(tmp_path).records
     assert [record.status for record in records] == ["cancelled", "cancelled", "missing"]

@@ -218,7 +218,9 @@ def test_stopped_closed_loop_sends_nothing_more(tmp_path):
     server = ScriptedServer(Script(gap_s=0.05, num_tokens=100)).start()
     chosen = scenario({"process": "concurrency", "in_flight": 2, "count": 50}, [TALK])
     greenlet = gevent.spawn(lambda: replay(chosen, server.url, tmp_path))
-    gevent.sleep(1.2)
+    while len(server.seen) < 2:
+        gevent.sleep(0.05)
+    gevent.sleep(0.5)
     greenlet.kill()
     records = replayed(tmp_path).records
     assert len(server.seen) == 2
