@@ -143,7 +143,7 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-MOST_LATER = 64  # events of running requests that wait to be booked when a block becomes full
+MOST_LATER = 512  # events of running requests that wait to be booked when one more block becomes full
 
 
 class ShadowJournal:
