@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from engine.books import Books
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal, NoJournal, ShadowJournal
+from engine.memory.journal import Journal, NoJournal
+from engine.memory.shadow_journal import ShadowJournal
 from engine.messages import Abort, Beside, Ended, Output, Outputs, Submit
 from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy

@@ -142,9 +142,8 @@ class Accountant:
             self._pauses.clear()
         elif gap_ns < 0:  # the device went from one step to the other by itself
             gap_ns = 0
-        interference, decode, host, sample = (
-            clock.reading
-        )  # `tick`, less a microsecond for its call: nearly all steps come by
+        # `tick`, less a microsecond for its call: nearly all steps come by.
+        interference, decode, host, sample = clock.reading
         clock.reading = (
             interference, decode + end_ns - begin_ns - sampling_ns, host + gap_ns + lag_ns - clock.lag_ns,
             sample + sampling_ns,

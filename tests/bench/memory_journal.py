@@ -11,7 +11,8 @@ from random import Random
 import psutil
 
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal, NoJournal, ShadowJournal
+from engine.memory.journal import Journal, NoJournal
+from engine.memory.shadow_journal import ShadowJournal
 from engine.request.placement import Placement
 from engine.request.plan import StepPlan
 from engine.request.request import Request

@@ -8,7 +8,7 @@ from engine.books import make_books
 from engine.config import EngineConfig
 from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import ShadowJournal
+from engine.memory.shadow_journal import ShadowJournal
 from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
