@@ -41,7 +41,7 @@ def drop_messages(address: str) -> None:
             pass
 
 
-def loops(model: str, threads: int | None, publish) -> dict[str, Engine]:
+def loops(model: str, threads: int, publish) -> dict[str, Engine]:
     """Two loops over one runner, by what they book. They write into the same KV cache, and draw nonsense."""
     configs = {
         name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("-c", "--streams", type=int, action="append")
-    parser.add_argument("--threads", type=int, help="of the model; with one a busy machine disturbs less")
+    parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--loads", type=int, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
