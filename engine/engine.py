@@ -93,7 +93,7 @@ class Engine:
             self.books.released(request, now_ns)
         for request, waited in gave_up:
             self.books.gave_up(request, waited, now_ns)
-            self._ended.append(_ended(request, now_ns))
+            self._end(request, now_ns)
 
     def step(self) -> int:
         """One turn, after `receive`: plans and launches a step, reads one, or both. Returns when it ended."""
@@ -145,17 +145,18 @@ class Engine:
         row, beside = self.books.committed(plan, outcome, readings, committed_ns)
         self.step_number += 1
         outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
-        for item in emitted:
-            if item.finish_reason:
-                self.runner.forget(item.request.id)
-                self.books.ended(item.request)
-                self._ended.append(_ended(item.request, committed_ns))
+        ended = [item for item in emitted if item.finish_reason]
+        self._finish([item for item in ended if not _tells_its_end(item)], committed_ns)
         self._tell(committed_ns, outputs, row, beside)
+        self._finish([item for item in ended if _tells_its_end(item)], committed_ns)  # nobody's token waits for that
+        if self.scheduler.journal.is_due:
+            self.scheduler.journal.settle()
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
         if self._ended or not self._has_told_end:
-            self._tell(self.clock(), [], [], None)
+            beside = None if self._has_told_end else self.books.late()
+            self._tell(self.clock(), [], [], beside)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -203,6 +204,19 @@ class Engine:
                 return [(self._end_held(item[0], "abort"), True)]
         return []  # it ended before the abort arrived
 
+    def _finish(self, ended: list[Emitted], committed_ns: int) -> None:
+        """A step that was committed then ended them."""
+        for item in ended:
+            self.runner.forget(item.request.id)
+            self.books.ended(item.request)
+            self._end(item.request, committed_ns)
+
+    def _end(self, request: Request, booked_ns: int) -> None:
+        """It is told with the next message: what its record needs."""
+        if self.scheduler.journal.is_due:
+            self.scheduler.journal.settle()
+        self._ended.append(_ended(request, booked_ns))
+
     def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:
         request.state, request.finish_reason, request.error = State.FINISHED, reason, error
         self.runner.forget(request.id)
@@ -238,6 +252,7 @@ class Engine:
             request.id,
             emitted.token_id,
             self.books.told(request) if request.untold else None,
+            emitted.finish_reason if _tells_its_end(emitted) else None,
             outcome.logprobs.get(request.id),
             request.prompt_logprobs if first else None,
         )
@@ -261,6 +276,11 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
 def make_journal(config: EngineConfig, pool: BlockPool) -> Journal:
     """What watches the blocks, as the setting `telemetry` asks for it."""
     return ShadowJournal(pool) if config.telemetry == "full" else NoJournal()
+
+
+def _tells_its_end(emitted: Emitted) -> bool:
+    """With its last token. Of an error the front needs more."""
+    return emitted.token_id is not None and emitted.finish_reason in ("stop", "length")
 
 
 def _ended(request: Request, booked_ns: int) -> Ended:

@@ -291,12 +291,11 @@ class LLM:
             steps = self._rows.take() if is_due or not outputs.row else None
             if steps is not None:
                 self._on_steps(self._appraiser.complete(steps).records())
-        ended = {item.request_id: item for item in outputs.ended}
         for output in outputs.outputs:
             sequence = self._sequences.get(output.request_id)
             if sequence is not None and sequence.finish_reason is None:
-                sequence.take(output, ended.get(output.request_id))
-                if sequence.finish_reason is not None and output.request_id not in ended:  # by a stop string
+                sequence.take(output)
+                if sequence.finish_reason is not None and output.finish_reason is None:  # by a stop string
                     self._inbox.put(messages.Abort(output.request_id))
         for item in outputs.ended:
             if (sequence := self._sequences.pop(item.request_id, None)) is not None:

@@ -68,7 +68,7 @@ class OutputSequence:
         """A sentence, where that is how it ended."""
         return self._ended.error
 
-    def take(self, output: messages.Output, ended: messages.Ended | None) -> None:
+    def take(self, output: messages.Output) -> None:
         self._token_ids.append(output.token_id)
         if output.logprobs is not None:
             self._logprobs.append(output.logprobs)
@@ -76,8 +76,8 @@ class OutputSequence:
         text = self._stops.push(self._text.push(output.token_id))
         if self._stops.found:
             self.finish_reason = "stop"
-        elif ended is not None:
-            self.finish_reason = ended.reason
+        elif output.finish_reason is not None:
+            self.finish_reason = output.finish_reason
             text += self._stops.rest()
         self._texts.append(text)
         if self._piece is not None:

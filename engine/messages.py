@@ -102,6 +102,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     token_id: int
     standing: Standing | None = None  # where it changed since the token before
+    finish_reason: str | None = None  # of its last one: stop or length. `Ended` follows, when there is time for it
     logprobs: TokenLogprobs | None = None  # if the request wants them
     prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
@@ -126,7 +127,10 @@ class Beside(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Core → front, after each step, and when the core falls idle."""
+    """Core → front, after each step, and when the core falls idle.
+
+    A request that ends with a token says so there, and is in `ended` of a later message.
+    """
 
     committed_ns: int  # until when the ledgers are booked
     reading: tuple[int, ...]  # of the decode clock then, by metrics.ledger.CLOCKED
@@ -134,7 +138,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     outputs: list[Output]
     ended: list[Ended]
     row: list[int]  # of this step, by STEP_ROW; empty without one, or if nothing is booked
-    beside: Beside | None
+    beside: Beside | None  # without a row: of the step that was told last
     step_ended_ns: int  # the step that was told last before this message, which was on its way then
     next_step: int  # the number of the next one
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now

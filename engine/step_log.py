@@ -59,8 +59,15 @@ class StepLog:
         self._idle_since_ns = device_end_ns
         return row, beside
 
+    def tell_late(self) -> Beside | None:
+        """What the journal has found since the last step."""
+        if not self._journal.has_times:
+            return None
+        others, forgotten = self._times()
+        return Beside(None, others, forgotten, None)
+
     def _beside(self, plan: StepPlan, outcome: StepOutcome, makeup: Makeup | None) -> Beside:
-        preempted, forgotten = plan.preempted, 0
+        preempted, (others, forgotten) = plan.preempted, self._times()
         told = {
             "graph": outcome.graph if outcome.graph != "eager" else None,
             "refusals": plan.refusals,
@@ -70,14 +77,18 @@ class StepLog:
             "entropy_millinats": outcome.entropy_millinats,
             "kept_mass_ppm": outcome.kept_mass_ppm,
         }
-        if self._journal.has_times:
-            times = self._journal.take_times()
-            told |= {field: getattr(times, field) for field in BLOCK_TIMES}
-            forgotten = times.forgotten_blocks
-        others: Others = [(0, field, value) for field, value in told.items() if value]
+        others += [(0, field, value) for field, value in told.items() if value]
         carried = None if self._stages is None else (self._began_ns, self._stages)
         self._stages = None
         return Beside(makeup, others, forgotten, carried)
+
+    def _times(self) -> tuple[Others, int]:
+        """Those of blocks, and how many of them the index has forgotten."""
+        if not self._journal.has_times:
+            return [], 0
+        times = self._journal.take_times()
+        told = {field: getattr(times, field) for field in BLOCK_TIMES}
+        return [(0, field, value) for field, value in told.items() if value], times.forgotten_blocks
 
 
 def _makeup(plan: StepPlan, planned: list[Request]) -> Makeup:

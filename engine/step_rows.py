@@ -76,6 +76,8 @@ class StepRows:
         rows, ends = self._rows, self._ends
         for message in self._fresh:
             if self._is_open:
+                if message.beside is not None and not message.row:
+                    self._note_late(len(ends), message.beside)
                 ends.append(message.step_ended_ns)
                 self._is_open = False
             if message.row:
@@ -99,6 +101,17 @@ class StepRows:
         if beside.forgotten_blocks:
             self._forgotten.append((row, beside.forgotten_blocks))
 
+    def _note_late(self, row: int, beside: Beside) -> None:
+        """More of a step that was told before: times of blocks."""
+        for _, field, times in beside.others:
+            place = next((at for at, other in enumerate(self._others) if other[:2] == (row, field)), None)
+            if place is None:
+                self._others.append((row, field, times))
+            else:
+                self._others[place] = (row, field, [*self._others[place][2], *times])
+        if beside.forgotten_blocks:
+            self._forgotten.append((row, beside.forgotten_blocks))
+
     def _fill(self, steps: Steps, known: dict[str, np.ndarray], rows: np.ndarray) -> None:
         """The columns of NUMBERS, from [steps, _KEPT]."""
         ends = np.array(self._ends, np.int64)
@@ -112,7 +125,7 @@ class StepRows:
                 steps.stages[:, row] += stages
         for row, blocks in self._forgotten:
             if row < len(ends):
-                forgotten[row] = blocks
+                forgotten[row] += blocks
         evicted = known["evicted_so_far"]
         worked_out = {
             "begin_ns": begin_ns,

@@ -135,8 +135,9 @@ def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled:
 
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
     """FLOPs of a step in which each of so many sequences computes one token and draws the next."""
-    work = step_work(shape, [1] * len(past_tokens), past_tokens, len(past_tokens))
-    return step_cost(shape, work).flops
+    pairs = sum(layers * sum([num_pairs(1, past, window) for past in past_tokens]) for window, layers in shape.windows)
+    linear = len(past_tokens) * (shape.linear_flops_per_token + shape.head_flops_per_row)
+    return linear + shape.pair_flops * pairs
 
 
 def num_pairs(new: Count, past: Count, window: int | None) -> Count:

@@ -17,6 +17,7 @@ class Reader(Protocol):
     fork_of: str | None
     preemptions: int
     num_committed_tokens: int
+    prefix_report: PrefixReport | None  # which the journal writes
 
     @property
     def num_tokens(self) -> int: ...
@@ -43,6 +44,7 @@ class Journal(Protocol):
 
     now_ns: int  # of the turn; the loop sets it
     has_times: bool  # something is there for `take_times`
+    is_due: bool  # `settle` has something to do that should not wait for long
 
     def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
@@ -50,8 +52,8 @@ class Journal(Protocol):
     def returns(self, reader: Reader) -> None:
         """... and gave them back: it did not."""
 
-    def admitted(self, reader: Reader) -> PrefixReport | None:
-        """... and has a place, and its blocks. The report of its first query, unless it is a fork."""
+    def admitted(self, reader: Reader) -> None:
+        """... and has a place, and its blocks."""
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
         """A waiting fork reads the first `count` blocks of its leader, or those of them that have become full."""
@@ -68,6 +70,9 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
+    def settle(self) -> None:
+        """The loop has a moment. All who were admitted have a report of their first query now, unless they are forks."""
+
     def take_times(self) -> BlockTimes:
         """What was sampled since the last call."""
 
@@ -75,7 +80,7 @@ class Journal(Protocol):
 class NoJournal:
     """Nothing is written down."""
 
-    has_times = False
+    has_times = is_due = False
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -84,7 +89,7 @@ class NoJournal:
 
     def returns(self, reader: Reader) -> None: ...
 
-    def admitted(self, reader: Reader) -> PrefixReport | None: ...
+    def admitted(self, reader: Reader) -> None: ...
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None: ...
 
@@ -95,6 +100,8 @@ class NoJournal:
     def filled(self, reader: Reader, count: int) -> None: ...
 
     def released(self, reader: Reader) -> None: ...
+
+    def settle(self) -> None: ...
 
     def take_times(self) -> BlockTimes:
         return BlockTimes()

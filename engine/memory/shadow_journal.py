@@ -28,7 +28,9 @@ Forks (n > 1) read their leader's prompt: it is booked once, for the leader. A p
 being booked: what it computes again is `recomputed_tokens`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.memory import branches
 from engine.memory.block_pool import BlockPool
@@ -49,11 +51,15 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-MOST_LATER = 512  # events of running requests that wait to be booked when one more block becomes full
+MOST_LATER = 512  # events that wait to be booked: with more of them `is_due`
 
 
 class ShadowJournal:
-    """Keeps the shadow index beside a pool. With prefix caching off it tells what a cache of this size would do."""
+    """Keeps the shadow index beside a pool. With prefix caching off it tells what a cache of this size would do.
+
+    What it is told it puts down, with what will have changed until it is booked: one event at a time would fetch code
+    and index from memory each time, while somebody waits for a token. `settle` books them in their order.
+    """
 
     def __init__(self, pool: BlockPool, shadow: Shadow | None = None):
         self.now_ns = 0
@@ -65,34 +71,63 @@ class ShadowJournal:
         self._asked = 0  # blocks of the cache that who asked last could have
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
-        # What running requests did since somebody asked: who, how many of its blocks are full (nought: it grew), blocks
-        # held then, and when. Booked in that order, together: one at a time each fetches code and index from memory.
-        self._later: list[tuple[Reader, int, int, int]] = []
+        self._later: list[tuple[Callable[..., None], int, tuple]] = []  # how to book it, when it was, and what it is
+        self.is_due = False
         self._times = BlockTimes()
         self.has_times = False
         self._forgotten = 0
 
     def asks(self, reader: Reader, count: int) -> None:
-        self._settle()
-        self._asked, self._occupied_before = count, self._occupied()
-        self.shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
+        self._put(self._ask, count, self._pool.num_active)
 
     def returns(self, reader: Reader) -> None:
+        self._put(self._return, reader)
+
+    def admitted(self, reader: Reader) -> None:
+        self._put(self._admit, reader, reader.num_tokens, reader.preemptions, self._pool.num_active)
+
+    def shares(self, reader: Reader, leader: Reader, count: int) -> None:
+        self._put(self._share, reader, leader, count)
+
+    def copies(self, reader: Reader, index: int) -> None:
+        self._put(self._copy, reader, index)
+
+    def grew(self, reader: Reader) -> None:
+        self._put(self._squeeze, reader, self._pool.num_active)
+
+    def filled(self, reader: Reader, count: int) -> None:
+        self._put(self._fill, reader, count)
+
+    def released(self, reader: Reader) -> None:
+        self._put(self._release, reader, reader.num_committed_tokens)
+        self.is_due = True
+
+    def _put(self, book: Callable[..., None], *told: Any) -> None:
+        self._later.append((book, self.now_ns, told))
+        if len(self._later) >= MOST_LATER:
+            self.is_due = True
+
+    def settle(self) -> None:
+        later, self._later, self.is_due = self._later, [], False
+        for book, now_ns, told in later:
+            book(now_ns, *told)
+
+    def _ask(self, now_ns: int, count: int, active: int) -> None:
+        self._asked, self._occupied_before = count, self._occupied(active)
+        self.shadow.squeeze(self._occupied_before)  # sizes that were too small for what ended since
+
+    def _return(self, now_ns: int, reader: Reader) -> None:
         count = self._asked
         if count and self._refreshed != (reader.order, count, self.shadow.num_listings):
             self.shadow.refresh(reader.block_hashes(self._size, count))
             self._refreshed = (reader.order, count, self.shadow.num_listings)
 
-    def admitted(self, reader: Reader) -> PrefixReport | None:
-        self._settle()
-        report = None
+    def _admit(self, now_ns: int, reader: Reader, tokens: int, preemptions: int, active: int) -> None:
         if reader.order not in self._trails:
-            report = self._first_blocks(reader)
-        self._squeeze(reader, self._pool.num_active, self.now_ns)
-        return report
+            self._first_blocks(reader, now_ns, tokens, preemptions)
+        self._squeeze(now_ns, reader, active)
 
-    def shares(self, reader: Reader, leader: Reader, count: int) -> None:
-        self._settle()
+    def _share(self, now_ns: int, reader: Reader, leader: Reader, count: int) -> None:
         led = self._trails[leader.order]
         trail = self._trails.get(reader.order)
         if trail is None:
@@ -101,29 +136,12 @@ class ShadowJournal:
             self.shadow.read(node)
             trail.read.append(node)
 
-    def copies(self, reader: Reader, index: int) -> None:
-        self._settle()
+    def _copy(self, now_ns: int, reader: Reader, index: int) -> None:
         read = self._trails[reader.order].read
         if len(read) > index:
-            self.shadow.leave(read.pop(), self.now_ns)
+            self.shadow.leave(read.pop(), now_ns)
 
-    def grew(self, reader: Reader) -> None:
-        self._later.append((reader, 0, self._pool.num_active, self.now_ns))
-
-    def filled(self, reader: Reader, count: int) -> None:
-        self._later.append((reader, count, 0, self.now_ns))
-        if len(self._later) >= MOST_LATER:
-            self._settle()
-
-    def _settle(self) -> None:
-        later, self._later = self._later, []
-        for reader, count, active, now_ns in later:
-            if count:
-                self._fill(reader, count, now_ns)
-            else:
-                self._squeeze(reader, active, now_ns)
-
-    def _squeeze(self, reader: Reader, active: int, now_ns: int) -> None:
+    def _squeeze(self, now_ns: int, reader: Reader, active: int) -> None:
         """`active` blocks are held since it grew."""
         times = self._times
         for node in self.shadow.squeeze(self._occupied(active)):
@@ -133,7 +151,7 @@ class ShadowJournal:
                 times.evicted_idle_ns.append(now_ns - node.idle_ns)
                 self.has_times = True
 
-    def _fill(self, reader: Reader, count: int, now_ns: int) -> None:
+    def _fill(self, now_ns: int, reader: Reader, count: int) -> None:
         trail, shadow, size = self._trails[reader.order], self.shadow, self._size
         read, known, in_flight = trail.read, trail.known, self._in_flight
         first = len(read)
@@ -157,18 +175,17 @@ class ShadowJournal:
         if self.shadow.forgotten != self._forgotten:
             self.has_times = True
 
-    def released(self, reader: Reader) -> None:
-        self._settle()
+    def _release(self, now_ns: int, reader: Reader, committed_tokens: int) -> None:
         trail = self._trails.pop(reader.order, None)
         if trail is None:
             return
-        shadow, read, now_ns = self.shadow, trail.read, self.now_ns
+        shadow, read = self.shadow, trail.read
         done = len(read)
         for index in range(max(done, len(trail.known)), len(trail.expects)):
             self._lands(trail.expects[index])
         for node in reversed(trail.known[done:]):
             shadow.give_up(node)
-        shadow.end(read[-1] if read else trail.root, reader.token_ids[done * self._size : reader.num_committed_tokens])
+        shadow.end(read[-1] if read else trail.root, reader.token_ids[done * self._size : committed_tokens])
         for node in reversed(read):
             shadow.leave(node, now_ns)
         shadow.leave_root(trail.root)
@@ -183,42 +200,38 @@ class ShadowJournal:
 
         `cached` says of the blocks that the pool could find whether somebody reads them.
         """
-        self._settle()
-        self.shadow.check(self._occupied(), cached if self._pool.prefix_caching else None)
+        self.settle()
+        self.shadow.check(self._occupied(self._pool.num_active), cached if self._pool.prefix_caching else None)
         trails = self._trails.values()
         again = sum(max(0, len(trail.known) - len(trail.read)) for trail in trails)
         assert self.shadow.num_holds() == (sum(len(trail.read) for trail in trails), again), "a hold is lost"
         if not self._trails:
             assert not self._in_flight, "nobody computes what is in flight"
 
-    def _occupied(self, active: int | None = None) -> int:
-        """Blocks that live requests hold, `active` or those of now; without caching, as they would with it: what is
-        read together once.
+    def _occupied(self, active: int) -> int:
+        """Blocks that live requests hold, of `active` ones; without caching, as they would with it: what is read
+        together once.
 
         Forks read together even so, and are then taken off twice.
         """
-        if active is None:
-            active = self._pool.num_active
         if self._pool.prefix_caching:
             return active
         return max(0, active - self.shadow.num_twins)
 
-    def _first_blocks(self, reader: Reader) -> PrefixReport | None:
+    def _first_blocks(self, reader: Reader, now_ns: int, tokens: int, preemptions: int) -> None:
         """What it reads of the cache, what of the known rest it computes again, and what for the first time."""
-        shadow, size, tokens = self.shadow, self._size, reader.num_tokens
+        shadow, size = self.shadow, self._size
         trail = self._trails[reader.order] = _Trail(shadow.root(root_hash(reader.cache_salt)), [])
         hashes = reader.block_hashes(size, tokens // size)
         known, hits = self._follow(hashes[: (tokens - 1) // size])
         if reader.reads_cache:
             trail.known = known
-            self._read(trail, known, self._asked if self._pool.prefix_caching else hits[REAL])
+            self._read(now_ns, trail, known, self._asked if self._pool.prefix_caching else hits[REAL])
         else:
             hits = [0] * len(hits)
-        report = None
-        if reader.preemptions == 0 and reader.fork_of is None:
-            report = self._report(reader, trail, hashes, known, hits)
+        if preemptions == 0 and reader.fork_of is None:
+            reader.prefix_report = self._report(now_ns, reader, trail, hashes, known, hits)
         self._expect(trail, hashes, len(known))
-        return report
 
     def _follow(self, hashes: list[bytes]) -> tuple[list[Known], list[int]]:
         """The blocks of a chain that are known, and how many of them each size would hit."""
@@ -235,9 +248,9 @@ class ShadowJournal:
         hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
         return known, hits
 
-    def _read(self, trail: _Trail, known: list[Known], count: int) -> None:
+    def _read(self, now_ns: int, trail: _Trail, known: list[Known], count: int) -> None:
         """It takes the first `count` blocks from the cache, and asked for all."""
-        shadow, now_ns, occupied, times = self.shadow, self.now_ns, self._occupied_before, self._times
+        shadow, occupied, times = self.shadow, self._occupied_before, self._times
         is_cache = self._pool.prefix_caching
         for index, node in enumerate(known):
             if node.stamp:
@@ -268,7 +281,7 @@ class ShadowJournal:
             del self._in_flight[key]
 
     def _report(
-        self, reader: Reader, trail: _Trail, hashes: list[bytes], blocks: list[Known], hits: list[int]
+        self, now_ns: int, reader: Reader, trail: _Trail, hashes: list[bytes], blocks: list[Known], hits: list[int]
     ) -> PrefixReport:
         size, prompt_tokens = self._size, reader.prompt_tokens
         usable = (prompt_tokens - 1) // size
@@ -280,7 +293,7 @@ class ShadowJournal:
         evicted_ago_ns = None
         for node in blocks[hit:] if cached else ():
             if evicted_ago_ns is None:
-                evicted_ago_ns = self.now_ns - node.evicted_ns
+                evicted_ago_ns = now_ns - node.evicted_ns
             evicted_by[node.evicted_by] = evicted_by.get(node.evicted_by, 0) + size
         computed = known
         while computed < usable and hashes[computed] in self._in_flight:

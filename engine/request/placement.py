@@ -39,8 +39,7 @@ class Placement:
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
             request.computed_high_water = found
-        report = self.journal.admitted(request)
-        request.prefix_report = report or request.prefix_report
+        self.journal.admitted(request)
         return True
 
     def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:

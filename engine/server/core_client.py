@@ -58,17 +58,19 @@ class Work:
     tokens: deque[Token] = field(default_factory=deque)
     token_ns: list[int] = field(default_factory=list)
     told: Token | None = None  # the last of all its tokens
+    finish_reason: str | None = None  # of the last token: stop or length
     ended: messages.Ended | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     admitted: bool = False
     cached_tokens: int = 0  # of the prompt, known once it is admitted
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # `ended` says how: nothing more will come
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # `ended` says how: the core knows it no more
 
     def add(self, output: messages.Output, reading: tuple[int, ...], committed_ns: int) -> None:
         known = self.told.standing if self.told is not None else None
         self.told = Token(output.token_id, output.standing or known, reading, committed_ns, output.logprobs)
         self.tokens.append(self.told)
         self.token_ns.append(committed_ns)
+        self.finish_reason = output.finish_reason
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.news.set()
@@ -111,6 +113,7 @@ class CoreClient:
         self.state = "loading"  # loading, ready, restarting, draining, failed
         self.failure: str | None = None
         self.works: dict[str, Work] = {}
+        self.finished: dict[str, Work] = {}  # their last tokens are here, and what the core has booked of them is not
         self.next_step = 0
         self.queue_speed = QueueSpeed()
         self.process: asyncio.subprocess.Process | None = None
@@ -143,12 +146,12 @@ class CoreClient:
         """Takes no more requests, waits for the open ones, and ends with an error those that take too long."""
         self._set_state("draining")
         deadline = time.monotonic() + timeout_seconds
-        while self.works and time.monotonic() < deadline:
+        while (self.works or self.finished) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         for work in self.works.values():
             self.abort(work)  # so that the core, which lives, tells where their time went
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while self.works and time.monotonic() < deadline:
+        while (self.works or self.finished) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         self.fail_open_works()
 
@@ -203,7 +206,7 @@ class CoreClient:
 
     def abort(self, work: Work) -> None:
         """Makes the core forget a request; `over` is set when it has."""
-        if not work.over.is_set():
+        if work.finish_reason is None and not work.over.is_set():
             self._send(messages.encode(messages.Abort(work.request_id)))
 
     def _send(self, encoded: bytes) -> None:
@@ -297,8 +300,11 @@ class CoreClient:
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
                 work.add(output, message.reading, message.committed_ns)
+                if output.finish_reason is not None:
+                    self.finished[output.request_id] = self.works.pop(output.request_id)
         for ended in message.ended:
-            if (work := self.works.pop(ended.request_id, None)) is not None:
+            work = self.finished.pop(ended.request_id, None) or self.works.pop(ended.request_id, None)
+            if work is not None:
                 work.end(ended)
         self._core_waits = message.waiting > 0
         self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
@@ -306,11 +312,12 @@ class CoreClient:
         asyncio.get_running_loop().call_soon(self._on_outputs, message)
 
     def fail_open_works(self) -> None:
-        """Ends every open request as lost: whoever follows it raises."""
+        """Ends every open request as lost: whoever follows it raises, unless its last token is there."""
         now_ns = time.monotonic_ns()
-        for work in self.works.values():
+        for work in (*self.works.values(), *self.finished.values()):
             work.end(work.lost(now_ns))
         self.works.clear()
+        self.finished.clear()
         self._core_waits = False
         self._end_burst(None)
         self.queue_speed.reset()

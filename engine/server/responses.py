@@ -55,11 +55,9 @@ class CallResponse(Response):
             if pending:
                 await send({"type": "http.response.body", "body": pending, "more_body": True})
             async for piece in call.pieces():
-                events = wording.events(piece)
-                if call.finished:
-                    events += wording.closing()
-                if events:
-                    await self._deliver(send, {"body": events, "more_body": not call.finished}, piece)
+                if events := wording.events(piece):
+                    await self._deliver(send, {"body": events, "more_body": True}, piece)
+            await self._deliver(send, {"body": wording.closing(), "more_body": False}, piece)
         except Exception as error:  # too late for a status: the stream says it, and ends
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
             await send({"type": "http.response.body", "body": wording.failure(shown), "more_body": False})

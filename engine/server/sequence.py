@@ -159,7 +159,9 @@ class Sequence:
             return None
         tokens = list(work.tokens)
         work.tokens.clear()
-        if work.over.is_set():
+        if work.finish_reason is not None:
+            self.finish_reason = work.finish_reason
+        elif work.over.is_set():
             if work.ended.reason in ("abort", "lost"):
                 self._token = None
                 raise Lost
@@ -195,7 +197,8 @@ class Sequence:
                 break
         if self.finish_reason and self._stops.found is None:
             shown.append(self._stops.rest())
-            self._token = None
+            if self._work.finish_reason is None:  # it ended after its last token
+                self._token = None
         if self._reading.unread:
             shown.clear()
             self.finish_reason = self.finish_reason and "length"

@@ -26,7 +26,7 @@ class Wording(Protocol):
         ...
 
     def closing(self) -> bytes:
-        """Events after the last piece, written together with it."""
+        """Events after the last piece, which was written before them: no token waits for what sums up the call."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
