@@ -43,7 +43,7 @@ class Books(Protocol):
 
     def committed(
         self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
-    ) -> tuple[list[int], Beside | None]:
+    ) -> tuple[bytes, Beside | None]:
         """`readings` began the stages of its turn up to the commit, STAGES less one. What is told of the step: its row,
         and what belongs beside it."""
         ...
@@ -100,7 +100,7 @@ class FullBooks:
 
     def committed(
         self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
-    ) -> tuple[list[int], Beside | None]:
+    ) -> tuple[bytes, Beside | None]:
         found, accountant = self.alive, self.accountant
         if self._is_steady:
             accountant.decoded(outcome, now_ns)
@@ -133,8 +133,8 @@ class NoBooks:
 
     def passed(self, readings) -> None: ...
 
-    def committed(self, plan, outcome, readings, now_ns) -> tuple[list[int], None]:
-        return [], None
+    def committed(self, plan, outcome, readings, now_ns) -> tuple[bytes, None]:
+        return b"", None
 
 
 def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler) -> Books:

@@ -156,7 +156,7 @@ class Engine:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
         if self._ended or not self._has_told_end:
             beside = None if self._has_told_end else self.books.late()
-            self._tell(self.clock(), [], [], beside)
+            self._tell(self.clock(), [], b"", beside)
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -222,7 +222,7 @@ class Engine:
         self.runner.forget(request.id)
         return request
 
-    def _tell(self, now_ns: int, outputs: list[Output], row: list[int], beside: Beside | None) -> None:
+    def _tell(self, now_ns: int, outputs: list[Output], row: bytes, beside: Beside | None) -> None:
         counts = self.scheduler.pool.counts()
         step_ended_ns, self._has_told_end = self._step_ended_ns, not row
         if row:

@@ -1,5 +1,7 @@
 """What the front and the core say to each other: msgspec structs over ZeroMQ. Nothing is ever unpickled."""
 
+from struct import Struct
+
 import msgspec
 
 from engine.sampling import SamplingParams, TokenLogprobs
@@ -115,6 +117,7 @@ STEP_ROW = (
     "planned_ns", "padding_tokens", "logit_rows", "budget", "waiting", "evicted_so_far", "slots_written",
     "overrun_tokens",
 )  # fmt: skip
+pack_row = Struct(f"={len(STEP_ROW)}q").pack
 
 
 class Beside(msgspec.Struct, frozen=True, array_like=True):
@@ -137,7 +140,7 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    row: list[int]  # of this step, by STEP_ROW; empty without one, or if nothing is booked
+    row: bytes  # of this step, STEP_ROW packed; empty without one, or if nothing is booked
     beside: Beside | None  # without a row: of the step that was told last
     step_ended_ns: int  # the step that was told last before this message, which was on its way then
     next_step: int  # the number of the next one

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal
-from engine.messages import Beside
+from engine.messages import Beside, pack_row
 from engine.request.accounting import Alive
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
@@ -40,7 +40,7 @@ class StepLog:
 
     def tell(
         self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int]
-    ) -> tuple[list[int], Beside | None]:
+    ) -> tuple[bytes, Beside | None]:
         """A step is committed: its row and what belongs beside it. `readings` as `Books.committed` has them."""
         pool, past, device_end_ns, beside = self._pool, plan.scheduled[0][2], outcome.device_end_ns, None
         shares = past == self._next_past and alive.planned is self._planned and not plan.has_prompts
@@ -51,11 +51,11 @@ class StepLog:
             beside = self._beside(plan, outcome, None if shares else _makeup(plan, alive.planned))
             self._planned = alive.planned
         self._next_past = -1 if plan.has_prompts else past + 1
-        row = [
+        row = pack_row(
             *readings, outcome.device_begin_ns, device_end_ns, self._idle_since_ns, outcome.sampling_ns,
             plan.planned_ns, outcome.padding_tokens, outcome.logit_rows, plan.budget, plan.num_waiting,
             pool.evicted_blocks, pool.slots_written, alive.num_overrun,
-        ]  # fmt: skip
+        )  # fmt: skip
         self._idle_since_ns = device_end_ns
         return row, beside
 

@@ -86,7 +86,8 @@ class StepRows:
                 if not rows:
                     self._due_ns = message.committed_ns + self._hold_ns
                 step, committed_ns = message.next_step - 1, message.committed_ns
-                rows.fromlist([*message.row, *message.blocks, step, len(message.outputs), committed_ns])
+                rows.frombytes(message.row)
+                rows.extend((*message.blocks, step, len(message.outputs), committed_ns))
                 self._is_open = True
         self._fresh.clear()
 

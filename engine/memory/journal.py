@@ -71,7 +71,7 @@ class Journal(Protocol):
         """It gives all blocks back."""
 
     def settle(self) -> None:
-        """The loop has a moment. All who were admitted have a report of their first query now, unless they are forks."""
+        """The loop has a moment. Whoever was admitted has a report of its first query then, unless it is a fork."""
 
     def take_times(self) -> BlockTimes:
         """What was sampled since the last call."""

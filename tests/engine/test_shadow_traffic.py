@@ -94,7 +94,9 @@ def played(acts, num_blocks: int, caching: bool, overlap: bool, book=None):
     journal = simulation.journal
     if book is not None:
         simulation.check = lambda: None  # which would book
-    for event in ("asks", "returns", "admitted", "shares", "copies", "grew", "filled", "released") if book == "at_once" else ():
+    for event in (
+        ("asks", "returns", "admitted", "shares", "copies", "grew", "filled", "released") if book == "at_once" else ()
+    ):
         later = getattr(journal, event)
         setattr(journal, event, lambda *told, later=later: (later(*told), journal.settle()))
     lengths: dict[str, int] = {}
