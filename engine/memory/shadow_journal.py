@@ -28,7 +28,6 @@ Forks (n > 1) read their leader's prompt: it is booked once, for the leader. A p
 being booked: what it computes again is `recomputed_tokens`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,46 +70,47 @@ class ShadowJournal:
         self._asked = 0  # blocks of the cache that who asked last could have
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
-        self._later: list[tuple[Callable[..., None], int, tuple]] = []  # how to book it, when it was, and what it is
+        self._later: list[tuple] = []  # the method that books it, when it was, and what that method is told of it
         self.is_due = False
         self._times = BlockTimes()
         self.has_times = False
         self._forgotten = 0
 
     def asks(self, reader: Reader, count: int) -> None:
-        self._put(self._ask, count, self._pool.num_active)
+        self._put(ShadowJournal._ask, self.now_ns, count, self._pool.num_active)
 
     def returns(self, reader: Reader) -> None:
-        self._put(self._return, reader)
+        self._put(ShadowJournal._return, self.now_ns, reader)
 
     def admitted(self, reader: Reader) -> None:
-        self._put(self._admit, reader, reader.num_tokens, reader.preemptions, self._pool.num_active)
+        active = self._pool.num_active
+        self._put(ShadowJournal._admit, self.now_ns, reader, reader.num_tokens, reader.preemptions, active)
 
     def shares(self, reader: Reader, leader: Reader, count: int) -> None:
-        self._put(self._share, reader, leader, count)
+        self._put(ShadowJournal._share, self.now_ns, reader, leader, count)
 
     def copies(self, reader: Reader, index: int) -> None:
-        self._put(self._copy, reader, index)
+        self._put(ShadowJournal._copy, self.now_ns, reader, index)
 
     def grew(self, reader: Reader) -> None:
-        self._put(self._squeeze, reader, self._pool.num_active)
+        self._put(ShadowJournal._squeeze, self.now_ns, reader, self._pool.num_active)
 
     def filled(self, reader: Reader, count: int) -> None:
-        self._put(self._fill, reader, count)
+        self._put(ShadowJournal._fill, self.now_ns, reader, count)
 
     def released(self, reader: Reader) -> None:
-        self._put(self._release, reader, reader.num_committed_tokens)
+        self._put(ShadowJournal._release, self.now_ns, reader, reader.num_committed_tokens)
         self.is_due = True
 
-    def _put(self, book: Callable[..., None], *told: Any) -> None:
-        self._later.append((book, self.now_ns, told))
+    def _put(self, *event: Any) -> None:
+        self._later.append(event)
         if len(self._later) >= MOST_LATER:
             self.is_due = True
 
     def settle(self) -> None:
         later, self._later, self.is_due = self._later, [], False
-        for book, now_ns, told in later:
-            book(now_ns, *told)
+        for book, *told in later:
+            book(self, *told)
 
     def _ask(self, now_ns: int, count: int, active: int) -> None:
         self._asked, self._occupied_before = count, self._occupied(active)
