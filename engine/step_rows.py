@@ -11,7 +11,7 @@ from metrics.step_batch import NUMBERS, Makeup, Others, Steps
 
 # So long are steps kept to be worked out together: what that takes hardly depends on how many they are, and meanwhile
 # the front writes no token.
-HOLD_NS = 2_000_000_000
+HOLD_NS = 5_000_000_000
 AT_ONCE = 64  # messages: for one alone, code and rows have to be fetched from memory
 
 # A step as it is kept: its row, and what its message tells anyhow.
@@ -36,15 +36,19 @@ class StepRows:
         self._forgotten: list[tuple[int, int]] = []  # row, blocks
         self._evicted = 0  # before the first row
         self._is_open = False
-        self._fresh: list[Outputs] = []  # not taken in yet
+        # Not taken in yet: of each message its row, what is beside it, `step_ended_ns`, and what is kept with the row.
+        self._fresh: list[tuple[bytes, Beside | None, int, tuple[int, ...]]] = []
 
     def take_in(self, message: Outputs) -> bool:
         """The messages of a core, in their order. Returns whether some steps may be due."""
-        self._fresh.append(message)
-        if len(self._fresh) < AT_ONCE and message.committed_ns < self._due_ns:
+        blocks, step, committed_ns = message.blocks, message.next_step - 1, message.committed_ns
+        more = (*blocks, step, len(message.outputs), committed_ns)
+        # The message itself is not kept: its memory, which the caches hold, is that of the next one.
+        self._fresh.append((message.row, message.beside, message.step_ended_ns, more))
+        if len(self._fresh) < AT_ONCE and committed_ns < self._due_ns:
             return False
         self._absorb()
-        return message.committed_ns >= self._due_ns
+        return committed_ns >= self._due_ns
 
     @property
     def is_open(self) -> bool:
@@ -74,20 +78,19 @@ class StepRows:
     def _absorb(self) -> None:
         """Takes in what came lately."""
         rows, ends = self._rows, self._ends
-        for message in self._fresh:
+        for row, beside, ended_ns, more in self._fresh:
             if self._is_open:
-                if message.beside is not None and not message.row:
-                    self._note_late(len(ends), message.beside)
-                ends.append(message.step_ended_ns)
+                if beside is not None and not row:
+                    self._note_late(len(ends), beside)
+                ends.append(ended_ns)
                 self._is_open = False
-            if message.row:
-                if message.beside is not None:
-                    self._note(len(ends), message.beside)
+            if row:
+                if beside is not None:
+                    self._note(len(ends), beside)
                 if not rows:
-                    self._due_ns = message.committed_ns + self._hold_ns
-                step, committed_ns = message.next_step - 1, message.committed_ns
-                rows.frombytes(message.row)
-                rows.extend((*message.blocks, step, len(message.outputs), committed_ns))
+                    self._due_ns = more[-1] + self._hold_ns
+                rows.frombytes(row)
+                rows.extend(more)
                 self._is_open = True
         self._fresh.clear()
 

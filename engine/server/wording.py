@@ -12,6 +12,7 @@ from metrics.ledger import SERVER_ACCOUNTS, Account
 
 to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+_LEDGER = [(info.name, info.account) for info in SERVER_ACCOUNTS]
 
 
 class Wording(Protocol):
@@ -111,7 +112,7 @@ def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
         return {}
     ledger = call.ledger_now(last)
     words: dict[str, Any] = {
-        "ledger": {info.name: round(ledger[info.account] / 1e6, 3) for info in SERVER_ACCOUNTS},
+        "ledger": {name: round(ledger[account] / 1e6, 3) for name, account in _LEDGER},
     }
     times = last.work.token_ns[: last.output_tokens]
     if len(call.sequences) == 1 and times:

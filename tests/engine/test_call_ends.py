@@ -310,3 +310,34 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
 
     asyncio.run(check())
     assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * len(bodies)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, path):
+    """A last token waits for no ledger, and the ledger that is told holds how long the last token took to write."""
+    seen: list[list[dict]] = []
+    body = {"max_output_tokens": 4, "input": "x"} if path == "/v1/responses" else {"max_tokens": 4}
+    if path == "/v1/chat/completions":
+        body |= {"messages": [{"role": "user", "content": "x"}]}
+    if path != "/v1/responses":
+        body |= {"stream_options": {"include_usage": True}}
+
+    async def told(written: list) -> None:
+        seen.append(written)
+        await until(lambda: len(written) > 1 and not written[-1].get("more_body"))
+
+    async def check() -> None:
+        async with running(tmp_path) as (app, _):
+            await abandoned(app, body | {"stream": True}, told, path=path)
+
+    asyncio.run(check())
+    *_, text, end = [message["body"] for message in seen[0] if message["type"] == "http.response.body"]
+    assert b"[DONE]" in end and b"usage" in end and b"delta" not in end
+    assert text and b"[DONE]" not in text
+    [row] = rows(tmp_path)
+    if path != "/v1/responses":
+        final = json.loads(end.split(b"\n\n")[0].removeprefix(b"data: "))
+        told_ms = sum(final["ledger"].values())
+        booked_ms = sum(getattr(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS) / 1e6
+        assert 0 <= booked_ms - told_ms < 0.5 * booked_ms and final["usage"]["completion_tokens"] == 4
+    assert row.finish_reason == "length" and row.written_ns > row.first_written_ns
