@@ -12,8 +12,12 @@ of the times in which every stream gets one token. Those of front and core are C
 counted in ticks of 10 ms, so the mean of all rounds. The median time between tokens is of all rounds, too: what meets
 some tokens of a hundred does not move it.
 
-What comes less than once a round (a batch of steps every two seconds, a flush of the recorder every second) partly
+What comes less than once a round (a batch of steps every five seconds, a flush of the recorder every second) partly
 meets the rounds of the other server, which then waits for a core: give --requests-per-stream for longer rounds.
+
+Front, core and client are three processes: where they have two cores, and the core takes both (--threads 0), a
+microsecond of the front keeps two threads of the model waiting, and costs several. --threads 1 tells what it costs
+where there is a core for each.
 """
 
 import argparse
@@ -217,6 +221,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--requests-per-stream", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.concurrency = options.concurrency or [1, 8, 32]
@@ -231,6 +236,7 @@ def main() -> None:
         longest = -(-(options.input_len + options.output_len) // 256) * 256
         settings = {
             "load_format": load_format, "max_model_len": longest, "num_kv_blocks": 64 * longest // 16,
+            "threads": options.threads,
         }  # fmt: skip
         check_settings(model, settings)
         report = new_report("overhead", f"{Path(model).name}, {way}, {options.input_len} in, {options.output_len} out")
