@@ -1,4 +1,7 @@
-"""The loop: receive → schedule → execute → commit → publish. Pure of sockets; the clock and the runner are given."""
+"""The loop: receive → schedule → execute → commit → publish, and then what no token waits for.
+
+Pure of sockets; the clock and the runner are given.
+"""
 
 import time
 from collections import deque
@@ -15,6 +18,8 @@ from engine.request.plan import Launched, Preemption, Preparation, Runner, StepO
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
+
+TOLD_BY_TOKEN = ("stop", "length")  # ends that a last token tells; of an error the front needs its sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +151,10 @@ class Engine:
         self.step_number += 1
         outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
         ended = [item for item in emitted if item.finish_reason]
-        self._finish([item for item in ended if not _tells_its_end(item)], committed_ns)
+        silent = [item for item in ended if item.token_id is None or item.finish_reason not in TOLD_BY_TOKEN]
+        self._finish(silent, committed_ns)
         self._tell(committed_ns, outputs, row, beside)
-        self._finish([item for item in ended if _tells_its_end(item)], committed_ns)  # nobody's token waits for that
+        self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
         if self.scheduler.journal.is_due:
             self.scheduler.journal.settle()
 
@@ -213,8 +219,7 @@ class Engine:
 
     def _end(self, request: Request, booked_ns: int) -> None:
         """It is told with the next message: what its record needs."""
-        if self.scheduler.journal.is_due:
-            self.scheduler.journal.settle()
+        self.scheduler.journal.settle()
         self._ended.append(_ended(request, booked_ns))
 
     def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:
@@ -252,7 +257,7 @@ class Engine:
             request.id,
             emitted.token_id,
             self.books.told(request) if request.untold else None,
-            emitted.finish_reason if _tells_its_end(emitted) else None,
+            emitted.finish_reason if emitted.finish_reason in TOLD_BY_TOKEN else None,
             outcome.logprobs.get(request.id),
             request.prompt_logprobs if first else None,
         )
@@ -276,11 +281,6 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
 def make_journal(config: EngineConfig, pool: BlockPool) -> Journal:
     """What watches the blocks, as the setting `telemetry` asks for it."""
     return ShadowJournal(pool) if config.telemetry == "full" else NoJournal()
-
-
-def _tells_its_end(emitted: Emitted) -> bool:
-    """With its last token. Of an error the front needs more."""
-    return emitted.token_id is not None and emitted.finish_reason in ("stop", "length")
 
 
 def _ended(request: Request, booked_ns: int) -> Ended:

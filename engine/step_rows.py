@@ -43,7 +43,7 @@ class StepRows:
         """The messages of a core, in their order. Returns whether some steps may be due."""
         blocks, step, committed_ns = message.blocks, message.next_step - 1, message.committed_ns
         more = (*blocks, step, len(message.outputs), committed_ns)
-        # The message itself is not kept: its memory, which the caches hold, is that of the next one.
+        # The messages are not kept: their memory, which the caches hold, is that of the next ones.
         self._fresh.append((message.row, message.beside, message.step_ended_ns, more))
         if len(self._fresh) < AT_ONCE and committed_ns < self._due_ns:
             return False
@@ -108,8 +108,10 @@ class StepRows:
     def _note_late(self, row: int, beside: Beside) -> None:
         """More of a step that was told before: times of blocks."""
         for _, field, times in beside.others:
-            place = next((at for at, other in enumerate(self._others) if other[:2] == (row, field)), None)
-            if place is None:
+            place = len(self._others) - 1
+            while place >= 0 and self._others[place][0] == row and self._others[place][1] != field:
+                place -= 1
+            if place < 0 or self._others[place][0] != row:
                 self._others.append((row, field, times))
             else:
                 self._others[place] = (row, field, [*self._others[place][2], *times])

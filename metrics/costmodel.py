@@ -135,9 +135,11 @@ def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled:
 
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
     """FLOPs of a step in which each of so many sequences computes one token and draws the next."""
-    pairs = sum(layers * sum([num_pairs(1, past, window) for past in past_tokens]) for window, layers in shape.windows)
-    linear = len(past_tokens) * (shape.linear_flops_per_token + shape.head_flops_per_row)
-    return linear + shape.pair_flops * pairs
+    count, pairs = len(past_tokens), 0
+    for window, layers in shape.windows:
+        seen = sum(past_tokens) + count if window is None else sum([min(past + 1, window) for past in past_tokens])
+        pairs += layers * seen
+    return count * (shape.linear_flops_per_token + shape.head_flops_per_row) + shape.pair_flops * pairs
 
 
 def num_pairs(new: Count, past: Count, window: int | None) -> Count:

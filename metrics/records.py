@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
 
+# publish: until the next turn begins, so also the books of requests that ended, once their tokens were out.
 STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
 KINDS = ("prefill", "recompute", "decode", "verify")
 PROMPT_KINDS = ("prefill", "recompute")

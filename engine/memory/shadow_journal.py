@@ -50,7 +50,7 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-MOST_LATER = 512  # events that wait to be booked: with more of them `is_due`
+MOST_LATER = 512  # events that wait to be booked: with so many `is_due`
 
 
 class ShadowJournal:
@@ -70,7 +70,7 @@ class ShadowJournal:
         self._asked = 0  # blocks of the cache that who asked last could have
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
-        self._later: list[tuple] = []  # the method that books it, when it was, and what that method is told of it
+        self._later: list[tuple] = []  # the method that books it, when it was, and what more that method takes
         self.is_due = False
         self._times = BlockTimes()
         self.has_times = False

@@ -280,8 +280,8 @@ def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) 
 
 
 def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:
-    """FLOPs of each prompt in a step, by its request's order, and of the whole step. One that is alone weighs all."""
-    if len(items) == 1:
+    """FLOPs of each prompt in a step, by its request's order, and of the whole step; or, of one alone, its share."""
+    if len(items) == 1 and items[0].kind != "decode":
         return {items[0].request.order: 1}, 1
     decodes = [item.past_tokens for item in items if item.kind == "decode" and item.new_tokens == 1 and item.samples]
     prompts, total = {}, decode_flops(shape, decodes)

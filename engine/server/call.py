@@ -61,11 +61,6 @@ class Call:
         self.prompt_tokens = sum(len(sequence.prompt.token_ids) for sequence in self._leaders)  # each prompt once
 
     @property
-    def finished(self) -> bool:
-        """All sequences have given their last piece."""
-        return not self._open
-
-    @property
     def is_booked(self) -> bool:
         """The core keeps ledgers."""
         return self._core.config.telemetry == "full"
@@ -103,12 +98,13 @@ class Call:
                     self._output_characters += len(piece.text)
                     yield piece
 
-    def written(self, piece: Piece) -> None:
-        """The piece was handed to the socket: everything up to now is on its way to the client."""
+    def written(self, piece: Piece, *, ends: bool) -> None:
+        """The piece, or what sums up the call behind it, was handed to the socket: everything up to now is on its way
+        to the client. `ends`: that is all."""
         self._book(piece.sequence)
         if self._first is None and self._has_text:
             self._first = self._last
-        self._delivered = not self._open
+        self._delivered = ends
 
     def failure_written(self) -> None:
         """The client was told that the call failed, and that is the end of its books, too."""

@@ -80,7 +80,7 @@ class CallResponse(Response):
 
     async def _deliver(self, send: Send, body: dict[str, Any], piece: Piece) -> None:
         await send({"type": "http.response.body"} | body)
-        self._tell_of(partial(self._call.written, piece))
+        self._tell_of(partial(self._call.written, piece, ends=not body.get("more_body")))
 
     def _tell_of(self, written: Callable[[], None]) -> None:
         """A server that drops what it sends to a lost client returns as if nothing was amiss."""

@@ -118,7 +118,7 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
             assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
             if not stream:
                 assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
-            assert not app.state.service.core.works
+            assert not app.state.service.core.works and not app.state.service.core.finished
 
     asyncio.run(check())
     (row,) = rows(tmp_path)
@@ -208,12 +208,12 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
                 await abandoned(app, body, leave, f"gone-{index}")
 
             await asyncio.gather(*map(leave_one, range(together)))
-            await until(lambda: not service.core.works)
+            await until(lambda: not service.core.works and not service.core.finished)
             before = len(asyncio.all_tasks()), living()
             for begin in range(together, count, together):
                 await asyncio.gather(*map(leave_one, range(begin, begin + together)))
             await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
-            assert not service.core.works
+            assert not service.core.works and not service.core.finished
             assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
 
     asyncio.run(check())
@@ -312,32 +312,49 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
     assert [row.finish_reason for row in rows(tmp_path)] == ["length"] * len(bodies)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, path):
-    """A last token waits for no ledger, and the ledger that is told holds how long the last token took to write."""
-    seen: list[list[dict]] = []
-    body = {"max_output_tokens": 4, "input": "x"} if path == "/v1/responses" else {"max_tokens": 4}
-    if path == "/v1/chat/completions":
-        body |= {"messages": [{"role": "user", "content": "x"}]}
-    if path != "/v1/responses":
-        body |= {"stream_options": {"include_usage": True}}
+SUMMED_UP = {
+    "/v1/completions": {"max_tokens": 4, "stream_options": {"include_usage": True}},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream_options": {"include_usage": True},
+    },
+    "/v1/responses": {"input": "x", "max_output_tokens": 4},
+}  # fmt: skip
 
-    async def told(written: list) -> None:
-        seen.append(written)
-        await until(lambda: len(written) > 1 and not written[-1].get("more_body"))
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, monkeypatch, stays):
+    """A last token waits for no ledger, and the ledger that is told holds how long its text took to write. Who leaves
+    between the two was not told all."""
+    delivered: list[dict] = []
+    deliver, text_is_out = CallResponse._deliver, asyncio.Event()
+
+    async def slow(self, send, body, piece) -> None:
+        if body["more_body"] and piece.finish_reason is not None:
+            await asyncio.sleep(0.2)
+        await deliver(self, send, body, piece)
+        delivered.append(body)
+        if not stays and piece.finish_reason is not None:
+            text_is_out.set()
+            await asyncio.sleep(60)
+
+    async def leave(written: list) -> None:
+        await (asyncio.sleep(60) if stays else text_is_out.wait())
 
     async def check() -> None:
+        monkeypatch.setattr(CallResponse, "_deliver", slow)
         async with running(tmp_path) as (app, _):
-            await abandoned(app, body | {"stream": True}, told, path=path)
+            for path, body in SUMMED_UP.items():
+                text_is_out.clear()
+                await abandoned(app, body | {"stream": True}, leave, path=path)
 
     asyncio.run(check())
-    *_, text, end = [message["body"] for message in seen[0] if message["type"] == "http.response.body"]
-    assert b"[DONE]" in end and b"usage" in end and b"delta" not in end
-    assert text and b"[DONE]" not in text
-    [row] = rows(tmp_path)
-    if path != "/v1/responses":
-        final = json.loads(end.split(b"\n\n")[0].removeprefix(b"data: "))
-        told_ms = sum(final["ledger"].values())
-        booked_ms = sum(getattr(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS) / 1e6
-        assert 0 <= booked_ms - told_ms < 0.5 * booked_ms and final["usage"]["completion_tokens"] == 4
-    assert row.finish_reason == "length" and row.written_ns > row.first_written_ns
+    told = rows(tmp_path)
+    assert [row.finish_reason for row in told] == ["length" if stays else "abort"] * len(SUMMED_UP)
+    ends = [place for place, body in enumerate(delivered) if not body["more_body"]]
+    assert len(ends) == (len(SUMMED_UP) if stays else 0)
+    for place, row in zip(ends, told, strict=stays):
+        text, end = (body["body"] for body in delivered[place - 1 : place + 1])
+        assert text and b"[DONE]" not in text and b"delta" not in end
+        events = [json.loads(event.split(b"data: ")[1]) for event in end.split(b"\n\n") if b"data: {" in event]
+        final = events[-1].get("response", events[-1])
+        assert 200 <= final["ledger"]["request.stream"] <= row.ledger_request_stream_ns / 1e6 and final["usage"]
