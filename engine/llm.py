@@ -247,9 +247,7 @@ class LLM:
     def _give_up(self, sequences: list[OutputSequence]) -> None:
         for sequence in sequences:
             known = self._sequences.pop(sequence.request.request_id, None)
-            if (
-                known is not None and sequence.finish_reason is None
-            ):  # else the core has ended it, or knows that it ends
+            if known is not None and sequence.finish_reason is None:  # else the loop ends it, or was told to
                 self._inbox.put(messages.Abort(sequence.request.request_id))
 
     def _raise_if_failed(self) -> None:

@@ -61,10 +61,8 @@ class StepLog:
 
     def tell_late(self) -> Beside | None:
         """What the journal has found since the last step."""
-        if not self._journal.has_times:
-            return None
         others, forgotten = self._times()
-        return Beside(None, others, forgotten, None)
+        return Beside(None, others, forgotten, None) if others or forgotten else None
 
     def _beside(self, plan: StepPlan, outcome: StepOutcome, makeup: Makeup | None) -> Beside:
         preempted, (others, forgotten) = plan.preempted, self._times()

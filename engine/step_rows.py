@@ -41,8 +41,8 @@ class StepRows:
 
     def take_in(self, message: Outputs) -> bool:
         """The messages of a core, in their order. Returns whether some steps may be due."""
-        blocks, step, committed_ns = message.blocks, message.next_step - 1, message.committed_ns
-        more = (*blocks, step, len(message.outputs), committed_ns)
+        committed_ns = message.committed_ns
+        more = (*message.blocks, message.next_step - 1, len(message.outputs), committed_ns)
         # The messages are not kept: their memory, which the caches hold, is that of the next ones.
         self._fresh.append((message.row, message.beside, message.step_ended_ns, more))
         if len(self._fresh) < AT_ONCE and committed_ns < self._due_ns:

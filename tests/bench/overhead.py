@@ -15,9 +15,8 @@ some tokens of a hundred does not move it.
 What comes less than once a round (a batch of steps every five seconds, a flush of the recorder every second) partly
 meets the rounds of the other server, which then waits for a core: give --requests-per-stream for longer rounds.
 
-Front, core and client are three processes: where they have two cores, and the core takes both (--threads 0), a
-microsecond of the front keeps two threads of the model waiting, and costs several. --threads 1 tells what it costs
-where there is a core for each.
+Front, core and client are three processes: where they have two cores, and the model takes both (--threads 0), what the
+front does keeps a thread of the model waiting. --threads 1 leaves it a core, which it shares with the client.
 """
 
 import argparse
