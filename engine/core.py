@@ -25,11 +25,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     context = zmq.Context()
-    inbox = context.socket(zmq.PULL)
-    inbox.connect(f"ipc://{sockets}/to-core")
-    outbox = context.socket(zmq.PUSH)
-    outbox.set_hwm(0)
-    outbox.connect(f"ipc://{sockets}/from-core")
+    inbox, outbox = open_sockets(context, sockets)
     try:
         engine, ready = build(config, first_step, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
     except Exception as error:
@@ -46,6 +42,16 @@ def main() -> None:
         outbox.close(linger=1000)
         inbox.close()
         context.term()
+
+
+def open_sockets(context: zmq.Context, folder: Path) -> tuple[zmq.Socket, zmq.Socket]:
+    """The ways from and to the front, whose ends it has bound in `folder`."""
+    inbox = context.socket(zmq.PULL)
+    inbox.connect(f"ipc://{folder}/to-core")
+    outbox = context.socket(zmq.PUSH)
+    outbox.set_hwm(0)
+    outbox.connect(f"ipc://{folder}/from-core")
+    return inbox, outbox
 
 
 def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
@@ -91,16 +97,18 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
             if not inbox.poll(timeout=1 if watches else 1000) and not watches:
                 continue
             begin_ns = time.monotonic_ns()
-        arrived = []
-        while inbox.poll(timeout=0):
+        arrived, is_stopped = [], False
+        while not is_stopped and inbox.poll(timeout=0):
             message = messages.decode_to_core(inbox.recv())
             if isinstance(message, messages.Stop):
-                return
-            if isinstance(message, messages.Profile):
+                is_stopped = True
+            elif isinstance(message, messages.Profile):
                 burst = ProfileBurst(message, engine)
             else:
                 arrived.append(message)
         engine.receive(arrived, begin_ns)
+        if is_stopped:
+            return
         if burst is not None and (answer := burst.advance()) is not None:
             outbox.send(messages.encode(messages.Profiled(answer)), copy=False)
             burst = None

@@ -255,15 +255,8 @@ class CoreClient:
             socket.set_hwm(0)
             socket.bind(f"ipc://{generation}/{name}")
         self._to_core = to_core
-        environment = dict(os.environ)
-        let_threads_sleep(environment)
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine.core", generation, str(self.next_step), str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, env=environment,
-        )  # fmt: skip
+        self.process = await self._start_core(generation)
         try:
-            self.process.stdin.write(self.config.model_dump_json().encode())
-            self.process.stdin.close()
             listening = asyncio.create_task(self._listen(from_core))
             ended = asyncio.create_task(self.process.wait())
             await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -276,6 +269,18 @@ class CoreClient:
         finally:
             to_core.close(linger=0)
             from_core.close(linger=0)
+
+    async def _start_core(self, sockets: str) -> asyncio.subprocess.Process:
+        """A core that speaks over the sockets in that folder."""
+        environment = dict(os.environ)
+        let_threads_sleep(environment)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine.core", sockets, str(self.next_step), str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        process.stdin.write(self.config.model_dump_json().encode())
+        process.stdin.close()
+        return process
 
     async def _listen(self, from_core: zmq.asyncio.Socket) -> None:
         while True:

@@ -1,7 +1,8 @@
 """A client of an OpenAI-compatible server at a fixed concurrency, in a process of its own. Started by the benchmark.
 
 While requests run it only stamps what it reads; it parses when the last one has ended. One JSON object a line comes in
-({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out.
+({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out; with "tells_stamps" it
+holds the stamps themselves, too.
 
 What it cannot see: a token whose text the server holds back (half a character) arrives with a later chunk. Tokens are
 counted as the server's `usage` tells; times are those of chunks with text.
@@ -158,6 +159,9 @@ def main() -> None:
         told = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
         if told["fault"] is None:
             told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
+        if order.get("tells_stamps"):
+            told["sent_ns"] = [item.sent_ns for item in done]
+            told["text_ns"] = [answer.text_ns for answer in answers]
         print(json.dumps(told), flush=True)
 
 

@@ -21,11 +21,19 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._process.stop()
 
-    def run(self, server: Server, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
-        """What the client measured. Raises BenchError where the server did other work than it was asked for."""
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(
+        self, server: Server, workload: Workload, concurrency: int, *, stream: bool, tells_stamps: bool = False
+    ) -> dict[str, Any]:
+        """What the client measured, and with `tells_stamps` when each request was sent and each of its texts read, in
+        nanoseconds. Raises BenchError where the server did other work than it was asked for."""
         order = {
             "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,
             "prompts": workload.prompts, "output_lens": workload.output_lens,
+            "tells_stamps": tells_stamps,
         }  # fmt: skip
         self._process.name = f"the client of {server.name}"
         answer = self._process.ask(order)

@@ -1,5 +1,6 @@
 """Servers that a benchmark compares: ours with different settings, vLLM, llama.cpp. Each is started as a process."""
 
+import ctypes
 import os
 import re
 import signal
@@ -38,14 +39,19 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
     slow_start: bool = False  # stays up for the whole benchmark in any case
     run_dir: Path | None = None  # where ours records its steps
+    core_pid: int | None = None  # of ours, where it is no child of its front
     port: int = 0
     _process: subprocess.Popen | None = None
     _log: Path | None = None
 
     def start(self) -> None:
         """Returns when it takes requests. Raises BenchError with the end of its log where it does not."""
-        if self._process is not None:
-            return
+        if self._process is None:
+            self.launch()
+            self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Starts the process."""
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             self.port = probe.getsockname()[1]
@@ -56,6 +62,9 @@ class Server:
                 self.command(self.port), stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
                 env=environment(**self.environment),
             )  # fmt: skip
+
+    def wait_until_ready(self) -> None:
+        """Raises BenchError as `start` does."""
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -68,23 +77,28 @@ class Server:
         """Ends the process and those that it started."""
         if self._process is None:
             return
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self._process.wait()
         self._log.unlink(missing_ok=True)
         self._process = None
 
     def cpu_seconds(self) -> dict[str, float]:
         """Of our own server's two processes so far, user and system."""
-        front = psutil.Process(self._process.pid)
-        (core,) = (child for child in front.children() if "engine.core" in child.cmdline())
-        return {name: sum(process.cpu_times()[:2]) for name, process in (("front", front), ("core", core))}
+        return {"front": _cpu_seconds(self._process.pid), "core": _cpu_seconds(self._core())}
 
-    def _signal(self, number: int) -> None:
-        if self._process.poll() is None:
+    def _core(self) -> int:
+        if self.core_pid is None:
+            children = psutil.Process(self._process.pid).children()
+            (self.core_pid,) = (child.pid for child in children if "engine.core" in child.cmdline())
+        return self.core_pid
+
+    def signal(self, number: int) -> None:
+        """To the process and those that it started."""
+        if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
     def _is_ready(self) -> bool:
@@ -93,6 +107,14 @@ class Server:
                 return answer.status == 200
         except (OSError, urllib.error.URLError):
             return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    """By the clock of that process, in nanoseconds: /proc counts ticks of 10 ms."""
+    clock, libc = ctypes.c_int(), ctypes.CDLL(None)
+    if libc.clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        raise BenchError(f"process {pid} is gone, so its CPU time is unknown")
+    return time.clock_gettime(clock.value)
 
 
 def our_server(name: str, model: str, settings: dict[str, Any], run_dir: Path | None) -> Server:

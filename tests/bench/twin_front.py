@@ -1,0 +1,79 @@
+"""The front of one of several twin servers: `sojourn serve`, but its core is there already. Started by `twins`.
+
+python -m tests.bench.twin_front ORDER_FILE CORE_PID TWINS ENGINE_CONFIG_JSON
+"""
+
+import asyncio
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from engine.config import EngineConfig
+from engine.server import loop_lag, service, telemetry
+from engine.server.core_client import CoreClient
+from engine.server.serve import serve
+from engine.step_rows import HOLD_NS, StepRows
+from metrics import recorder
+
+LOOK_SECONDS = 0.5  # between two looks whether the core still lives
+
+
+class SharedCore:
+    """In the place of a process that this one started."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._left = asyncio.Event()
+
+    async def wait(self) -> int:
+        """Returns when the core is dead, or of no interest any more."""
+        core = psutil.Process(self.pid)
+        while not self._left.is_set() and core.is_running() and core.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(LOOK_SECONDS)
+        return 0
+
+    def kill(self) -> None:
+        self._left.set()
+
+
+class TwinClient(CoreClient):
+    """Tells the core where it listens."""
+
+    def __init__(self, order: Path, core_pid: int, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._order, self._core_pid = order, core_pid
+
+    async def _start_core(self, sockets: str) -> SharedCore:
+        unfinished = self._order.with_suffix(".tmp")
+        unfinished.write_text(json.dumps({"sockets": sockets, "config": self.config.model_dump(mode="json")}))
+        os.replace(unfinished, self._order)
+        return SharedCore(self._core_pid)
+
+    async def stop(self) -> None:
+        self.process.kill()
+        await super().stop()
+
+
+def share_time(twins: int) -> None:
+    """What telemetry does every so often, it does so often in the time that this twin has: one of `twins` works."""
+    telemetry.SAMPLE_SECONDS *= twins
+    telemetry.LOOK_SECONDS *= twins
+    telemetry.StepRows = partial(StepRows, HOLD_NS * twins)
+    loop_lag.TICK_NS *= twins
+    recorder.FLUSH_SECONDS *= twins
+
+
+def main() -> None:
+    order, core_pid, twins, config = sys.argv[1:]
+    share_time(int(twins))
+    service.CoreClient = partial(TwinClient, Path(order), int(core_pid))
+    serve(EngineConfig.model_validate_json(config))
+
+
+if __name__ == "__main__":
+    main()
