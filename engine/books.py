@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.messages import Beside, Standing
+from engine.messages import Standing, ToldSteps
 from engine.request.accounting import Accountant, Alive, alive
 from engine.request.decode_clock import DecodeClock
 from engine.request.plan import StepOutcome, StepPlan
@@ -42,14 +42,19 @@ class Books(Protocol):
         ...
 
     def committed(
-        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
-    ) -> tuple[bytes, Beside | None]:
-        """`readings` began the stages of its turn up to the commit, STAGES less one. What is told of the step: its row,
-        and what belongs beside it."""
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], counted: Sequence[int], ended_before_ns: int
+    ) -> ToldSteps | None:
+        """`readings` began the stages of its turn, `counted` is what STEP_ROW has behind them, up to the blocks. The
+        step before ended at `ended_before_ns`. What is to be told of steps by now."""
         ...
 
-    def late(self) -> Beside | None:
-        """What was found since the last step was told, if it was: no later step will tell of it."""
+    def rest(self, ended_ns: int) -> ToldSteps | None:
+        """All that was not told yet: the last step ended then, and no later one will tell of it."""
+        ...
+
+    @property
+    def untold_steps(self) -> int:
+        """That were committed; `rest` has them."""
         ...
 
     def told(self, request: Request) -> Standing | None:
@@ -78,7 +83,7 @@ class FullBooks:
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
         self.passed = self.log.pass_stages
-        self.late = self.log.tell_late
+        self.rest = self.log.rest
         self.alive: Alive | None = None  # in the step that is committed next, or was last
         self._changes = 0  # of the list of those who run, when `alive` was made of it
         self._steady_since = -1  # the same, if all of them decode by the clock
@@ -99,16 +104,20 @@ class FullBooks:
             self.alive, self._changes = alive(plan, running), changes
 
     def committed(
-        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], now_ns: int
-    ) -> tuple[bytes, Beside | None]:
-        found, accountant = self.alive, self.accountant
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], counted: Sequence[int], ended_before_ns: int
+    ) -> ToldSteps | None:
+        found, accountant, now_ns = self.alive, self.accountant, readings[-1]
         if self._is_steady:
             accountant.decoded(outcome, now_ns)
         else:
             accountant.executed(plan, found, outcome, now_ns)
             is_clocked = found.running is found.planned and found.planned == self.clock.members
             self._steady_since = self._changes if is_clocked else -1
-        return self.log.tell(plan, outcome, found, readings)
+        return self.log.put(plan, outcome, found, readings, counted, ended_before_ns)
+
+    @property
+    def untold_steps(self) -> int:
+        return self.log.untold
 
     def told(self, request: Request) -> Standing:
         request.untold = False
@@ -117,6 +126,8 @@ class FullBooks:
 
 class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
+
+    untold_steps = 0
 
     def __init__(self) -> None:
         self.clock = DecodeClock()  # which stands still
@@ -127,14 +138,12 @@ class NoBooks:
     def resumed(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
     def collected(self, plan, running, changes) -> None: ...
-    def late(self) -> None: ...
+    def committed(self, plan, outcome, readings, counted, ended_before_ns) -> None: ...
+    def rest(self, ended_ns) -> None: ...
     def told(self, request) -> None: ...
     def ended(self, request) -> None: ...
 
     def passed(self, readings) -> None: ...
-
-    def committed(self, plan, outcome, readings, now_ns) -> tuple[bytes, None]:
-        return b"", None
 
 
 def make_books(config: EngineConfig, shape: ModelShape, scheduler: Scheduler) -> Books:

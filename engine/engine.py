@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal, NoJournal
 from engine.memory.shadow_journal import ShadowJournal
-from engine.messages import Abort, Beside, Ended, Output, Outputs, Submit
+from engine.messages import Abort, Ended, Output, Outputs, Submit, ToldSteps
 from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
@@ -63,7 +63,6 @@ class Engine:
         self._ended: list[Ended] = []
         self._last_turn: tuple[int, int] | None = None
         self._step_ended_ns = 0  # the last step that was committed
-        self._has_told_end = True  # ... of it
         self._begin_ns = self._received_ns = 0
 
     @property
@@ -147,22 +146,25 @@ class Engine:
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
         readings += [outcome.waited_ns, outcome.sampled_ns]
         committed_ns = self.clock()
-        row, beside = self.books.committed(plan, outcome, readings, committed_ns)
+        readings.append(committed_ns)
+        tokens = [item for item in emitted if item.token_id is not None]
+        counted = (self.step_number, len(tokens), *self.scheduler.pool.counts())
+        steps = self.books.committed(plan, outcome, readings, counted, self._step_ended_ns)
+        self._step_ended_ns = committed_ns  # for as long as its turn goes on, and if that is broken off
         self.step_number += 1
-        outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
+        outputs = [self._output(item, outcome) for item in tokens]
         ended = [item for item in emitted if item.finish_reason]
         silent = [item for item in ended if item.token_id is None or item.finish_reason not in TOLD_BY_TOKEN]
         self._finish(silent, committed_ns)
-        self._tell(committed_ns, outputs, row, beside)
+        self._tell(committed_ns, outputs, steps)
         self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
         if self.scheduler.journal.is_due:
             self.scheduler.journal.settle()
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
-        if self._ended or not self._has_told_end:
-            beside = None if self._has_told_end else self.books.late()
-            self._tell(self.clock(), [], b"", beside)
+        if self._ended or self.books.untold_steps:
+            self._tell(self.clock(), [], self.books.rest(self._step_ended_ns))
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -227,11 +229,7 @@ class Engine:
         self.runner.forget(request.id)
         return request
 
-    def _tell(self, now_ns: int, outputs: list[Output], row: bytes, beside: Beside | None) -> None:
-        counts = self.scheduler.pool.counts()
-        step_ended_ns, self._has_told_end = self._step_ended_ns, not row
-        if row:
-            self._step_ended_ns = now_ns  # for as long as its turn goes on, and if that is broken off
+    def _tell(self, now_ns: int, outputs: list[Output], steps: ToldSteps | None) -> None:
         self.publish(
             Outputs(
                 committed_ns=now_ns,
@@ -239,11 +237,10 @@ class Engine:
                 admitted=[(request.id, request.cached_tokens) for request in self._admitted],
                 outputs=outputs,
                 ended=self._ended,
-                row=row,
-                beside=beside,
-                step_ended_ns=step_ended_ns,
+                steps=steps,
+                untold_steps=self.books.untold_steps,
                 next_step=self.step_number,
-                blocks=(counts.free, counts.active, counts.reusable, counts.pinned),
+                blocks=self.scheduler.pool.counts(),
                 waiting=self.scheduler.num_waiting,
                 running=len(self.scheduler.running),
             )

@@ -288,8 +288,9 @@ class LLM:
 
     def _publish(self, outputs: messages.Outputs) -> None:
         if self._on_steps is not None:
-            is_due = self._rows.take_in(outputs)
-            steps = self._rows.take() if is_due or not outputs.row else None
+            if outputs.steps is not None:
+                self._rows.add(outputs.steps)
+            steps = self._rows.take(outputs.committed_ns if outputs.untold_steps else None)
             if steps is not None:
                 self._on_steps(self._appraiser.complete(steps).records())
         for output in outputs.outputs:

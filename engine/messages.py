@@ -1,7 +1,5 @@
 """What the front and the core say to each other: msgspec structs over ZeroMQ. Nothing is ever unpickled."""
 
-from struct import Struct
-
 import msgspec
 
 from engine.sampling import SamplingParams, TokenLogprobs
@@ -109,24 +107,25 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
 
-# What a message tells of the step that it came from, beside what it tells anyhow: when the stages of its turn began,
-# but the last one, which began at `committed_ns`; the device's times; and counters as they stood. All as it was read:
-# what it means is worked out in the front, for many steps at once.
+# What is told of a step: when the stages of its turn began, the last one with its commit, and when that ended; the
+# device's times; and counters as they stood. All as it was read: what it means is worked out in the front, for many
+# steps at once.
 STEP_ROW = (
-    *(f"{stage}_began_ns" for stage in STAGES[:-1]), "device_begin_ns", "device_end_ns", "idle_since_ns", "sampling_ns",
+    *(f"{stage}_began_ns" for stage in STAGES), "step", "emitted_tokens", "blocks_free", "blocks_active",
+    "blocks_reusable", "blocks_pinned", "device_begin_ns", "device_end_ns", "idle_since_ns", "sampling_ns",
     "planned_ns", "padding_tokens", "logit_rows", "budget", "waiting", "evicted_so_far", "slots_written",
-    "overrun_tokens",
+    "overrun_tokens", "end_ns",
 )  # fmt: skip
-pack_row = Struct(f"={len(STEP_ROW)}q").pack
 
 
-class Beside(msgspec.Struct, frozen=True, array_like=True):
-    """What most steps have not, or share with the step before. Rows in it are nought: the front numbers them."""
+class ToldSteps(msgspec.Struct, frozen=True, array_like=True):
+    """Steps that are over, in their order. Rows are counted from the first of them."""
 
-    makeup: Makeup | None  # unless the same requests decoded one token more each
+    rows: bytes  # STEP_ROW of each, int64
+    makeups: list[Makeup]  # of a step that has none the same requests decoded one token more each
     others: Others
-    forgotten_blocks: int  # by the shadow index
-    carried: tuple[int, list[int]] | None  # when the first of the turns before its own began, and their stages
+    carried: list[tuple[int, int, list[int]]]  # row, begin of the first turn before its own, stages of those turns
+    forgotten: list[tuple[int, int]]  # row, blocks that the shadow index has forgotten
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -140,9 +139,8 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
     ended: list[Ended]
-    row: bytes  # of this step, STEP_ROW packed; empty without one, or if nothing is booked
-    beside: Beside | None  # without a row: of the step that was told last
-    step_ended_ns: int  # the step that was told last before this message, which was on its way then
+    steps: ToldSteps | None  # with some messages
+    untold_steps: int  # that were computed, and come with a later one
     next_step: int  # the number of the next one
     blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
     waiting: int

@@ -1,11 +1,15 @@
-"""What the loop tells of each step: what its clocks and counters read, and what most steps have not."""
+"""What the loop tells of its steps: what its clocks and counters read, and what most steps have not.
+
+Some dozens of steps are told together: the front, which writes the tokens, would pay for a row with every message.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from struct import Struct
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal
-from engine.messages import Beside, pack_row
+from engine.messages import STEP_ROW, ToldSteps
 from engine.request.accounting import Alive
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
@@ -13,14 +17,24 @@ from metrics.records import STAGES
 from metrics.step_batch import Makeup, Others
 
 BLOCK_TIMES = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
+MOST_UNTOLD = 64  # steps
+UNTOLD_NS = 250_000_000  # since the first of them was committed: then all are told
+_ROW, _END = Struct(f"={len(STEP_ROW)}q"), Struct("=q")  # the end stands last in a row
 
 
 class StepLog:
-    """Knows the step before, and the stages of turns that had none."""
+    """Knows the steps that are untold, the step before, and the stages of turns that had none."""
 
     def __init__(self, pool: BlockPool, journal: Journal):
         self._pool = pool
         self._journal = journal
+        self.untold = 0  # steps
+        self._due_ns = 0
+        self._rows = bytearray(_ROW.size * MOST_UNTOLD)
+        self._makeups: list[Makeup] = []
+        self._others: Others = []
+        self._carried: list[tuple[int, int, list[int]]] = []
+        self._forgotten: list[tuple[int, int]] = []
         self._stages: list[int] | None = None  # of turns that no step was told of
         self._began_ns = 0  # when the first of those turns did
         self._idle_since_ns = 0  # the device, unless a step is under way
@@ -32,41 +46,65 @@ class StepLog:
         self._idle_since_ns = until_ns
 
     def pass_stages(self, readings: Sequence[int]) -> None:
-        """A turn's stages count for the next step that is told."""
+        """A turn's stages count for the next step that is put down."""
         if self._stages is None:
             self._began_ns, self._stages = readings[0], [0] * len(STAGES)
         for index, (earlier, later) in enumerate(pairwise(readings)):
             self._stages[index] += later - earlier
 
-    def tell(
-        self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int]
-    ) -> tuple[bytes, Beside | None]:
-        """A step is committed: its row and what belongs beside it. `readings` as `Books.committed` has them."""
-        pool, past, device_end_ns, beside = self._pool, plan.scheduled[0][2], outcome.device_end_ns, None
+    def put(
+        self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int], counted: Sequence[int],
+        ended_before_ns: int,
+    ) -> ToldSteps | None:  # fmt: skip
+        """A step is committed; the parameters are those of `Books.committed`, which also says what is returned."""
+        row, rows, told = self.untold, self._rows, None
+        if row:
+            _END.pack_into(rows, row * _ROW.size - _END.size, ended_before_ns)
+            if row == MOST_UNTOLD or readings[-1] >= self._due_ns:
+                told, row = self._take(), 0
+        if not row:
+            self._due_ns = readings[-1] + UNTOLD_NS
+        pool, past, device_end_ns = self._pool, plan.scheduled[0][2], outcome.device_end_ns
         shares = past == self._next_past and alive.planned is self._planned and not plan.has_prompts
         if (
             not shares or self._journal.has_times or plan.refusals or plan.preempted or self._stages is not None
             or outcome.graph != "eager" or outcome.entropy_millinats
         ):  # fmt: skip
-            beside = self._beside(plan, outcome, None if shares else _makeup(plan, alive.planned))
+            if not shares:
+                self._makeups.append(_makeup(row, plan, alive.planned))
+            self._note(row, plan, outcome)
             self._planned = alive.planned
         self._next_past = -1 if plan.has_prompts else past + 1
-        row = pack_row(
-            *readings, outcome.device_begin_ns, device_end_ns, self._idle_since_ns, outcome.sampling_ns,
-            plan.planned_ns, outcome.padding_tokens, outcome.logit_rows, plan.budget, plan.num_waiting,
-            pool.evicted_blocks, pool.slots_written, alive.num_overrun,
+        _ROW.pack_into(
+            rows, row * _ROW.size, *readings, *counted, outcome.device_begin_ns, device_end_ns, self._idle_since_ns,
+            outcome.sampling_ns, plan.planned_ns, outcome.padding_tokens, outcome.logit_rows, plan.budget,
+            plan.num_waiting, pool.evicted_blocks, pool.slots_written, alive.num_overrun, 0,
         )  # fmt: skip
         self._idle_since_ns = device_end_ns
-        return row, beside
+        self.untold = row + 1
+        return told
 
-    def tell_late(self) -> Beside | None:
-        """What the journal has found since the last step."""
-        others, forgotten = self._times()
-        return Beside(None, others, forgotten, None) if others or forgotten else None
+    def rest(self, ended_ns: int) -> ToldSteps | None:
+        """What is untold, with what the journal has found since; the last step ended then."""
+        if not self.untold:
+            return None
+        _END.pack_into(self._rows, self.untold * _ROW.size - _END.size, ended_ns)
+        self._note_times(self.untold - 1)
+        return self._take()
 
-    def _beside(self, plan: StepPlan, outcome: StepOutcome, makeup: Makeup | None) -> Beside:
-        preempted, (others, forgotten) = plan.preempted, self._times()
-        told = {
+    def _take(self) -> ToldSteps:
+        told = ToldSteps(
+            bytes(memoryview(self._rows)[: self.untold * _ROW.size]),
+            self._makeups, self._others, self._carried, self._forgotten,
+        )  # fmt: skip
+        self.untold = 0
+        self._makeups, self._others, self._carried, self._forgotten = [], [], [], []
+        return told
+
+    def _note(self, row: int, plan: StepPlan, outcome: StepOutcome) -> None:
+        preempted = plan.preempted
+        self._note_times(row)
+        found = {
             "graph": outcome.graph if outcome.graph != "eager" else None,
             "refusals": plan.refusals,
             "preempted_ids": [preemption.request.id for preemption in preempted],
@@ -75,24 +113,31 @@ class StepLog:
             "entropy_millinats": outcome.entropy_millinats,
             "kept_mass_ppm": outcome.kept_mass_ppm,
         }
-        others += [(0, field, value) for field, value in told.items() if value]
-        carried = None if self._stages is None else (self._began_ns, self._stages)
-        self._stages = None
-        return Beside(makeup, others, forgotten, carried)
+        self._others += [(row, field, value) for field, value in found.items() if value]
+        if self._stages is not None:
+            self._carried.append((row, self._began_ns, self._stages))
+            self._stages = None
 
-    def _times(self) -> tuple[Others, int]:
-        """Those of blocks, and how many of them the index has forgotten."""
+    def _note_times(self, row: int) -> None:
+        """Those of blocks, and how many of them the index has forgotten. A step may have had some before."""
         if not self._journal.has_times:
-            return [], 0
+            return
         times = self._journal.take_times()
-        told = {field: getattr(times, field) for field in BLOCK_TIMES}
-        return [(0, field, value) for field, value in told.items() if value], times.forgotten_blocks
+        had = {other[1]: place for place, other in enumerate(self._others) if other[0] == row}
+        for field in BLOCK_TIMES:
+            if found := getattr(times, field):
+                if (place := had.get(field)) is None:
+                    self._others.append((row, field, found))
+                else:
+                    self._others[place] = (row, field, [*self._others[place][2], *found])
+        if times.forgotten_blocks:
+            self._forgotten.append((row, times.forgotten_blocks))
 
 
-def _makeup(plan: StepPlan, planned: list[Request]) -> Makeup:
+def _makeup(row: int, plan: StepPlan, planned: list[Request]) -> Makeup:
     items = plan.scheduled
     return Makeup(
-        0,
+        row,
         [request.id for request in planned],
         [item.kind for item in items],
         [item.new_tokens for item in items],

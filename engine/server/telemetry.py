@@ -54,13 +54,13 @@ class Telemetry:
         self.appraiser: Appraiser | None = None  # of the core that is up
         self._rows = StepRows()  # ... and its steps
         self._last: messages.Outputs | None = None  # ... and what it said last
+        self._given_up: messages.Outputs | None = None  # ... behind which nothing came
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
             self.recorder = Recorder(config.run_dir, ("requests", "system", "kernels"))
 
     def core_died(self, restarts: bool) -> None:
-        """What it told is observed, its last step too. `restarts`: another one is started."""
-        self._rows.close()
+        """What it told is observed. `restarts`: another one is started."""
         self._observe_steps(self._rows.take())
         self._rows, self._last = StepRows(), None
         if restarts:
@@ -90,18 +90,19 @@ class Telemetry:
 
     def outputs(self, message: messages.Outputs) -> None:
         self._last = message
-        if self._rows.take_in(message):
-            self._observe_steps(self._rows.take())
+        if message.steps is not None:
+            self._rows.add(message.steps)
+            self._observe_steps(self._rows.take(message.committed_ns))
 
     async def settle(self) -> None:
-        """Somebody looks: observes all steps that are known to be over. While the core works that is all but the last
-        one; when that ended is waited for only where nothing is left to compute, for then the core says so at once."""
+        """Somebody looks: observes all steps that were told. While the core works that is all but those of the last
+        moment; they are waited for only where nothing is left to compute, for then the core tells them at once."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while self._rows.is_open and not self._last.running and not self._last.waiting:
-            if time.monotonic() > deadline:
-                self._rows.close()  # the core is dead, or as good as that
-            else:
-                await asyncio.sleep(0.001)
+        while (last := self._last) is not None and last.untold_steps and not last.running and not last.waiting:
+            if last is self._given_up or time.monotonic() > deadline:
+                self._given_up = last  # the core is dead, or as good as that
+                break
+            await asyncio.sleep(0.001)
         self._observe_steps(self._rows.take())
 
     def _observe_steps(self, steps: Steps | None) -> None:
@@ -189,7 +190,6 @@ class Telemetry:
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
-        self._rows.close()
         self._observe_steps(self._rows.take())
         if self.tracer is not None:
             self.tracer.close()

@@ -1,8 +1,8 @@
 """A client of an OpenAI-compatible server at a fixed concurrency, in a process of its own. Started by the benchmark.
 
 While requests run it only stamps what it reads; it parses when the last one has ended. One JSON object a line comes in
-({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out; with "tells_stamps" it
-holds the stamps themselves, too.
+({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out; the
+stamps themselves into the file "stamps", if there is one.
 
 What it cannot see: a token whose text the server holds back (half a character) arrives with a later chunk. Tokens are
 counted as the server's `usage` tells; times are those of chunks with text.
@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -159,9 +160,9 @@ def main() -> None:
         told = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
         if told["fault"] is None:
             told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
-        if order.get("tells_stamps"):
-            told["sent_ns"] = [item.sent_ns for item in done]
-            told["text_ns"] = [answer.text_ns for answer in answers]
+        if order.get("stamps"):
+            stamps = {"sent_ns": [item.sent_ns for item in done], "text_ns": [answer.text_ns for answer in answers]}
+            Path(order["stamps"]).write_text(json.dumps(stamps))
         print(json.dumps(told), flush=True)
 
 

@@ -1,6 +1,7 @@
 """The benchmark's client as a process: it starts once and takes one order after the other."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.bench.json_process import JsonProcess
@@ -26,14 +27,16 @@ class Client:
         return self._process.pid
 
     def run(
-        self, server: Server, workload: Workload, concurrency: int, *, stream: bool, tells_stamps: bool = False
+        self, server: Server, workload: Workload, concurrency: int, *, stream: bool, stamps: Path | None = None
     ) -> dict[str, Any]:
-        """What the client measured, and with `tells_stamps` when each request was sent and each of its texts read, in
-        nanoseconds. Raises BenchError where the server did other work than it was asked for."""
+        """What the client measured. Raises BenchError where the server did other work than it was asked for.
+
+        The file `stamps` is told when each request was sent and each of its texts read: `sent_ns` and `text_ns`.
+        """
         order = {
             "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,
             "prompts": workload.prompts, "output_lens": workload.output_lens,
-            "tells_stamps": tells_stamps,
+            "stamps": str(stamps) if stamps else None,
         }  # fmt: skip
         self._process.name = f"the client of {server.name}"
         answer = self._process.ask(order)

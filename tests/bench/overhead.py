@@ -1,19 +1,14 @@
-"""What telemetry costs: `telemetry=full` against `off`, the same requests to both in interleaved pairs.
+"""What telemetry costs: twin servers, `telemetry=full` and `off`, with the same requests at the same time.
 
-python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --pairs 6 --json overhead.json
-python -m tests.bench.overhead 100m --offline
+python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --servers 3 --null --json overhead.json
 
-Over HTTP `full` records into a run directory, too. Each pair starts servers of its own: how fast a process is depends
-on where its memory happens to lie, by some per cent, and that would pass for a cost. They are loaded in short rounds,
-full, off, off, full: what drifts on the machine meets both alike; a round in which other machines got more than
-STEAL_WARNS_PERCENT of the CPU time is left out. A pair's figures are medians of its rounds; a figure is the median over
-the pairs of full over off, with a 95 % interval of the bootstrap (Efron, 1979). Microseconds a step are the difference
-of the times in which every stream gets one token. Those of front and core are CPU time of the two processes, which is
-counted in ticks of 10 ms, so the mean of all rounds. The median time between tokens is of all rounds, too: what meets
-some tokens of a hundred does not move it.
-
-What comes less than once a round (a batch of steps every five seconds, a flush of the recorder every second) partly
-meets the rounds of the other server, which then waits for a core: give --requests-per-stream for longer rounds.
+Over HTTP, streamed; `full` records into a run directory, too. The twins work in short turns, and each has a time of its
+own (see tests/bench/twins.py). The requests are cut into blocks of equal work. A figure is a ratio of sums, or of
+percentiles of all gaps between tokens, over the blocks of all servers that were started, with a 95 % interval of the
+bootstrap, which resamples blocks (Efron, 1979). Gaps in which the turn changed are left out. Microseconds a step are
+the difference of the times in which every stream gets one token, those of front and core the CPU time of these
+processes. With `--null` there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot
+tell apart.
 
 Front, core and client are three processes: where they have two cores, and the model takes both (--threads 0), what the
 front does keeps a thread of the model waiting. --threads 1 leaves it a core, which it shares with the client.
@@ -23,9 +18,8 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -34,179 +28,163 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import model_folder
-from metrics.machine import STEAL_WARNS_PERCENT, stolen
-from tests.bench.client_process import Client
-from tests.bench.contenders import ours
+from metrics.machine import stolen
 from tests.bench.results import BenchError, Report, new_report, write_report
-from tests.bench.servers import our_server
 from tests.bench.shapes import model_to_bench
+from tests.bench.twins import Served, Twins
 from tests.bench.variants import check_settings
-from tests.bench.workloads import Workload, streams
+from tests.bench.workloads import streams
 
-TELEMETRY = ("full", "off")
-STOLEN, RATE = "steal_percent", "output_tokens_per_s"
-OF_ALL_ROUNDS = {"itl_p50_ms": np.median, "front_cpu_us_per_step": np.mean, "core_cpu_us_per_step": np.mean}
+TELEMETRY = {"full": "full", "off": "off"}
+NULL = "again"  # the twin that differs in nothing from `off`
+BLOCKS = 40  # of one load
+WARMING = 2  # requests of each stream, which also tell how many a load has
 VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
-RESAMPLES = 10_000
-Round = dict[str, dict[str, float]]  # full or off → figures
-Measure = Callable[[str, Workload, int], dict[str, float]]  # (full or off, requests, concurrency) → figures
+RESAMPLES, GAP_RESAMPLES = 10_000, 500
+COLUMNS = (
+    "tokens/s lost, %",
+    "p50 ITL gained, %",
+    "p99 ITL gained, %",
+    "us a step",
+    "front, us a step",
+    "core, us a step",
+)
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """A difference between full and off: the median over pairs, and its 95 % interval."""
+    """A difference between full and off, and its 95 % interval."""
 
     median: float
     low: float
     high: float
 
 
+class Load(msgspec.Struct):
+    """What one twin did, block by block."""
+
+    block_ns: list[float]  # in which equal shares of the tokens came
+    gaps_ms: list[list[float]]  # between tokens of one stream, of equal shares of the requests
+    steps: float  # in which every stream got one token
+    cpu_us: dict[str, float]  # a step, by process
+
+
 def cost(values: list[float]) -> Cost:
-    """The bootstrap resamples pairs. Draws are the same at each call."""
+    """The median; the bootstrap's draws are the same at each call."""
     draws = np.random.default_rng(0).choice(values, size=(RESAMPLES, len(values)))
     low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
     return Cost(float(np.median(values)), float(low), float(high))
 
 
-def costs(report: Report, point: str, concurrency: int) -> dict[str, Cost]:
-    """Percent of tokens/s lost, percent of p50 and p99 ITL gained (over HTTP), and microseconds a step."""
-    full, off = (report.at(name, point).figures for name in TELEMETRY)
-    found = {}
-    if "itl_p50_ms" in full:
-        found["p50 ITL gained, %"] = gained(report, point, "itl_p50_ms")
-    for process in ("front", "core"):
-        name = f"{process}_cpu_us_per_step"
-        if name in full:
-            taken = zip(full[name], off[name], strict=True)
-            found[f"{process}, us a step"] = cost([with_it - without for with_it, without in taken])
-    if "itl_p99_ms" in full:
-        found["p99 ITL gained, %"] = gained(report, point, "itl_p99_ms")
-    if RATE in full:  # some round was kept
-        pairs = list(zip(full[RATE], off[RATE], strict=True))
-        found["tokens/s lost, %"] = cost([100 * (1 - with_it / without) for with_it, without in pairs])
-        found["us a step"] = cost([1e6 * concurrency * (1 / with_it - 1 / without) for with_it, without in pairs])
+def loads_of(served: dict[str, Served], concurrency: int, output_len: int) -> dict[str, Load]:
+    """Of what all of them have done."""
+    progress = {name: each.progress(output_len) for name, each in served.items()}
+    tokens = min(done[-1] for _, done in progress.values())
+    edges, found = np.linspace(0, tokens, BLOCKS + 1), {}
+    for name, (at_ns, done) in progress.items():
+        blocks = np.diff(np.interp(edges, done, at_ns))
+        gaps = [np.concatenate(share).tolist() for share in _shares(served[name].gaps_ms())]
+        steps = done[-1] / concurrency
+        cpu = {process: 1e6 * seconds / steps for process, seconds in served[name].cpu_seconds().items()}
+        found[name] = Load(blocks.tolist(), gaps, tokens / concurrency, cpu)
     return found
 
 
-def gained(report: Report, point: str, figure: str) -> Cost:
-    """In percent."""
-    return cost([100 * (ratio - 1) for ratio in report.ratios(*TELEMETRY, point, figure)])
+def _shares(gaps: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    edges = np.linspace(0, len(gaps), min(BLOCKS, len(gaps)) + 1).astype(int)
+    return [list(gaps[begin:end]) for begin, end in pairwise(edges)]
 
 
-def measure_pairs(
-    report: Report, options: argparse.Namespace, prepare: Callable[[ExitStack, tuple[str, ...]], Measure]
-) -> None:
-    """Fills the report, pair by pair; it is written after each, so that nothing is lost."""
-    for pair in range(options.pairs):
-        order = TELEMETRY[:: -1 if pair % 2 else 1]
-        with ExitStack() as stack:
-            measure = prepare(stack, order)
+def costs(loads: list[Load], base: list[Load]) -> dict[str, Cost]:
+    """Of the one over the other, server by server: COLUMNS."""
+    taken, of = (np.concatenate([load.block_ns for load in each]) for each in (loads, base))
+    step_ns = sum(sum(load.block_ns) for load in base) / sum(load.steps for load in base)
+    draws = np.random.default_rng(0).integers(0, len(of), (RESAMPLES, len(of)))
+    longer = _cost(taken.sum() / of.sum(), taken[draws].sum(axis=1) / of[draws].sum(axis=1), lambda ratio: ratio - 1)
+    found = {
+        "tokens/s lost, %": Cost(*(100 * more / (1 + more) for more in msgspec.structs.astuple(longer))),
+        "us a step": Cost(*(more * step_ns / 1e3 for more in msgspec.structs.astuple(longer))),
+    }
+    for percent in (50, 99):
+        found[f"p{percent} ITL gained, %"] = _gap_cost(loads, base, percent)
+    for process in ("front", "core"):
+        more = [one.cpu_us[process] - other.cpu_us[process] for one, other in zip(loads, base, strict=True)]
+        found[f"{process}, us a step"] = cost(more)
+    return {name: found[name] for name in COLUMNS}
+
+
+def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
+    shares = [[np.array(share) for load in each for share in load.gaps_ms] for each in (loads, base)]
+    count = min(map(len, shares))
+    dice, ratios = np.random.default_rng(0), []
+    for draw in [np.arange(count), *dice.integers(0, count, (GAP_RESAMPLES, count))]:
+        full, off = (np.percentile(np.concatenate([each[place] for place in draw]), percent) for each in shares)
+        ratios.append(full / off)
+    return _cost(ratios[0], np.array(ratios[1:]), lambda ratio: 100 * (ratio - 1))
+
+
+def _cost(value: float, resampled: np.ndarray, told) -> Cost:
+    return Cost(*(float(told(each)) for each in (value, *np.percentile(resampled, (2.5, 97.5)))))
+
+
+def measure(report: Report, model: str, settings: dict, options: argparse.Namespace) -> None:
+    """Fills the report, server by server; it is written after each, so that nothing is lost."""
+    telemetry = TELEMETRY | ({NULL: "off"} if options.null else {})
+    loads: dict[tuple[str, int], list[Load]] = {}
+    for number in range(options.servers):
+        order = dict(sorted(telemetry.items(), reverse=number % 2 == 1))
+        with Twins(model, settings, order) as twins:
             for concurrency in options.concurrency:
-                found = rounds(measure, options, pair, concurrency)
-                kept = [
-                    each
-                    for each in found
-                    if max(told.get(STOLEN, 0.0) for told in each.values()) <= STEAL_WARNS_PERCENT
-                ]
-                print(f"pair {pair + 1}, c={concurrency}, {told_of(found, kept)}", flush=True)
-                for name in TELEMETRY:
-                    report.at(name, f"c={concurrency}").add(figures_of(found, kept, name))
+                with stolen() as percent:
+                    found = one_load(twins, concurrency, number, options)
+                for name, load in found.items():
+                    loads.setdefault((name, concurrency), []).append(load)
+                    report.at(name, f"c={concurrency}").add(_figures(load, concurrency, percent()))
         for concurrency in options.concurrency:
-            found = costs(report, f"c={concurrency}", concurrency)
-            report.at(TELEMETRY[0], f"c={concurrency}").facts = {
-                name: msgspec.to_builtins(c) for name, c in found.items()
-            }
+            base = loads["off", concurrency]
+            for name in telemetry:
+                if name != "off":
+                    told = costs(loads[name, concurrency], base)
+                    report.at(name, f"c={concurrency}").facts = {
+                        column: msgspec.to_builtins(told[column]) for column in told
+                    }
         if options.json is not None:
             write_report(report, options.json)
 
 
-def figures_of(found: list[Round], kept: list[Round], name: str) -> dict[str, float]:
-    """Of one pair: medians of the rounds that were kept, and of all rounds those that need or stand them."""
-    medians = {
-        figure: float(np.median([each[name][figure] for each in kept]))
-        for figure in (kept[0][name] if kept else ())
-        if figure not in (*OF_ALL_ROUNDS, STOLEN)
+def one_load(twins: Twins, concurrency: int, number: int, options: argparse.Namespace) -> dict[str, Load]:
+    seed = 1000 * (number + 1) + concurrency
+    turn, length = options.turn_ms / 1e3, options.output_len
+    warming = streams(concurrency * WARMING, options.input_len, length, 10**6 + seed, VOCABULARY)
+    warm = twins.serve(warming, concurrency, turn)["off"]
+    request_seconds = sum(each.end_ns - each.begin_ns for each in warm.turns) / 1e9 / WARMING
+    each = max(WARMING, round(options.seconds / request_seconds))
+    workload = streams(concurrency * each, options.input_len, length, seed, VOCABULARY)
+    return loads_of(twins.serve(workload, concurrency, turn), concurrency, length)
+
+
+def _figures(load: Load, concurrency: int, steal: float | None) -> dict[str, float]:
+    gaps = np.concatenate(load.gaps_ms)
+    figures = {
+        "output_tokens_per_s": 1e9 * concurrency * load.steps / sum(load.block_ns),
+        "itl_p50_ms": float(np.percentile(gaps, 50)),
+        "itl_p99_ms": float(np.percentile(gaps, 99)),
     }
-    return medians | {
-        figure: float(average([each[name][figure] for each in found]))
-        for figure, average in OF_ALL_ROUNDS.items()
-        if figure in found[0][name]
-    }
-
-
-def rounds(measure: Measure, options: argparse.Namespace, pair: int, concurrency: int) -> list[Round]:
-    """Figures of each round by full or off, which go first in turns, with what was stolen where that is counted."""
-    found = []
-    for number in range(options.rounds):
-        seed = 1000 * (options.rounds * pair + number + 1) + concurrency
-        count = concurrency * options.requests_per_stream
-        workload = streams(count, options.input_len, options.output_len, seed, VOCABULARY)
-        found.append({})
-        for name in TELEMETRY[:: -1 if (pair + number) % 2 else 1]:
-            with stolen() as percent:
-                figures = measure(name, workload, concurrency)
-            if (steal := percent()) is not None:
-                figures[STOLEN] = steal
-            found[-1][name] = figures
-    return found
-
-
-def told_of(found: list[Round], kept: list[Round]) -> str:
-    """`full 3,420.6, off 3,353.7 tokens/s, 12 of 20 rounds; of the others up to 23.7% was stolen`."""
-    rates = [f"{name} {np.median([each[name][RATE] for each in kept or found]):,.1f}" for name in TELEMETRY]
-    steal = max(figures.get(STOLEN, 0.0) for each in found for figures in each.values())
-    others = f"; of the others up to {steal:.1f}% was stolen" if len(kept) < len(found) else ""
-    return f"{', '.join(rates)} tokens/s, {len(kept)} of {len(found)} rounds{others}"
-
-
-def measure_online(model: str, settings: dict, folder: Path, stack: ExitStack, order: tuple[str, ...]) -> Measure:
-    """Both servers stand, and one of them works."""
-    servers, client = {}, stack.enter_context(Client())
-    for name in order:
-        runs = Path(tempfile.mkdtemp(dir=folder)) if name == "full" else None
-        servers[name] = our_server(name, model, settings | {"telemetry": name}, runs)
-        stack.callback(servers[name].stop)
-        servers[name].start()
-        client.run(servers[name], streams(2, 64, 16, 0, VOCABULARY), 2, stream=True)
-
-    def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
-        before = servers[name].cpu_seconds()
-        figures = client.run(servers[name], workload, concurrency, stream=True)["figures"]
-        after, steps = servers[name].cpu_seconds(), sum(workload.output_lens) / concurrency
-        for process, seconds in after.items():
-            figures[f"{process}_cpu_us_per_step"] = 1e6 * (seconds - before[process]) / steps
-        return figures
-
-    return measure
-
-
-def measure_offline(model: str, settings: dict, most: int, stack: ExitStack, order: tuple[str, ...]) -> Measure:
-    engines = {}
-    for name in order:
-        engines[name] = ours(name, model, settings | {"telemetry": name, "max_num_seqs": most})
-        stack.callback(engines[name].stop)
-        engines[name].start()
-        engines[name].run(streams(2, 64, 16, 0, VOCABULARY))
-
-    def measure(name: str, workload: Workload, concurrency: int) -> dict[str, float]:
-        run = engines[name].run(workload)
-        return {"output_tokens_per_s": run.output_tokens / run.wall_ns * 1e9, "wall_s": run.wall_ns / 1e9}
-
-    return measure
+    figures |= {f"{process}_cpu_us_per_step": taken for process, taken in load.cpu_us.items()}
+    return figures if steal is None else figures | {"steal_percent": steal}
 
 
 def table(report: Report, concurrency: list[int]) -> Table:
-    shown = Table(title=f"{report.title}: full over off, medians of pairs with 95 % intervals")
-    gains = ("tokens/s lost, %", "p50 ITL gained, %", "p99 ITL gained, %")
-    told = (*gains, "us a step", "front, us a step", "core, us a step")
-    for column in ("", "tokens/s off", "pairs", *told):
+    shown = Table(title=f"{report.title}: over off, with 95 % intervals")
+    for column in ("", "", "tokens/s off", "stolen, %", *COLUMNS):
         shown.add_column(column, justify="right")
     for streams_at_once in concurrency:
         point = f"c={streams_at_once}"
-        found = costs(report, point, streams_at_once)
-        cells = [f"{c.median:+.2f} ({c.low:+.2f} to {c.high:+.2f})" if (c := found.get(name)) else "-" for name in told]
         off = report.at("off", point)
-        rate, pairs = off.median(RATE), len(off.figures.get(RATE, []))
-        shown.add_row(point, "-" if rate is None else f"{rate:,.1f}", str(pairs), *cells)
+        rate, steal = off.median("output_tokens_per_s"), off.median("steal_percent")
+        for told in [each for each in report.points if each.point == point and each.facts]:
+            found = [msgspec.convert(told.facts[column], Cost) for column in COLUMNS]
+            cells = [f"{each.median:+.2f} ({each.low:+.2f} to {each.high:+.2f})" for each in found]
+            shown.add_row(point, told.engine, f"{rate:,.1f}", "-" if steal is None else f"{steal:.1f}", *cells)
     return shown
 
 
@@ -214,20 +192,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", metavar="CHECKPOINT", help="a checkpoint, or a shape such as 100m")
     parser.add_argument("-c", "--concurrency", type=int, action="append", help="repeatable; 1, 8 and 32 by default")
-    parser.add_argument("--pairs", type=int, default=6, help="of servers")
-    parser.add_argument("--rounds", type=int, default=20, help="of loads, on each pair")
-    parser.add_argument("--offline", action="store_true", help="in the engine's own process, without a server")
+    parser.add_argument("--servers", type=int, default=2, help="how many times they are started")
+    parser.add_argument("--seconds", type=float, default=60, help="of each twin's time, for each load")
+    parser.add_argument("--turn-ms", type=float, default=50, help="on average; some steps of the model are to fit")
+    parser.add_argument("--null", action="store_true", help="a third twin, with telemetry=off once more")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--requests-per-stream", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.concurrency = options.concurrency or [1, 8, 32]
-    if min(options.pairs, options.rounds, *options.concurrency) < 1:
-        given = f"--pairs {options.pairs}, --rounds {options.rounds} and -c {options.concurrency}"
-        raise BenchError(f"{given} must be at least 1")
-    way = "offline" if options.offline else "streamed over HTTP"
+    if min(options.servers, options.turn_ms, options.seconds, *options.concurrency) <= 0:
+        raise BenchError("--servers, --turn-ms, --seconds and -c must be more than 0")
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as scratch:
         model, load_format = model_to_bench(options.model, Path(scratch))
         if Path(scratch) in Path(model).parents:  # a shape, which has no tokenizer of its own
@@ -238,14 +214,11 @@ def main() -> None:
             "threads": options.threads,
         }  # fmt: skip
         check_settings(model, settings)
-        report = new_report("overhead", f"{Path(model).name}, {way}, {options.input_len} in, {options.output_len} out")
+        title = f"{Path(model).name}, streamed over HTTP, {options.input_len} in, {options.output_len} out"
+        report = new_report("overhead", title)
         report.command = " ".join(["python -m tests.bench.overhead", *sys.argv[1:]])
-        if options.offline:
-            prepare = partial(measure_offline, model, settings, max(options.concurrency))
-        else:
-            prepare = partial(measure_online, model, settings, Path(scratch))
-        measure_pairs(report, options, prepare)
-        Console(width=190).print(table(report, options.concurrency))
+        measure(report, model, settings, options)
+        Console(width=200).print(table(report, options.concurrency))
 
 
 if __name__ == "__main__":

@@ -14,19 +14,19 @@ import argparse
 import multiprocessing
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import zmq
 
-from engine import garbage, messages
-from engine.books import make_books
+from engine import garbage
 from engine.config import EngineConfig
-from engine.core import build
-from engine.engine import Engine, make_scheduler
+from engine.engine import Engine
 from engine.messages import Submit
 from engine.sampling import SamplingParams
 from tests.bench.overhead import Cost, cost
+from tests.bench.twin_core import loops, publish
 
 PROMPT_TOKENS, TURNS = 64, 40  # of each load
 TURN_STEPS, WAKING_STEPS = 10, 3  # in the first ones the loop comes from a pause, and the runner has had other requests
@@ -39,18 +39,6 @@ def drop_messages(address: str) -> None:
         socket.connect(address)
         while socket.recv():
             pass
-
-
-def loops(model: str, threads: int, publish) -> dict[str, Engine]:
-    """Two loops over one runner, by what they book. They write into the same KV cache, and draw nonsense."""
-    configs = {
-        name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
-        for name in ("off", "full")
-    }
-    off, ready = build(configs["off"], 0, publish)
-    scheduler = make_scheduler(configs["full"], ready.num_kv_blocks)
-    books = make_books(configs["full"], ready.shape, scheduler)
-    return {"off": off, "full": Engine(scheduler, off.runner, books, publish, overlap=off.overlap)}
 
 
 def begin(name: str, engine: Engine, streams: int) -> None:
@@ -113,9 +101,11 @@ def main() -> None:
         outbox.bind(address)
         reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
         reader.start()
-        engines = loops(
-            options.model, options.threads, lambda outputs: outbox.send(messages.encode(outputs), copy=False)
-        )
+        configs = {
+            name: EngineConfig(model=options.model, telemetry=name, prefix_caching=False, threads=options.threads)
+            for name in ("off", "full")
+        }
+        engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
         garbage.settle()
         print("streams         us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:

@@ -129,7 +129,8 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
     exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
     rows = StepRows()
     for message in decoded:
-        rows.take_in(message)
+        if message.steps is not None:
+            rows.add(message.steps)
     batch = rows.take()
     batches = [] if batch is None else [appraiser.complete(batch)]
     appraised_ns = time.thread_time_ns()

@@ -27,7 +27,7 @@ Publish = Callable[[messages.Outputs], None]
 
 
 def loops(configs: dict[str, EngineConfig], publish: dict[str, Publish]) -> tuple[dict[str, Engine], messages.Ready]:
-    """A loop for each of the configurations, which differ in `telemetry`, over one runner, and what that said of itself.
+    """A loop for each of the configurations, which differ in `telemetry`, over one runner, and what it said of itself.
 
     They have one KV cache, and a pool of blocks each: what one has computed, another writes over.
     """
@@ -57,7 +57,7 @@ def main() -> None:
     for name, (inbox, _) in sockets.items():
         inbox.bind(stop_address(folder, name))
     configs = {name: EngineConfig(**order["config"]) for name, order in orders.items()}
-    engines, ready = loops(configs, {name: partial(_send, outbox) for name, (_, outbox) in sockets.items()})
+    engines, ready = loops(configs, {name: partial(publish, outbox) for name, (_, outbox) in sockets.items()})
     for _, outbox in sockets.values():
         outbox.send(messages.encode(ready))
     garbage.settle()
@@ -73,7 +73,7 @@ def stop_address(folder: Path, name: str) -> str:
     return f"ipc://{folder}/stop-{name}"
 
 
-def _send(outbox: zmq.Socket, outputs: messages.Outputs) -> None:
+def publish(outbox: zmq.Socket, outputs: messages.Outputs) -> None:
     outbox.send(messages.encode(outputs), copy=False)
 
 

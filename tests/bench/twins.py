@@ -1,13 +1,14 @@
 """Servers of ours that differ in what they book, over one model in one core process, and that work in short turns.
 
 How fast a process computes depends on where its memory happens to lie: two servers of the same settings differ by some
-per cent for as long as they live. And how fast a machine computes depends on what others do on it. Either would pass for
-a cost. Twins have the same weights, the same KV cache and the same threads; each has a front, a loop, a scheduler and
-books of its own, and a client. All are loaded at once, and one of them works for some hundredths of a second, then the
-next: front and client of the others are stopped (SIGSTOP), and the core runs the loop of the one. A server's own time
-stands still while it is stopped; rates and gaps are of that time.
+per cent for as long as they live. And how fast a machine computes depends on what others do on it. Either would pass
+for a cost. Twins have the same weights, the same KV cache and the same threads; each has a front, a loop, a scheduler
+and books of its own, and a client. All are loaded at once, and one of them works for some hundredths of a second, then
+the next: front and client of the others are stopped (SIGSTOP), and the core runs the loop of the one. A server's own
+time stands still while it is stopped; rates and gaps are of that time.
 """
 
+import json
 import os
 import random
 import signal
@@ -49,7 +50,7 @@ class Served:
     piece of text was read."""
 
     turns: list[Turn] = field(default_factory=list)
-    sent_ns: list[float] = field(default_factory=list)
+    sent_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
     text_ns: list[np.ndarray] = field(default_factory=list)
 
     def own_ns(self, at_ns: Any) -> np.ndarray:
@@ -58,6 +59,24 @@ class Served:
         worked = np.concatenate(([0], np.cumsum(ends - begins)))
         edges = np.stack((begins, ends), axis=1).ravel()
         return np.interp(at_ns, edges, np.stack((worked[:-1], worked[1:]), axis=1).ravel())
+
+    def progress(self, output_len: int) -> tuple[np.ndarray, np.ndarray]:
+        """Moments of its own time, and the tokens that were there by then. A piece of text stands for an equal share of
+        its request's tokens: one that is half a character comes with the next."""
+        at_ns = np.concatenate(self.text_ns)
+        tokens = np.concatenate([np.full(len(stamps), output_len / len(stamps)) for stamps in self.text_ns])
+        order = np.argsort(at_ns, kind="stable")
+        return at_ns[order], np.cumsum(tokens[order])
+
+    def gaps_ms(self) -> list[np.ndarray]:
+        """Between the texts of each request, but those in which the turn changed, which takes a moment."""
+        ends = np.cumsum([turn.end_ns - turn.begin_ns for turn in self.turns])
+        turns = [np.searchsorted(ends, stamps) for stamps in self.text_ns]
+        return [np.diff(stamps)[np.diff(turn) == 0] / 1e6 for stamps, turn in zip(self.text_ns, turns, strict=True)]
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Of all turns, by process."""
+        return {process: sum(turn.cpu[process] for turn in self.turns) for process in self.turns[0].cpu}
 
 
 class Twins:
@@ -72,6 +91,7 @@ class Twins:
     def __enter__(self) -> "Twins":
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sojourn-twins-")))
+            self._folder = folder
             self._start_core(folder, stack)
             try:
                 for name in self._telemetry:
@@ -101,8 +121,13 @@ class Twins:
             self._core = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.bench.twin_core", folder, *self._telemetry],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=environment(),
-                )  # fmt: skip
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    cwd=ROOT,
+                    env=environment(),
+                )
             )
         stack.callback(self._core.terminate)
 
@@ -114,16 +139,17 @@ class Twins:
         """All of them serve the requests, `concurrency` at a time, in turns of about that length. What is told ends
         when the first of them is done. Raises BenchError where a server did other work than it was asked for."""
         served = {name: Served() for name in self._servers}
-        answers: dict[str, dict | BenchError] = {}
+        answers: dict[str, Exception | None] = {}
         for name in self._servers:
             self._signal(name, signal.SIGSTOP)
 
         def ask(name: str) -> None:
             try:
-                answers[name] = self._clients[name].run(
-                    self._servers[name], workload, concurrency, stream=True, tells_stamps=True
+                self._clients[name].run(
+                    self._servers[name], workload, concurrency, stream=True, stamps=self._stamps(name)
                 )
-            except BenchError as error:
+                answers[name] = None
+            except Exception as error:  # else the turns would never end
                 answers[name] = error
 
         asking = [threading.Thread(target=ask, args=(name,), daemon=True) for name in self._servers]
@@ -136,11 +162,12 @@ class Twins:
                     served[name].turns.append(self._turn(name, turn_seconds * dice.uniform(0.5, 1.5), answers))
         for each in asking:
             each.join()
-        for name, answer in answers.items():
-            if isinstance(answer, BenchError):
-                raise answer
-            served[name].sent_ns = served[name].own_ns(answer["sent_ns"]).tolist()
-            served[name].text_ns = [served[name].own_ns(stamps) for stamps in answer["text_ns"]]
+        for name, error in answers.items():
+            if error is not None:
+                raise error
+            stamps = json.loads(self._stamps(name).read_bytes())
+            served[name].sent_ns = served[name].own_ns(stamps["sent_ns"])
+            served[name].text_ns = [served[name].own_ns(each) for each in stamps["text_ns"]]
         return served
 
     def _turn(self, name: str, seconds: float, answers: dict) -> Turn:
@@ -158,6 +185,9 @@ class Twins:
         self._signal(name, signal.SIGSTOP)
         end_ns, after = time.monotonic_ns(), self._servers[name].cpu_seconds()
         return Turn(begin_ns, end_ns, {process: after[process] - before[process] for process in after})
+
+    def _stamps(self, name: str) -> Path:
+        return self._folder / f"{name}.stamps.json"
 
     def _signal(self, name: str, number: int) -> None:
         self._servers[name].signal(number)

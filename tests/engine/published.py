@@ -16,7 +16,8 @@ def records_of(told: Iterable[messages.Outputs]) -> list[StepRecord]:
     """The steps that messages tell of, from a loop's first one on, or from one after it was idle; without costs."""
     rows = StepRows()
     for outputs in told:
-        rows.take_in(outputs)
+        if outputs.steps is not None:
+            rows.add(outputs.steps)
     steps = rows.take()
     return [] if steps is None else steps.records()
 
@@ -55,5 +56,6 @@ class Published:
                 "a wait lacks its reason"
             )
             self.ended[ended.request_id] = ended
-        steps = self.rows.take() if self.rows.take_in(outputs) else None
-        self.records += [] if steps is None else steps.records()
+        if outputs.steps is not None:
+            self.rows.add(outputs.steps)
+            self.records += self.rows.take().records()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine import step_log
 from engine.books import FullBooks
 from engine.messages import Abort, Submit
 from engine.request.accounting import Accountant
@@ -251,13 +252,28 @@ def test_prefixes_that_others_computed_while_a_request_was_out_count_as_cached_a
     assert ended.cached_tokens + ended.computed_tokens == len(prompt) + 3 - 1
 
 
-def test_a_step_is_told_at_once_and_its_end_by_the_next_message_or_when_the_loop_falls_idle():
-    simulation, told = Simulation(), []
+@pytest.mark.parametrize(
+    ("most", "longest_ns", "told_by_then"),
+    [(64, 10**18, [0, 0, 0, 0, 0, 5]), (2, 10**18, [0, 0, 2, 2, 4, 5]), (64, 0, [0, 1, 2, 3, 4, 5])],
+)
+def test_steps_are_told_some_together_and_all_that_are_over_when_the_loop_falls_idle(
+    monkeypatch, most, longest_ns, told_by_then
+):
+    monkeypatch.setattr(step_log, "MOST_UNTOLD", most)
+    monkeypatch.setattr(step_log, "UNTOLD_NS", longest_ns)
+    simulation, told, untold = Simulation(), [], []
     take = simulation.published.take
-    simulation.engine.publish = lambda outputs: (take(outputs), told.append(len(simulation.published.records)))
+
+    def publish(outputs):
+        take(outputs)
+        told.append(len(simulation.published.records))
+        untold.append(outputs.untold_steps)
+
+    simulation.engine.publish = publish
     simulation.receive(ask("a", [1] * 8, 5))
     simulation.drain()
-    assert told == [0, 1, 2, 3, 4, 5]
+    assert told == told_by_then
+    assert [sum(both) for both in zip(told, untold, strict=True)] == [1, 2, 3, 4, 5, 5]
     simulation.engine.tell_all()
     assert len(told) == 6, "there is nothing more to tell"
 

@@ -4,10 +4,9 @@ import asyncio
 import dataclasses
 
 import pytest
-from msgspec.structs import replace
 
 from engine.config import EngineConfig
-from engine.messages import Beside, Outputs
+from engine.messages import Outputs
 from engine.server.core_client import CoreClient, Work
 from metrics.ledger import Account, ledger_at
 from tests.engine.published import records_of
@@ -91,25 +90,25 @@ def test_times_of_blocks_that_are_found_after_the_last_step_belong_to_it():
     for name in "abc":
         simulation.receive(ask(name, [ord(name)] * 16, 2))
         simulation.drain()
-    late = [message for message in messages if message.beside is not None and not message.row]
-    assert late and not any(message.outputs for message in late)
-    found = [ns for record in records_of(messages) for ns in record.evicted_age_ns]
-    told = [others for message in messages if message.beside is not None for others in message.beside.others]
-    assert found == [ns for _, field, times in told if field == "evicted_age_ns" for ns in times] and found
-    assert sum(record.evicted_blocks for record in records_of(messages)) == len(found)
+    records = records_of(messages)
+    found = [ns for record in records for ns in record.evicted_age_ns]
+    assert found and sum(record.evicted_blocks for record in records) == len(found)
+    assert any(records[place].evicted_age_ns for place in (3, 5)), "the last step of a request has them"
 
 
 def test_what_comes_late_is_added_to_what_a_step_had():
+    """The journal finds some with each of two steps, and some more when both are over."""
     simulation = Simulation()
-    messages = watched(simulation)
-    simulation.receive(ask("a", [1] * 8, 1))
+    messages, journal = watched(simulation), simulation.scheduler.journal
+    simulation.receive(ask("a", [1] * 8, 2))
+    for age_ns in (4, 5):
+        journal._times.evicted_age_ns, journal.has_times = [age_ns], True
+        simulation.step()
+    journal._times.evicted_age_ns, journal._times.reuse_gap_ns, journal.has_times = [6, 7], [8], True
     simulation.drain()
-    step, idle = messages
-    step = replace(step, beside=replace(step.beside, others=[(0, "evicted_age_ns", [5])], forgotten_blocks=1))
-    late = Beside(None, [(0, "evicted_age_ns", [6, 7]), (0, "reuse_gap_ns", [8])], 2, None)
-    idle = replace(idle, beside=late)
-    [record] = records_of([step, idle])
-    assert (record.evicted_age_ns, record.reuse_gap_ns, record.forgotten_blocks) == ([5, 6, 7], [8], 3)
+    first, second = records_of(messages)
+    assert (first.evicted_age_ns, first.reuse_gap_ns) == ([4], [])
+    assert (second.evicted_age_ns, second.reuse_gap_ns) == ([5, 6, 7], [8])
 
 
 def test_a_core_that_dies_between_a_last_token_and_its_books_costs_no_answer():

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine import step_log
 from engine.config import EngineConfig
 from engine.messages import Outputs, Submit
 from engine.server import telemetry
@@ -40,43 +41,49 @@ def front() -> Telemetry:
     return front
 
 
-def test_a_step_is_taken_once_it_is_over_and_due():
+def add(rows: StepRows, *messages: Outputs) -> None:
+    for message in messages:
+        if message.steps is not None:
+            rows.add(message.steps)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Each step is told as soon as the next one is committed."""
+    monkeypatch.setattr(step_log, "MOST_UNTOLD", 1)
+
+
+def test_a_step_is_taken_once_it_is_over_and_due(one_by_one):
     messages, rows = told(), StepRows(hold_ns=3 * MS)
-    rows.take_in(messages[0])
+    add(rows, messages[0])
     first_ns = messages[0].committed_ns
-    assert rows.is_open and not taken(rows), "nobody knows yet when it ended"
-    rows.take_in(messages[1])
+    assert messages[0].untold_steps == 1 and not taken(rows), "nobody knows yet when it ended"
+    add(rows, messages[1])
     assert not taken(rows, first_ns + 3 * MS - 1)
     [first] = taken(rows, first_ns + 3 * MS)
-    assert first.step == 0 and first.end_ns == messages[1].step_ended_ns > first_ns
-    rows.take_in(messages[2])
+    assert first.step == 0 and messages[1].committed_ns > first.end_ns > first_ns
+    add(rows, messages[2])
     second_ns = messages[1].committed_ns
     assert not taken(rows, second_ns + 3 * MS - 1), "the next ones are due a while after the first of them"
     [second] = taken(rows, second_ns + 3 * MS)
-    assert second.step == 1 and second.past_tokens == [8] and rows.is_open and not taken(rows)
+    assert second.step == 1 and second.past_tokens == [8] and not taken(rows)
 
 
-@pytest.mark.parametrize("cut", range(1, 6))
-def test_it_changes_nothing_when_steps_are_taken(cut):
-    messages, whole, parts = told(), StepRows(), StepRows()
-    found = []
-    for place, message in enumerate(messages):
-        whole.take_in(message)
-        parts.take_in(message)
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_it_changes_nothing_when_steps_are_told_and_taken(monkeypatch, most, cut):
+    """Of requests some of which evict what others left, and which come and go."""
+    asked = [ask(f"r{index}", [index] * 16, 2 + 3 * index) for index in range(3)]
+    whole, parts, found = StepRows(), StepRows(), []
+    add(whole, *told(*asked, num_blocks=8))
+    monkeypatch.setattr(step_log, "MOST_UNTOLD", most)
+    for place, message in enumerate(told(*asked, num_blocks=8)):
+        add(parts, message)
         if place % cut == 0:
             found += taken(parts)
     found += taken(parts)
-    assert found == taken(whole) and [record.step for record in found] == [0, 1, 2, 3, 4]
-
-
-def test_the_last_step_of_a_core_that_died_ended_with_its_commit():
-    messages, rows = told(), StepRows()
-    for message in messages[:3]:
-        rows.take_in(message)
-    rows.close()
-    last = taken(rows)[-1]
-    assert (last.step, last.end_ns, last.stages[-1]) == (2, messages[2].committed_ns, 0)
-    assert sum(last.stages) == last.end_ns - last.begin_ns
+    assert found == taken(whole) and [record.step for record in found] == list(range(len(found)))
+    assert sum(record.evicted_blocks for record in found) and any(record.evicted_age_ns for record in found)
 
 
 def test_who_looks_sees_the_last_step_as_soon_as_the_core_has_said_when_it_ended():
@@ -94,7 +101,7 @@ def test_who_looks_sees_the_last_step_as_soon_as_the_core_has_said_when_it_ended
     asyncio.run(check())
 
 
-def test_who_looks_while_the_core_works_is_not_kept_waiting_for_the_step_under_way(monkeypatch):
+def test_who_looks_while_the_core_works_is_not_kept_waiting_for_the_step_under_way(monkeypatch, one_by_one):
     async def check() -> None:
         monkeypatch.setattr(telemetry, "SETTLE_SECONDS", 1e9)
         shown = front()
@@ -106,14 +113,14 @@ def test_who_looks_while_the_core_works_is_not_kept_waiting_for_the_step_under_w
     asyncio.run(check())
 
 
-def test_who_looks_is_not_kept_waiting_by_a_core_that_is_dead(monkeypatch):
+def test_who_looks_is_not_kept_waiting_by_a_core_that_is_dead(monkeypatch, one_by_one):
     async def check() -> None:
         monkeypatch.setattr(telemetry, "SETTLE_SECONDS", 0.01)
         shown = front()
         for message in told()[:-1]:
             shown.outputs(message)
         await asyncio.wait_for(shown.settle(), timeout=5)
-        assert shown.recent.last_step == 4
+        assert shown.recent.last_step == 3
         monkeypatch.setattr(telemetry, "SETTLE_SECONDS", 1e9)
         await asyncio.wait_for(shown.settle(), timeout=1)  # it has been given up
 
@@ -134,12 +141,12 @@ def test_another_core_begins_another_count():
     assert evicted == evicted[: len(evicted) // 2] * 2 and sum(evicted) > 0 <= min(evicted)
 
 
-def test_a_core_that_dies_at_work_loses_no_step_that_it_told_of():
+def test_a_core_that_dies_at_work_loses_no_step_that_it_told_of(one_by_one):
     shown = front()
     for message in told()[:3]:
         shown.outputs(message)
     shown.core_died(restarts=False)
-    assert shown.recent.last_step == 2
+    assert shown.recent.last_step == 1
 
 
 def test_the_last_messages_of_a_core_are_handed_over_before_its_death():
@@ -160,8 +167,7 @@ def test_steps_of_a_core_that_has_fallen_silent_are_shown_once_they_are_due(monk
     async def check() -> None:
         monkeypatch.setattr(telemetry, "LOOK_SECONDS", 0.01)
         shown = front()
-        for message in told():  # whose clock stood at nought: they are long due
-            shown._rows.take_in(message)
+        add(shown._rows, *told())  # whose clock stood at nought: they are long due
         looking = asyncio.create_task(shown._observe_held_steps())
         while shown.recent.last_step < 4:
             await asyncio.sleep(0.01)
