@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.books import Books
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockPool
+from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal, NoJournal
 from engine.memory.shadow_journal import ShadowJournal
 from engine.messages import Abort, Ended, Output, Outputs, Submit, ToldSteps
@@ -148,7 +148,8 @@ class Engine:
         committed_ns = self.clock()
         readings.append(committed_ns)
         tokens = [item for item in emitted if item.token_id is not None]
-        counted = (self.step_number, len(tokens), *self.scheduler.pool.counts())
+        blocks = self.scheduler.pool.counts()
+        counted = (self.step_number, len(tokens), *blocks)
         steps = self.books.committed(plan, outcome, readings, counted, self._step_ended_ns)
         self._step_ended_ns = committed_ns  # for as long as its turn goes on, and if that is broken off
         self.step_number += 1
@@ -156,7 +157,7 @@ class Engine:
         ended = [item for item in emitted if item.finish_reason]
         silent = [item for item in ended if item.token_id is None or item.finish_reason not in TOLD_BY_TOKEN]
         self._finish(silent, committed_ns)
-        self._tell(committed_ns, outputs, steps)
+        self._tell(committed_ns, outputs, blocks, steps)
         self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
         if self.scheduler.journal.is_due:
             self.scheduler.journal.settle()
@@ -164,7 +165,7 @@ class Engine:
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
         if self._ended or self.books.untold_steps:
-            self._tell(self.clock(), [], self.books.rest(self._step_ended_ns))
+            self._tell(self.clock(), [], self.scheduler.pool.counts(), self.books.rest(self._step_ended_ns))
 
     def _request(self, message: Submit) -> Request:
         self._orders += 1
@@ -229,7 +230,7 @@ class Engine:
         self.runner.forget(request.id)
         return request
 
-    def _tell(self, now_ns: int, outputs: list[Output], steps: ToldSteps | None) -> None:
+    def _tell(self, now_ns: int, outputs: list[Output], blocks: BlockCounts, steps: ToldSteps | None) -> None:
         self.publish(
             Outputs(
                 committed_ns=now_ns,
@@ -240,7 +241,7 @@ class Engine:
                 steps=steps,
                 untold_steps=self.books.untold_steps,
                 next_step=self.step_number,
-                blocks=self.scheduler.pool.counts(),
+                blocks=blocks,
                 waiting=self.scheduler.num_waiting,
                 running=len(self.scheduler.running),
             )

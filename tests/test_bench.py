@@ -5,16 +5,12 @@ import io
 import json
 import math
 import os
-import re
 import subprocess
 import sys
-from argparse import Namespace
-from collections import namedtuple
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -26,7 +22,7 @@ from engine.compute import calibration
 from engine.token.checkpoint import ModelError
 from engine.token.models.registry import load_model
 from metrics.roofline import CeilingError, Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
-from tests.bench import client, overhead, shapes, tables, worker, workloads
+from tests.bench import client, shapes, tables, worker, workloads
 from tests.bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
 from tests.bench.command import _check_writable, _measure, _peers
 from tests.bench.results import BenchError, Point, Report, Row, read_report, write_report
@@ -366,30 +362,3 @@ def test_shapes_and_bare_configs_become_folders_of_random_weights(tmp_path):
     file = bare(tmp_path, DENSE) / "config.json"
     assert shapes.model_to_bench(str(file), tmp_path / "made")[1] == "dummy"
     assert shapes.model_to_bench("tiny-model", tmp_path) == ("tiny-model", "auto")
-
-
-@pytest.mark.parametrize(("counted", "pairs"), [(True, 1), (False, 2)])
-def test_overhead_leaves_out_the_rounds_of_a_machine_that_was_not_its_own(monkeypatch, capsys, counted, pairs):
-    """Of the second pair no round is left where steal is counted, of the first the fast ones."""
-    kinds = ("user", "idle", "steal") if counted else ("user", "idle")
-    reading, now, loads = namedtuple("reading", kinds), dict.fromkeys(kinds, 0.0), iter(range(12))
-
-    def measure(name: str, workload: workloads.Workload, concurrency: int) -> dict[str, float]:
-        is_stolen = next(loads) >= 4
-        for kind in kinds:
-            now[kind] += {"user": 99.0, "idle": 0.0, "steal": 1.01 if is_stolen else 1.0}[kind]
-        return {"output_tokens_per_s": 50.0 if is_stolen else {"full": 99.0, "off": 100.0}[name]}
-
-    monkeypatch.setattr(psutil, "cpu_times", lambda: reading(**now))
-    report = Report("overhead", "t", "c", "d", {}, {})
-    options = Namespace(pairs=2, rounds=3, concurrency=[1], requests_per_stream=1, input_len=4, output_len=4, json=None)
-    overhead.measure_pairs(report, options, lambda stack, order: measure)
-    assert len(report.at("full", "c=1").figures["output_tokens_per_s"]) == pairs
-    (lost, *_) = [found for name, found in overhead.costs(report, "c=1", 1).items() if name == "tokens/s lost, %"]
-    assert lost.high == pytest.approx(1.0) and lost.low == pytest.approx(1.0 if counted else 0.0)
-    said = capsys.readouterr().out
-    assert ("2 of 3 rounds; of the others up to 1.0% was stolen" in said) == counted
-    assert ("0 of 3 rounds" in said) == counted and ("3 of 3 rounds" in said) != counted
-    console = Console(width=160, file=io.StringIO())
-    console.print(overhead.table(report, [1]))
-    assert re.search(rf"c=1 │ [ \d.,]+ │ +{pairs} │", console.file.getvalue())

@@ -78,12 +78,12 @@ def cost(values: list[float]) -> Cost:
 def loads_of(served: dict[str, Served], concurrency: int, output_len: int) -> dict[str, Load]:
     """Of what all of them have done."""
     progress = {name: each.progress(output_len) for name, each in served.items()}
-    tokens = min(done[-1] for _, done in progress.values())
+    tokens = float(min(done[-1] for _, done in progress.values()))
     edges, found = np.linspace(0, tokens, BLOCKS + 1), {}
     for name, (at_ns, done) in progress.items():
         blocks = np.diff(np.interp(edges, done, at_ns))
         gaps = [np.concatenate(share).tolist() for share in _shares(served[name].gaps_ms())]
-        steps = done[-1] / concurrency
+        steps = float(done[-1]) / concurrency
         cpu = {process: 1e6 * seconds / steps for process, seconds in served[name].cpu_seconds().items()}
         found[name] = Load(blocks.tolist(), gaps, tokens / concurrency, cpu)
     return found
@@ -97,7 +97,7 @@ def _shares(gaps: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
 def costs(loads: list[Load], base: list[Load]) -> dict[str, Cost]:
     """Of the one over the other, server by server: COLUMNS."""
     taken, of = (np.concatenate([load.block_ns for load in each]) for each in (loads, base))
-    step_ns = sum(sum(load.block_ns) for load in base) / sum(load.steps for load in base)
+    step_ns = float(sum(sum(load.block_ns) for load in base) / sum(load.steps for load in base))
     draws = np.random.default_rng(0).integers(0, len(of), (RESAMPLES, len(of)))
     longer = _cost(taken.sum() / of.sum(), taken[draws].sum(axis=1) / of[draws].sum(axis=1), lambda ratio: ratio - 1)
     found = {
@@ -183,7 +183,7 @@ def table(report: Report, concurrency: list[int]) -> Table:
         rate, steal = off.median("output_tokens_per_s"), off.median("steal_percent")
         for told in [each for each in report.points if each.point == point and each.facts]:
             found = [msgspec.convert(told.facts[column], Cost) for column in COLUMNS]
-            cells = [f"{each.median:+.2f} ({each.low:+.2f} to {each.high:+.2f})" for each in found]
+            cells = [f"{each.median:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in found]
             shown.add_row(point, told.engine, f"{rate:,.1f}", "-" if steal is None else f"{steal:.1f}", *cells)
     return shown
 
