@@ -37,7 +37,7 @@ def main() -> None:
         try:
             loop(engine, inbox, outbox, front_pid)
         finally:
-            engine.tell_all()  # also after a fault of ours: when the step before it ended
+            engine.tell_all()  # also after a fault of ours: the steps before it
     finally:
         outbox.close(linger=1000)
         inbox.close()
@@ -107,7 +107,7 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
             else:
                 arrived.append(message)
         engine.receive(arrived, begin_ns)
-        if is_stopped:
+        if is_stopped:  # what came before is taken in: who runs this again finds it
             return
         if burst is not None and (answer := burst.advance()) is not None:
             outbox.send(messages.encode(messages.Profiled(answer)), copy=False)

@@ -261,7 +261,7 @@ class LLM:
             try:
                 self._loop()
             finally:
-                engine.tell_all()  # however it ends, nobody was told yet when its last step did
+                engine.tell_all()  # however it ends, nobody was told yet of its last steps
             self._failure = LLMError("it was closed")
         except BaseException as error:
             self._failure = error

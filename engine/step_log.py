@@ -89,7 +89,8 @@ class StepLog:
         if not self.untold:
             return None
         _END.pack_into(self._rows, self.untold * _ROW.size - _END.size, ended_ns)
-        self._note_times(self.untold - 1)
+        row = self.untold - 1
+        self._note_times(row, {other[1]: place for place, other in enumerate(self._others) if other[0] == row})
         return self._take()
 
     def _take(self) -> ToldSteps:
@@ -103,7 +104,7 @@ class StepLog:
 
     def _note(self, row: int, plan: StepPlan, outcome: StepOutcome) -> None:
         preempted = plan.preempted
-        self._note_times(row)
+        self._note_times(row, {})
         found = {
             "graph": outcome.graph if outcome.graph != "eager" else None,
             "refusals": plan.refusals,
@@ -118,12 +119,11 @@ class StepLog:
             self._carried.append((row, self._began_ns, self._stages))
             self._stages = None
 
-    def _note_times(self, row: int) -> None:
-        """Those of blocks, and how many of them the index has forgotten. A step may have had some before."""
+    def _note_times(self, row: int, had: dict[str, int]) -> None:
+        """Those of blocks, and how many of them the index has forgotten. `had`: where those are that it had before."""
         if not self._journal.has_times:
             return
         times = self._journal.take_times()
-        had = {other[1]: place for place, other in enumerate(self._others) if other[0] == row}
         for field in BLOCK_TIMES:
             if found := getattr(times, field):
                 if (place := had.get(field)) is None:

@@ -29,7 +29,7 @@ SHOWN = 100  # records, by default
 SHOWN_AT_ONCE = 32  # ... before the event loop may do something else
 MAX_STEPS = 1_000  # of one burst
 TOP_KERNELS = 30
-RECORDS_SECONDS = 2.0  # the last step of a burst may be under way still
+RECORDS_SECONDS = 2.0  # the last steps of a burst may be untold still
 
 
 class ProfileRequest(protocol.Strict):

@@ -29,7 +29,7 @@ from metrics.system import SystemSampler
 from metrics.tracing import Tracer
 
 log = logging.getLogger(__name__)
-SETTLE_SECONDS = 0.5  # to wait for when the last step ended
+SETTLE_SECONDS = 0.5  # to wait for the last steps
 LOOK_SECONDS = 0.5  # between two looks whether steps of a silent core are due
 FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 

@@ -135,8 +135,8 @@ def table(server: str, found: dict[str, dict[str, list[float]]], options: argpar
     return shown
 
 
-def told(value: Cost, sign: str = "") -> str:
-    return f"{value.median:{sign}.2f} ({value.low:{sign}.2f} to {value.high:{sign}.2f})"
+def told(found: Cost, sign: str = "") -> str:
+    return f"{found.value:{sign}.2f} ({found.low:{sign}.2f} to {found.high:{sign}.2f})"
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 While requests run it only stamps what it reads; it parses when the last one has ended. One JSON object a line comes in
 ({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out; the
-stamps themselves into the file "stamps", if there is one.
+stamps of each one's texts into the file "stamps", if there is one.
 
 What it cannot see: a token whose text the server holds back (half a character) arrives with a later chunk. Tokens are
 counted as the server's `usage` tells; times are those of chunks with text.
@@ -161,8 +161,7 @@ def main() -> None:
         if told["fault"] is None:
             told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
         if order.get("stamps"):
-            stamps = {"sent_ns": [item.sent_ns for item in done], "text_ns": [answer.text_ns for answer in answers]}
-            Path(order["stamps"]).write_text(json.dumps(stamps))
+            Path(order["stamps"]).write_text(json.dumps([answer.text_ns for answer in answers]))
         print(json.dumps(told), flush=True)
 
 

@@ -31,7 +31,7 @@ class Client:
     ) -> dict[str, Any]:
         """What the client measured. Raises BenchError where the server did other work than it was asked for.
 
-        The file `stamps` is told when each request was sent and each of its texts read: `sent_ns` and `text_ns`.
+        Into the file `stamps` goes when each text of each request was read, in nanoseconds: a list of lists.
         """
         order = {
             "host": HOST, "port": server.port, "model": server.model, "concurrency": concurrency, "stream": stream,

@@ -5,7 +5,8 @@ python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --servers 3 --null --j
 Over HTTP, streamed; `full` records into a run directory, too. The twins work in short turns, and each has a time of its
 own (see tests/bench/twins.py). The requests are cut into blocks of equal work. A figure is a ratio of sums, or of
 percentiles of all gaps between tokens, over the blocks of all servers that were started, with a 95 % interval of the
-bootstrap, which resamples blocks (Efron, 1979). Gaps in which the turn changed are left out. Microseconds a step are
+bootstrap, which resamples blocks (Efron, 1979): what differs from start to start is not in it. Gaps in which the turn
+changed are left out. Microseconds a step are
 the difference of the times in which every stream gets one token, those of front and core the CPU time of these
 processes. With `--null` there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot
 tell apart.
@@ -16,9 +17,10 @@ front does keeps a thread of the model waiting. --threads 1 leaves it a core, wh
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,18 +56,19 @@ COLUMNS = (
 class Cost(msgspec.Struct, frozen=True):
     """A difference between full and off, and its 95 % interval."""
 
-    median: float
+    value: float
     low: float
     high: float
 
 
-class Load(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Load:
     """What one twin did, block by block."""
 
-    block_ns: list[float]  # in which equal shares of the tokens came
-    gaps_ms: list[list[float]]  # between tokens of one stream, of equal shares of the requests
     steps: float  # in which every stream got one token
-    cpu_us: dict[str, float]  # a step, by process
+    block_ns: np.ndarray  # in which equal shares of the tokens came
+    cpu_us: dict[str, np.ndarray]  # in these, by process
+    gaps_ms: list[np.ndarray]  # between tokens of one stream, of equal shares of the requests
 
 
 def cost(values: list[float]) -> Cost:
@@ -75,55 +78,49 @@ def cost(values: list[float]) -> Cost:
     return Cost(float(np.median(values)), float(low), float(high))
 
 
-def loads_of(served: dict[str, Served], concurrency: int, output_len: int) -> dict[str, Load]:
-    """Of what all of them have done."""
-    progress = {name: each.progress(output_len) for name, each in served.items()}
-    tokens = float(min(done[-1] for _, done in progress.values()))
-    edges, found = np.linspace(0, tokens, BLOCKS + 1), {}
-    for name, (at_ns, done) in progress.items():
-        blocks = np.diff(np.interp(edges, done, at_ns))
-        gaps = [np.concatenate(share).tolist() for share in _shares(served[name].gaps_ms())]
-        steps = float(done[-1]) / concurrency
-        cpu = {process: 1e6 * seconds / steps for process, seconds in served[name].cpu_seconds().items()}
-        found[name] = Load(blocks.tolist(), gaps, tokens / concurrency, cpu)
-    return found
-
-
-def _shares(gaps: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    edges = np.linspace(0, len(gaps), min(BLOCKS, len(gaps)) + 1).astype(int)
-    return [list(gaps[begin:end]) for begin, end in pairwise(edges)]
+def load_of(served: Served, concurrency: int, output_len: int) -> Load:
+    at_ns, tokens = served.progress(output_len)
+    edges_ns = np.interp(np.linspace(0, tokens[-1], BLOCKS + 1), tokens, at_ns)
+    gaps = served.gaps_ms()
+    places = np.linspace(0, len(gaps), min(BLOCKS, len(gaps)) + 1).astype(int)
+    shares = [np.concatenate(gaps[begin:end]) for begin, end in pairwise(places)]
+    if min(map(len, shares)) == 0:
+        raise BenchError("no token came in the same turn as the one before it; give longer turns with --turn-ms")
+    cpu = {process: np.diff(taken) for process, taken in served.cpu_us(edges_ns).items()}
+    return Load(float(tokens[-1]) / concurrency, np.diff(edges_ns), cpu, shares)
 
 
 def costs(loads: list[Load], base: list[Load]) -> dict[str, Cost]:
     """Of the one over the other, server by server: COLUMNS."""
     taken, of = (np.concatenate([load.block_ns for load in each]) for each in (loads, base))
-    step_ns = float(sum(sum(load.block_ns) for load in base) / sum(load.steps for load in base))
+    steps = sum(load.steps for load in base)
     draws = np.random.default_rng(0).integers(0, len(of), (RESAMPLES, len(of)))
-    longer = _cost(taken.sum() / of.sum(), taken[draws].sum(axis=1) / of[draws].sum(axis=1), lambda ratio: ratio - 1)
-    found = {
-        "tokens/s lost, %": Cost(*(100 * more / (1 + more) for more in msgspec.structs.astuple(longer))),
-        "us a step": Cost(*(more * step_ns / 1e3 for more in msgspec.structs.astuple(longer))),
-    }
+    ratios = taken[draws].sum(axis=1) / of[draws].sum(axis=1)
+    found = {"tokens/s lost, %": _cost(100 * (1 - of.sum() / taken.sum()), 100 * (1 - 1 / ratios))}
     for percent in (50, 99):
         found[f"p{percent} ITL gained, %"] = _gap_cost(loads, base, percent)
+    more = {"us a step": (taken - of) / 1e3}
     for process in ("front", "core"):
-        more = [one.cpu_us[process] - other.cpu_us[process] for one, other in zip(loads, base, strict=True)]
-        found[f"{process}, us a step"] = cost(more)
-    return {name: found[name] for name in COLUMNS}
+        full, off = (np.concatenate([load.cpu_us[process] for load in each]) for each in (loads, base))
+        more[f"{process}, us a step"] = full - off
+    for name, block_us in more.items():
+        found[name] = _cost(block_us.sum() / steps, block_us[draws].sum(axis=1) / steps)
+    return found
 
 
 def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
-    shares = [[np.array(share) for load in each for share in load.gaps_ms] for each in (loads, base)]
-    count = min(map(len, shares))
-    dice, ratios = np.random.default_rng(0), []
-    for draw in [np.arange(count), *dice.integers(0, count, (GAP_RESAMPLES, count))]:
-        full, off = (np.percentile(np.concatenate([each[place] for place in draw]), percent) for each in shares)
-        ratios.append(full / off)
-    return _cost(ratios[0], np.array(ratios[1:]), lambda ratio: 100 * (ratio - 1))
+    full, off = ([share for load in each for share in load.gaps_ms] for each in (loads, base))
+    draws = np.random.default_rng(0).integers(0, len(off), (GAP_RESAMPLES, len(off)))
+
+    def gained(places: np.ndarray) -> float:
+        with_it, without = (np.percentile(np.concatenate([each[at] for at in places]), percent) for each in (full, off))
+        return 100 * (with_it / without - 1)
+
+    return _cost(gained(np.arange(len(off))), np.array([gained(places) for places in draws]))
 
 
-def _cost(value: float, resampled: np.ndarray, told) -> Cost:
-    return Cost(*(float(told(each)) for each in (value, *np.percentile(resampled, (2.5, 97.5)))))
+def _cost(value: float, resampled: np.ndarray) -> Cost:
+    return Cost(float(value), *(float(each) for each in np.percentile(resampled, (2.5, 97.5))))
 
 
 def measure(report: Report, model: str, settings: dict, options: argparse.Namespace) -> None:
@@ -138,17 +135,21 @@ def measure(report: Report, model: str, settings: dict, options: argparse.Namesp
                     found = one_load(twins, concurrency, number, options)
                 for name, load in found.items():
                     loads.setdefault((name, concurrency), []).append(load)
-                    report.at(name, f"c={concurrency}").add(_figures(load, concurrency, percent()))
+                    report.at(name, f"c={concurrency}").add(
+                        figures_of(load, concurrency, options.output_len, percent())
+                    )
         for concurrency in options.concurrency:
             base = loads["off", concurrency]
             for name in telemetry:
                 if name != "off":
-                    told = costs(loads[name, concurrency], base)
-                    report.at(name, f"c={concurrency}").facts = {
-                        column: msgspec.to_builtins(told[column]) for column in told
-                    }
+                    report.at(name, f"c={concurrency}").facts = facts_of(loads[name, concurrency], base)
         if options.json is not None:
             write_report(report, options.json)
+
+
+def facts_of(loads: list[Load], base: list[Load]) -> dict[str, object]:
+    """As a report keeps them, and `table` shows them."""
+    return {name: msgspec.to_builtins(found) for name, found in costs(loads, base).items()}
 
 
 def one_load(twins: Twins, concurrency: int, number: int, options: argparse.Namespace) -> dict[str, Load]:
@@ -157,20 +158,25 @@ def one_load(twins: Twins, concurrency: int, number: int, options: argparse.Name
     warming = streams(concurrency * WARMING, options.input_len, length, 10**6 + seed, VOCABULARY)
     warm = twins.serve(warming, concurrency, turn)["off"]
     request_seconds = sum(each.end_ns - each.begin_ns for each in warm.turns) / 1e9 / WARMING
-    each = max(WARMING, round(options.seconds / request_seconds))
-    workload = streams(concurrency * each, options.input_len, length, seed, VOCABULARY)
-    return loads_of(twins.serve(workload, concurrency, turn), concurrency, length)
+    requests_per_stream = max(WARMING, round(options.seconds / request_seconds))
+    workload = streams(concurrency * requests_per_stream, options.input_len, length, seed, VOCABULARY)
+    served = twins.serve(workload, concurrency, turn)
+    return {name: load_of(each, concurrency, length) for name, each in served.items()}
 
 
-def _figures(load: Load, concurrency: int, steal: float | None) -> dict[str, float]:
+def figures_of(load: Load, concurrency: int, output_len: int, steal: float | None) -> dict[str, float]:
     gaps = np.concatenate(load.gaps_ms)
+    counted = load.steps * concurrency * (output_len - 1) / output_len
     figures = {
-        "output_tokens_per_s": 1e9 * concurrency * load.steps / sum(load.block_ns),
-        "itl_p50_ms": float(np.percentile(gaps, 50)),
-        "itl_p99_ms": float(np.percentile(gaps, 99)),
+        "output_tokens_per_s": 1e9 * concurrency * load.steps / load.block_ns.sum(),
+        "itl_p50_ms": np.percentile(gaps, 50),
+        "itl_p99_ms": np.percentile(gaps, 99),
+        "gaps_left_out_percent": 100 * (1 - len(gaps) / counted),  # the turn changed, or two tokens came as one text
     }
-    figures |= {f"{process}_cpu_us_per_step": taken for process, taken in load.cpu_us.items()}
-    return figures if steal is None else figures | {"steal_percent": steal}
+    figures |= {f"{process}_cpu_us_per_step": taken.sum() / load.steps for process, taken in load.cpu_us.items()}
+    if steal is not None:
+        figures["steal_percent"] = steal
+    return {name: float(value) for name, value in figures.items()}
 
 
 def table(report: Report, concurrency: list[int]) -> Table:
@@ -183,7 +189,7 @@ def table(report: Report, concurrency: list[int]) -> Table:
         rate, steal = off.median("output_tokens_per_s"), off.median("steal_percent")
         for told in [each for each in report.points if each.point == point and each.facts]:
             found = [msgspec.convert(told.facts[column], Cost) for column in COLUMNS]
-            cells = [f"{each.median:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in found]
+            cells = [f"{each.value:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in found]
             shown.add_row(point, told.engine, f"{rate:,.1f}", "-" if steal is None else f"{steal:.1f}", *cells)
     return shown
 
@@ -201,6 +207,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was stopped is let go, and ended
     options.concurrency = options.concurrency or [1, 8, 32]
     if min(options.servers, options.turn_ms, options.seconds, *options.concurrency) <= 0:
         raise BenchError("--servers, --turn-ms, --seconds and -c must be more than 0")

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.bench.json_process import ROOT, environment
 from tests.bench.results import BenchError
 
@@ -39,7 +37,7 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
     slow_start: bool = False  # stays up for the whole benchmark in any case
     run_dir: Path | None = None  # where ours records its steps
-    core_pid: int | None = None  # of ours, where it is no child of its front
+    core_pid: int | None = None  # of ours, for `cpu_seconds`
     port: int = 0
     _process: subprocess.Popen | None = None
     _log: Path | None = None
@@ -88,13 +86,7 @@ class Server:
 
     def cpu_seconds(self) -> dict[str, float]:
         """Of our own server's two processes so far, user and system."""
-        return {"front": _cpu_seconds(self._process.pid), "core": _cpu_seconds(self._core())}
-
-    def _core(self) -> int:
-        if self.core_pid is None:
-            children = psutil.Process(self._process.pid).children()
-            (self.core_pid,) = (child.pid for child in children if "engine.core" in child.cmdline())
-        return self.core_pid
+        return {"front": _cpu_seconds(self._process.pid), "core": _cpu_seconds(self.core_pid)}
 
     def signal(self, number: int) -> None:
         """To the process and those that it started."""

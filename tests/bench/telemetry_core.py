@@ -3,11 +3,11 @@
     python -m tests.bench.telemetry_core tiny-model -c 1 -c 8 -c 32
 
 One process, one model, two loops over it that serve the same requests, in turns of a few steps: what else the machine
-does meets both alike, and a pair differs in its books only, not in where a process happens to lie in memory. After each
-step the model's weights have driven the books out of the caches, so that this is several times what `telemetry_step`
-says; messages go to another process, which reads and drops them. Of each load p50 is the median over its turns of full
-less off, and p95 the difference of their 95th percentiles; a figure is the median over loads, with a 95 % interval of
-the bootstrap. What the front does is not in it: `overhead` has that.
+does meets both alike, and a pair differs in its books, and the look at one draw in 192, not in where a process happens
+to lie in memory. After each step the model's weights have driven the books out of the caches, so that this is several
+times what `telemetry_step` says; messages go to another process, which reads and drops them. Of each load p50 is the
+median over its turns of full less off, and p95 the difference of their 95th percentiles; a figure is the median over
+loads, with a 95 % interval of the bootstrap. What the front does is not in it: `overhead` has that.
 """
 
 import argparse
@@ -111,8 +111,8 @@ def main() -> None:
         for streams in options.streams or [1, 8, 32]:
             without, added = measure(engines, streams, options.loads)
             for name, books in added.items():
-                interval = f"{books.median:+.1f} ({books.low:+.1f} to {books.high:+.1f})"
-                percent = 100 * books.median / without[name]
+                interval = f"{books.value:+.1f} ({books.low:+.1f} to {books.high:+.1f})"
+                percent = 100 * books.value / without[name]
                 print(f"{streams:7} {name:>6} {without[name]:15.0f} {interval:>34} {percent:+11.2f}")
         outbox.send(b"")
         reader.join()

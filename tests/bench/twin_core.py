@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zmq
 
-from engine import core, garbage, messages
+from engine import core, garbage, messages, step_log
 from engine.books import make_books
 from engine.config import EngineConfig
 from engine.engine import Engine, make_scheduler
@@ -57,6 +57,7 @@ def main() -> None:
     for name, (inbox, _) in sockets.items():
         inbox.bind(stop_address(folder, name))
     configs = {name: EngineConfig(**order["config"]) for name, order in orders.items()}
+    step_log.UNTOLD_NS *= len(names)  # of the time that each has
     engines, ready = loops(configs, {name: partial(publish, outbox) for name, (_, outbox) in sockets.items()})
     for _, outbox in sockets.values():
         outbox.send(messages.encode(ready))

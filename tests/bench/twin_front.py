@@ -55,7 +55,8 @@ class TwinClient(CoreClient):
         return SharedCore(self._core_pid)
 
     async def stop(self) -> None:
-        self.process.kill()
+        if self.process is not None:
+            self.process.kill()
         await super().stop()
 
 

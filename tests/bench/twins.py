@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Served:
-    """What a twin did: its turns, and of each request, by its own time in nanoseconds, when it was sent and when each
-    piece of text was read."""
+    """What a twin did: its turns, and of each request, by its own time in nanoseconds, when each piece of text was
+    read."""
 
     turns: list[Turn] = field(default_factory=list)
-    sent_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
     text_ns: list[np.ndarray] = field(default_factory=list)
 
     def own_ns(self, at_ns: Any) -> np.ndarray:
@@ -69,14 +68,17 @@ class Served:
         return at_ns[order], np.cumsum(tokens[order])
 
     def gaps_ms(self) -> list[np.ndarray]:
-        """Between the texts of each request, but those in which the turn changed, which takes a moment."""
+        """Between the texts of each request, but those in which the turn changed, which takes a moment. So of a long
+        gap more are left out than of a short one, of all twins alike."""
         ends = np.cumsum([turn.end_ns - turn.begin_ns for turn in self.turns])
         turns = [np.searchsorted(ends, stamps) for stamps in self.text_ns]
         return [np.diff(stamps)[np.diff(turn) == 0] / 1e6 for stamps, turn in zip(self.text_ns, turns, strict=True)]
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """Of all turns, by process."""
-        return {process: sum(turn.cpu[process] for turn in self.turns) for process in self.turns[0].cpu}
+    def cpu_us(self, at_ns: np.ndarray) -> dict[str, np.ndarray]:
+        """Microseconds that its processes had taken at those moments of its own time."""
+        ends = np.cumsum([0, *(turn.end_ns - turn.begin_ns for turn in self.turns)])
+        taken = {process: np.cumsum([0, *(turn.cpu[process] for turn in self.turns)]) for process in self.turns[0].cpu}
+        return {process: 1e6 * np.interp(at_ns, ends, seconds) for process, seconds in taken.items()}
 
 
 class Twins:
@@ -102,8 +104,7 @@ class Twins:
                     server.wait_until_ready()
                     self._clients[name] = stack.enter_context(Client())
             except BenchError as error:
-                said = (folder / "core.log").read_text(errors="replace").strip().splitlines()
-                raise BenchError(f"{error}; the core said: {said[-1] if said else 'nothing'}") from None
+                raise BenchError(f"{error}; {self._last_words()}") from None
             stack.callback(self._let_all_work)
             self._stack = stack.pop_all()
         return self
@@ -136,8 +137,8 @@ class Twins:
             self._signal(name, signal.SIGCONT)
 
     def serve(self, workload: Workload, concurrency: int, turn_seconds: float) -> dict[str, Served]:
-        """All of them serve the requests, `concurrency` at a time, in turns of about that length. What is told ends
-        when the first of them is done. Raises BenchError where a server did other work than it was asked for."""
+        """All of them serve the requests, `concurrency` at a time, in turns of about that length; the slowest ends
+        alone. Raises BenchError where a server did other work than it was asked for."""
         served = {name: Served() for name in self._servers}
         answers: dict[str, Exception | None] = {}
         for name in self._servers:
@@ -166,25 +167,29 @@ class Twins:
             if error is not None:
                 raise error
             stamps = json.loads(self._stamps(name).read_bytes())
-            served[name].sent_ns = served[name].own_ns(stamps["sent_ns"])
-            served[name].text_ns = [served[name].own_ns(each) for each in stamps["text_ns"]]
+            served[name].text_ns = [served[name].own_ns(each) for each in stamps]
         return served
 
     def _turn(self, name: str, seconds: float, answers: dict) -> Turn:
         """Ends early where the twin has answered all."""
         before, begin_ns = self._servers[name].cpu_seconds(), time.monotonic_ns()
         self._signal(name, signal.SIGCONT)
-        self._core.stdin.write(f"{name}\n")
-        self._core.stdin.flush()
+        with suppress(BrokenPipeError):  # of a core that is dead, which its answer tells
+            self._core.stdin.write(f"{name}\n")
+            self._core.stdin.flush()
         end = time.monotonic() + seconds
         while name not in answers and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
         self._stops[name].send(messages.encode(messages.Stop()))
         if not self._core.stdout.readline():
-            raise BenchError("the core of the twins died; run `sojourn serve` with the same settings to see why")
+            raise BenchError(f"the core of the twins died; {self._last_words()}")
         self._signal(name, signal.SIGSTOP)
         end_ns, after = time.monotonic_ns(), self._servers[name].cpu_seconds()
         return Turn(begin_ns, end_ns, {process: after[process] - before[process] for process in after})
+
+    def _last_words(self) -> str:
+        said = (self._folder / "core.log").read_text(errors="replace").strip().splitlines()
+        return f"it said: {said[-1]}" if said else "it said nothing"
 
     def _stamps(self, name: str) -> Path:
         return self._folder / f"{name}.stamps.json"
@@ -201,7 +206,7 @@ class Twins:
         def command(port: int) -> list[str]:
             config = EngineConfig(
                 model=self._model, host=HOST, port=port, served_model_name="m", telemetry=telemetry, run_dir=records,
-                **self._settings,
+                drain_seconds=0, **self._settings,
             )  # fmt: skip
             told = [str(folder / f"{name}.json"), str(self._core.pid), str(len(self._telemetry))]
             return [sys.executable, "-m", "tests.bench.twin_front", *told, config.model_dump_json()]

@@ -58,4 +58,5 @@ class Published:
             self.ended[ended.request_id] = ended
         if outputs.steps is not None:
             self.rows.add(outputs.steps)
-            self.records += self.rows.take().records()
+            steps = self.rows.take(outputs.committed_ns)
+            self.records += [] if steps is None else steps.records()

@@ -181,9 +181,8 @@ class Simulation:
         self._begin_ns, self._fresh = self.engine.step(), False
         self.check()
 
-    @property
-    def last_step(self) -> StepRecord:
-        """The record of the step that was committed last."""
+    def told_last_step(self) -> StepRecord:
+        """The record of the step that was committed last, as if the loop had fallen idle: all is told."""
         self.engine.tell_all()
         return self.published.records[-1]
 

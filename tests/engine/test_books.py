@@ -98,13 +98,17 @@ def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(eve
 @given(
     events=traffic(),
     held=st.sampled_from([0, 2, 5]),
+    most_untold=st.sampled_from([2, 3, 64]),
     hold_ms=st.sampled_from([3, 20, 10_000]),
     bounds=st.fixed_dictionaries(BOUNDS),
 )
-def test_steps_that_are_taken_together_are_those_that_are_taken_one_by_one(events, held, hold_ms, bounds):
+def test_steps_that_are_told_and_taken_together_are_those_of_one_by_one(events, held, most_untold, hold_ms, bounds):
     """Steps of a batch share what does not change between them: it must not be shared where it does."""
-    at_once, _ = play(events, held, {}, **bounds)
-    later, _ = play(events, held, {}, hold_ms * 1_000_000, **bounds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_log, "MOST_UNTOLD", 1)
+        at_once, _ = play(events, held, {}, **bounds)
+        patch.setattr(step_log, "MOST_UNTOLD", most_untold)
+        later, _ = play(events, held, {}, hold_ms * 1_000_000, **bounds)
     rest = later.published.rows.take()
     assert later.published.records + ([] if rest is None else rest.records()) == at_once.published.records
     assert later.published.ended == at_once.published.ended

@@ -84,7 +84,7 @@ def test_an_error_is_told_whole_and_at_once(token):
 
 def test_times_of_blocks_that_are_found_after_the_last_step_belong_to_it():
     """Each prompt evicts the one before, in a pool whose every block is sampled: the last eviction is booked at the
-    end, when the last step was told."""
+    end, when the last step was put down."""
     simulation = Simulation(6)
     messages = watched(simulation)
     for name in "abc":
@@ -103,12 +103,15 @@ def test_what_comes_late_is_added_to_what_a_step_had():
     simulation.receive(ask("a", [1] * 8, 2))
     for age_ns in (4, 5):
         journal._times.evicted_age_ns, journal.has_times = [age_ns], True
+        journal.shadow.forgotten += 1
         simulation.step()
+    journal.shadow.forgotten += 3
     journal._times.evicted_age_ns, journal._times.reuse_gap_ns, journal.has_times = [6, 7], [8], True
     simulation.drain()
     first, second = records_of(messages)
     assert (first.evicted_age_ns, first.reuse_gap_ns) == ([4], [])
     assert (second.evicted_age_ns, second.reuse_gap_ns) == ([5, 6, 7], [8])
+    assert (first.forgotten_blocks, second.forgotten_blocks) == (1, 4)
 
 
 def test_a_core_that_dies_between_a_last_token_and_its_books_costs_no_answer():

@@ -284,7 +284,7 @@ def test_no_more_long_prompts_than_allowed_are_computed_at_once_and_short_ones_o
     long_at_once = []
     while simulation.engine.has_work:
         simulation.step()
-        step = simulation.last_step
+        step = simulation.told_last_step()
         prefills = [name for name, kind in zip(step.request_ids, step.kinds, strict=True) if kind == "prefill"]
         long_at_once.append(sum(name.startswith("long") for name in prefills))
     simulation.drain()
@@ -297,7 +297,7 @@ def test_waiting_behind_long_prompts_is_queueing_by_the_policy():
     simulation = Simulation(max_num_batched_tokens=20, max_prefill_chunk_tokens=4, num_blocks=10, **LONG)
     simulation.receive(ask("long0", 30, 3), ask("long1", 30, 3), ask("memory", 10, 3))
     simulation.step()
-    assert simulation.last_step.refusals == {"kv_blocks": 1, "policy": 1}
+    assert simulation.told_last_step().refusals == {"kv_blocks": 1, "policy": 1}
     for _ in range(4):
         simulation.step()
     simulation.drain()

@@ -26,7 +26,7 @@ def test_decodes_go_before_prompt_chunks_so_that_a_long_prompt_stalls_nobody():
     simulation.receive(message("long", list(range(40)), 2))
     for _ in range(5):
         simulation.step()
-        step = simulation.last_step
+        step = simulation.told_last_step()
         assert step.kinds[0] == "decode" and step.new_tokens[0] == 1
         assert step.new_tokens[1] == 7
 
@@ -35,15 +35,15 @@ def test_each_refusal_has_its_reason():
     cap = Simulation(max_num_seqs=1)
     cap.receive(message("a", [1] * 4, 4), message("b", [1] * 4, 4), message("c", [1] * 4, 4))
     cap.step()
-    assert cap.last_step.refusals == {"batch_cap": 1, "behind_head": 1}
+    assert cap.told_last_step().refusals == {"batch_cap": 1, "behind_head": 1}
     budget = Simulation(max_num_batched_tokens=4)
     budget.receive(message("a", [1] * 4, 4), message("b", [1] * 4, 4))
     budget.step()
-    assert budget.last_step.refusals == {"token_budget": 1}
+    assert budget.told_last_step().refusals == {"token_budget": 1}
     memory = Simulation(num_blocks=5)
     memory.receive(message("a", [1] * 12, 4), message("b", [2] * 12, 4))
     memory.step()
-    assert memory.last_step.refusals == {"kv_blocks": 1}
+    assert memory.told_last_step().refusals == {"kv_blocks": 1}
 
 
 @pytest.mark.parametrize(
