@@ -5,11 +5,10 @@ python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --servers 3 --null --j
 Over HTTP, streamed; `full` records into a run directory, too. The twins work in short turns, and each has a time of its
 own (see tests/bench/twins.py). The requests are cut into blocks of equal work. A figure is a ratio of sums, or of
 percentiles of all gaps between tokens, over the blocks of all servers that were started, with a 95 % interval of the
-bootstrap, which resamples blocks (Efron, 1979): what differs from start to start is not in it. Gaps in which the turn
-changed are left out. Microseconds a step are
-the difference of the times in which every stream gets one token, those of front and core the CPU time of these
-processes. With `--null` there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot
-tell apart.
+bootstrap, which resamples blocks (Efron, 1979): what differs from start to start is not in it, and there are some per
+cent of that; --servers tells. Gaps in which the turn changed are left out. Microseconds a step are the difference of
+the times in which every stream gets one token, those of front and core the CPU time of these processes. With `--null`
+there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot tell apart.
 
 Front, core and client are three processes: where they have two cores, and the model takes both (--threads 0), what the
 front does keeps a thread of the model waiting. --threads 1 leaves it a core, which it shares with the client.
