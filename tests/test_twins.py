@@ -68,7 +68,7 @@ def test_overhead_finds_what_one_twin_is_slower_by_on_a_machine_that_is_slow_in_
 def test_twins_serve_the_same_requests_in_turns(tmp_path):
     workload = workloads.streams(6, 16, 24, seed=1, vocabulary=2500)
     settings = {"max_model_len": 64, "num_kv_blocks": 64}
-    with twins.Twins("tiny-model", settings, {"full": "full", "off": "off"}) as both:
+    with twins.Twins("tiny-model", settings, overhead.TELEMETRY) as both:
         served = both.serve(workload, 3, turn_seconds=0.02)
     for name, each in served.items():
         assert len(each.turns) > 2 and all(turn.begin_ns < turn.end_ns for turn in each.turns)
@@ -95,5 +95,5 @@ def test_turns_that_are_shorter_than_a_step_are_refused():
 
 
 def test_twins_that_cannot_start_say_why(tmp_path):
-    with pytest.raises(BenchError, match="did not start"), twins.Twins(str(tmp_path), {}, {"full": "full"}):
+    with pytest.raises(BenchError, match="did not start"), twins.Twins(str(tmp_path), {}, {"full": overhead.FULL}):
         pass

@@ -8,7 +8,8 @@ percentiles of all gaps between tokens, over the blocks of all servers that were
 bootstrap, which resamples blocks (Efron, 1979): what differs from start to start is not in it, and there are some per
 cent of that; --servers tells. Gaps in which the turn changed are left out. Microseconds a step are the difference of
 the times in which every stream gets one token, those of front and core the CPU time of these processes. With `--null`
-there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot tell apart.
+there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot tell apart. With `--core`
+there is one that keeps books in the core and none in the front.
 
 Front, core and client are three processes: where they have two cores, and the model takes both (--threads 0), what the
 front does keeps a thread of the model waiting. --threads 1 leaves it a core, which it shares with the client.
@@ -32,12 +33,14 @@ from engine.config import model_folder
 from metrics.machine import stolen
 from tests.bench.results import BenchError, Report, new_report, write_report
 from tests.bench.shapes import model_to_bench
-from tests.bench.twins import Served, Twins
+from tests.bench.twins import Served, Telemetry, Twins
 from tests.bench.variants import check_settings
 from tests.bench.workloads import streams
 
-TELEMETRY = {"full": "full", "off": "off"}
-NULL = "again"  # the twin that differs in nothing from `off`
+FULL, OFF = Telemetry("full", "full"), Telemetry("off", "off")
+TELEMETRY = {"full": FULL, "off": OFF}
+NULL = {"again": OFF}  # the twin that differs in nothing from `off`
+CORE = {"core": Telemetry(front="off", core="full")}
 BLOCKS = 40  # of one load
 WARMING = 2  # requests of each stream, which also tell how many a load has
 VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
@@ -124,7 +127,7 @@ def _cost(value: float, resampled: np.ndarray) -> Cost:
 
 def measure(report: Report, model: str, settings: dict, options: argparse.Namespace) -> None:
     """Fills the report, server by server; it is written after each, so that nothing is lost."""
-    telemetry = TELEMETRY | ({NULL: "off"} if options.null else {})
+    telemetry = TELEMETRY | (NULL if options.null else {}) | (CORE if options.core else {})
     loads: dict[tuple[str, int], list[Load]] = {}
     for number in range(options.servers):
         order = dict(sorted(telemetry.items(), reverse=number % 2 == 1))
@@ -201,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of each twin's time, for each load")
     parser.add_argument("--turn-ms", type=float, default=50, help="on average; some steps of the model are to fit")
     parser.add_argument("--null", action="store_true", help="a third twin, with telemetry=off once more")
+    parser.add_argument("--core", action="store_true", help="one more twin, with books in the core and not in the front")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")

@@ -1,6 +1,6 @@
 """The front of one of several twin servers: `sojourn serve`, but its core is there already. Started by `twins`.
 
-python -m tests.bench.twin_front ORDER_FILE CORE_PID TWINS ENGINE_CONFIG_JSON
+python -m tests.bench.twin_front ORDER_FILE CORE_PID TWINS CORE_TELEMETRY ENGINE_CONFIG_JSON
 """
 
 import asyncio
@@ -42,15 +42,16 @@ class SharedCore:
 
 
 class TwinClient(CoreClient):
-    """Tells the core where it listens."""
+    """Tells the core where it listens, and what it is to book."""
 
-    def __init__(self, order: Path, core_pid: int, *args, **kwargs):
+    def __init__(self, order: Path, core_pid: int, core_telemetry: str, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._order, self._core_pid = order, core_pid
+        self._order, self._core_pid, self._core_telemetry = order, core_pid, core_telemetry
 
     async def _start_core(self, sockets: str) -> SharedCore:
         unfinished = self._order.with_suffix(".tmp")
-        unfinished.write_text(json.dumps({"sockets": sockets, "config": self.config.model_dump(mode="json")}))
+        config = self.config.model_dump(mode="json") | {"telemetry": self._core_telemetry}
+        unfinished.write_text(json.dumps({"sockets": sockets, "config": config}))
         os.replace(unfinished, self._order)
         return SharedCore(self._core_pid)
 
@@ -70,9 +71,9 @@ def share_time(twins: int) -> None:
 
 
 def main() -> None:
-    order, core_pid, twins, config = sys.argv[1:]
+    order, core_pid, twins, core_telemetry, config = sys.argv[1:]
     share_time(int(twins))
-    service.CoreClient = partial(TwinClient, Path(order), int(core_pid))
+    service.CoreClient = partial(TwinClient, Path(order), int(core_pid), core_telemetry)
     serve(EngineConfig.model_validate_json(config))
 
 

@@ -20,7 +20,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -81,10 +81,17 @@ class Served:
         return {process: 1e6 * np.interp(at_ns, ends, seconds) for process, seconds in taken.items()}
 
 
-class Twins:
-    """A context manager. `telemetry` by name; a run directory is recorded for each that is `full`."""
+class Telemetry(NamedTuple):
+    """The setting of a twin, which may have books in its core and none in its front."""
 
-    def __init__(self, model: str, settings: dict[str, Any], telemetry: dict[str, str]):
+    front: str
+    core: str
+
+
+class Twins:
+    """A context manager. `telemetry` by name; a run directory is recorded for each whose front is `full`."""
+
+    def __init__(self, model: str, settings: dict[str, Any], telemetry: dict[str, Telemetry]):
         self._model, self._settings, self._telemetry = model, settings, telemetry
         self._servers: dict[str, Server] = {}
         self._clients: dict[str, Client] = {}
@@ -201,14 +208,15 @@ class Twins:
 
     def _front(self, name: str, folder: Path) -> Server:
         telemetry = self._telemetry[name]
-        records = folder / "runs" / name if telemetry == "full" else None
+        records = folder / "runs" / name if telemetry.front == "full" else None
 
         def command(port: int) -> list[str]:
             config = EngineConfig(
-                model=self._model, host=HOST, port=port, served_model_name="m", telemetry=telemetry, run_dir=records,
+                model=self._model, host=HOST, port=port, served_model_name="m", telemetry=telemetry.front,
+                run_dir=records,
                 drain_seconds=0, **self._settings,
             )  # fmt: skip
-            told = [str(folder / f"{name}.json"), str(self._core.pid), str(len(self._telemetry))]
+            told = [str(folder / f"{name}.json"), str(self._core.pid), str(len(self._telemetry)), telemetry.core]
             return [sys.executable, "-m", "tests.bench.twin_front", *told, config.model_dump_json()]
 
         return Server(name, "m", command, settings=self._settings, ready_path="/ready", core_pid=self._core.pid)
