@@ -10,7 +10,7 @@ from engine.request.decode_clock import DecodeClock
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
-from engine.step_log import StepLog
+from engine.step_log import StepLog, Turned
 from metrics.costmodel import ModelShape
 
 Turn = tuple[int, int]  # when it began and ended, in nanoseconds
@@ -41,11 +41,8 @@ class Books(Protocol):
         """A step was read and will be committed now. `changes` of the list of those who run, so far."""
         ...
 
-    def committed(
-        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], counted: Sequence[int], ended_before_ns: int
-    ) -> ToldSteps | None:
-        """`readings` began the stages of its turn, `counted` is what STEP_ROW has behind them, up to the blocks. The
-        step before ended at `ended_before_ns`. What is to be told of steps by now."""
+    def committed(self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned) -> ToldSteps | None:
+        """`readings` began the stages of its turn. What is to be told of steps by now."""
         ...
 
     def rest(self, ended_ns: int) -> ToldSteps | None:
@@ -82,7 +79,6 @@ class FullBooks:
         self.gave_up = self.accountant.gave_up
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
-        self.passed = self.log.pass_stages
         self.rest = self.log.rest
         self.alive: Alive | None = None  # in the step that is committed next, or was last
         self._changes = 0  # of the list of those who run, when `alive` was made of it
@@ -90,6 +86,7 @@ class FullBooks:
         self._is_steady = False
 
     def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
+        self._steady_since = -1
         if last_turn is not None:
             self.accountant.paused(last_turn[1], begin_ns)
         if not under_way:
@@ -103,21 +100,23 @@ class FullBooks:
             self._is_steady = False
             self.alive, self._changes = alive(plan, running), changes
 
-    def committed(
-        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], counted: Sequence[int], ended_before_ns: int
-    ) -> ToldSteps | None:
-        found, accountant, now_ns = self.alive, self.accountant, readings[-1]
+    def committed(self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned) -> ToldSteps | None:
         if self._is_steady:
-            accountant.decoded(outcome, now_ns)
-        else:
-            accountant.executed(plan, found, outcome, now_ns)
-            is_clocked = found.running is found.planned and found.planned == self.clock.members
-            self._steady_since = self._changes if is_clocked else -1
-        return self.log.put(plan, outcome, found, readings, counted, ended_before_ns)
+            self.accountant.decoded(outcome, readings[-1])
+            return self.log.put_steady(plan, outcome, self.alive, readings, turned)
+        found = self.alive
+        self.accountant.executed(plan, found, outcome, readings[-1])
+        is_clocked = found.running is found.planned and found.planned == self.clock.members
+        self._steady_since = self._changes if is_clocked and not plan.has_prompts else -1
+        return self.log.put(plan, outcome, found, readings, turned)
 
     @property
     def untold_steps(self) -> int:
         return self.log.untold
+
+    def passed(self, readings: list[int]) -> None:
+        self._steady_since = -1
+        self.log.pass_stages(readings)
 
     def told(self, request: Request) -> Standing:
         request.untold = False
@@ -138,7 +137,7 @@ class NoBooks:
     def resumed(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
     def collected(self, plan, running, changes) -> None: ...
-    def committed(self, plan, outcome, readings, counted, ended_before_ns) -> None: ...
+    def committed(self, plan, outcome, readings, turned) -> None: ...
     def rest(self, ended_ns) -> None: ...
     def told(self, request) -> None: ...
     def ended(self, request) -> None: ...

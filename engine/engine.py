@@ -149,8 +149,8 @@ class Engine:
         readings.append(committed_ns)
         tokens = [item for item in emitted if item.token_id is not None]
         blocks = self.scheduler.pool.counts()
-        counted = (self.step_number, len(tokens), *blocks)
-        steps = self.books.committed(plan, outcome, readings, counted, self._step_ended_ns)
+        turned = (self.step_number, len(tokens), blocks, self._step_ended_ns)
+        steps = self.books.committed(plan, outcome, readings, turned)
         self._step_ended_ns = committed_ns  # for as long as its turn goes on, and if that is broken off
         self.step_number += 1
         outputs = [self._output(item, outcome) for item in tokens]

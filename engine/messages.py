@@ -107,14 +107,18 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
 
 
-# What is told of a step: when the stages of its turn began, the last one with its commit, and when that ended; the
-# device's times; and counters as they stood. All as it was read: what it means is worked out in the front, for many
-# steps at once.
-STEP_ROW = (
-    *(f"{stage}_began_ns" for stage in STAGES), "step", "emitted_tokens", "blocks_free", "blocks_active",
-    "blocks_reusable", "blocks_pinned", "device_begin_ns", "device_end_ns", "idle_since_ns", "sampling_ns",
-    "planned_ns", "padding_tokens", "logit_rows", "budget", "waiting", "evicted_so_far", "slots_written",
-    "overrun_tokens", "end_ns",
+# What is told of every step, as it was read: when the stages of its turn began, the last one with its commit, the
+# device's times, and when it was decided. What it means is worked out in the front, for many steps at once.
+STEP_ROW = (*(f"{stage}_began_ns" for stage in STAGES), "device_begin_ns", "device_end_ns", "sampling_ns", "planned_ns")
+# Of a step that is not steady, more. A steady one is the step before once more: all emit a token, nobody waits, the
+# device had been idle since that step, and this one began where that one ended.
+STEP_MARK = (
+    "row", "step", "ended_before_ns", "idle_since_ns", "emitted_tokens", "padding_tokens", "logit_rows", "budget",
+    "waiting", "overrun_tokens",
+)  # fmt: skip
+# How the pool stood, where that changed. Else it was as before, but for one slot written more of each sequence.
+POOL_MARK = (
+    "row", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "evicted_so_far", "slots_written",
 )  # fmt: skip
 
 
@@ -122,6 +126,9 @@ class ToldSteps(msgspec.Struct, frozen=True, array_like=True):
     """Steps that are over, in their order. Rows are counted from the first of them."""
 
     rows: bytes  # STEP_ROW of each, int64
+    ended_ns: int  # the last one
+    marks: list[tuple[int, ...]]  # STEP_MARK
+    pools: list[tuple[int, ...]]  # POOL_MARK
     makeups: list[Makeup]  # of a step that has none the same requests decoded one token more each
     others: Others
     carried: list[tuple[int, int, list[int]]]  # row, begin of the first turn before its own, stages of those turns

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from struct import Struct
 
-from engine.memory.block_pool import BlockPool
+from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal
 from engine.messages import STEP_ROW, ToldSteps
 from engine.request.accounting import Alive
@@ -19,7 +19,11 @@ from metrics.step_batch import Makeup, Others
 BLOCK_TIMES = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
 MOST_UNTOLD = 64  # steps
 UNTOLD_NS = 250_000_000  # since the first of them was committed: then all are told
-_ROW, _END = Struct(f"={len(STEP_ROW)}q"), Struct("=q")  # the end stands last in a row
+_ROW = Struct(f"={len(STEP_ROW)}q")
+
+# Of a turn in which a step was committed: the step's number, the tokens that it emitted, the blocks then, and when the
+# step before ended.
+Turned = tuple[int, int, BlockCounts, int]
 
 
 class StepLog:
@@ -31,6 +35,8 @@ class StepLog:
         self.untold = 0  # steps
         self._due_ns = 0
         self._rows = bytearray(_ROW.size * MOST_UNTOLD)
+        self._marks: list[tuple[int, ...]] = []
+        self._pools: list[tuple[int, ...]] = []
         self._makeups: list[Makeup] = []
         self._others: Others = []
         self._carried: list[tuple[int, int, list[int]]] = []
@@ -40,6 +46,8 @@ class StepLog:
         self._idle_since_ns = 0  # the device, unless a step is under way
         self._planned: list[Request] = []  # of the last makeup: most steps have the same
         self._next_past = -1  # ... of its first sequence, if it stands for the next step, too
+        self._blocks: BlockCounts | None = None  # of the last step, as are the slots that were written by then
+        self._slots = 0
 
     def slept(self, until_ns: int) -> None:
         """The device had nothing to do because there was nothing to do."""
@@ -52,34 +60,57 @@ class StepLog:
         for index, (earlier, later) in enumerate(pairwise(readings)):
             self._stages[index] += later - earlier
 
-    def put(
-        self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int], counted: Sequence[int],
-        ended_before_ns: int,
-    ) -> ToldSteps | None:  # fmt: skip
-        """A step is committed; the parameters are those of `Books.committed`, which also says what is returned."""
-        row, rows, told = self.untold, self._rows, None
-        if row:
-            _END.pack_into(rows, row * _ROW.size - _END.size, ended_before_ns)
-            if row == MOST_UNTOLD or readings[-1] >= self._due_ns:
-                told, row = self._take(), 0
-        if not row:
-            self._due_ns = readings[-1] + UNTOLD_NS
-        pool, past, device_end_ns = self._pool, plan.scheduled[0][2], outcome.device_end_ns
-        shares = past == self._next_past and alive.planned is self._planned and not plan.has_prompts
+    def put_steady(
+        self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int], turned: Turned
+    ) -> ToldSteps | None:
+        """`put` of a step that is the one before once more: nearly all are, and their way has to be short."""
+        row, width, slots = self.untold, len(alive.planned), self._pool.slots_written
         if (
-            not shares or self._journal.has_times or plan.refusals or plan.preempted or self._stages is not None
-            or outcome.graph != "eager" or outcome.entropy_millinats
+            row == MOST_UNTOLD or readings[-1] >= self._due_ns or turned[1] != width or plan.refusals
+            or outcome.entropy_millinats or outcome.graph != "eager" or self._journal.has_times
         ):  # fmt: skip
-            if not shares:
-                self._makeups.append(_makeup(row, plan, alive.planned))
-            self._note(row, plan, outcome)
+            return self.put(plan, outcome, alive, readings, turned)
+        self._idle_since_ns = device_end_ns = outcome.device_end_ns
+        _ROW.pack_into(
+            self._rows, row * _ROW.size, *readings, outcome.device_begin_ns, device_end_ns, outcome.sampling_ns,
+            plan.planned_ns,
+        )  # fmt: skip
+        self._next_past += 1
+        self.untold = row + 1
+        if turned[2] != self._blocks or slots != self._slots + width:
+            self._blocks = turned[2]
+            self._pools.append((row, *turned[2], self._pool.evicted_blocks, slots))
+        self._slots = slots
+        return None
+
+    def put(
+        self, plan: StepPlan, outcome: StepOutcome, alive: Alive, readings: list[int], turned: Turned
+    ) -> ToldSteps | None:
+        """A step is committed; the parameters are those of `Books.committed`, which also says what is returned."""
+        row, told, pool = self.untold, None, self._pool
+        step, emitted_tokens, self._blocks, ended_before_ns = turned
+        if row == MOST_UNTOLD or readings[-1] >= self._due_ns:
+            told, row = self._take(ended_before_ns) if row else None, 0
+            self._due_ns = readings[-1] + UNTOLD_NS
+        past, device_end_ns, self._slots = plan.scheduled[0][2], outcome.device_end_ns, pool.slots_written
+        if past != self._next_past or alive.planned is not self._planned or plan.has_prompts:
+            self._makeups.append(_makeup(row, plan, alive.planned))
             self._planned = alive.planned
         self._next_past = -1 if plan.has_prompts else past + 1
+        if (
+            self._journal.has_times or plan.refusals or plan.preempted or self._stages is not None
+            or outcome.graph != "eager" or outcome.entropy_millinats
+        ):  # fmt: skip
+            self._note(row, plan, outcome)
         _ROW.pack_into(
-            rows, row * _ROW.size, *readings, *counted, outcome.device_begin_ns, device_end_ns, self._idle_since_ns,
-            outcome.sampling_ns, plan.planned_ns, outcome.padding_tokens, outcome.logit_rows, plan.budget,
-            plan.num_waiting, pool.evicted_blocks, pool.slots_written, alive.num_overrun, 0,
+            self._rows, row * _ROW.size, *readings, outcome.device_begin_ns, device_end_ns, outcome.sampling_ns,
+            plan.planned_ns,
         )  # fmt: skip
+        self._marks.append(
+            (row, step, ended_before_ns, self._idle_since_ns, emitted_tokens, outcome.padding_tokens,
+             outcome.logit_rows, plan.budget, plan.num_waiting, alive.num_overrun)
+        )  # fmt: skip
+        self._pools.append((row, *self._blocks, pool.evicted_blocks, self._slots))
         self._idle_since_ns = device_end_ns
         self.untold = row + 1
         return told
@@ -88,18 +119,19 @@ class StepLog:
         """What is untold, with what the journal has found since; the last step ended then."""
         if not self.untold:
             return None
-        _END.pack_into(self._rows, self.untold * _ROW.size - _END.size, ended_ns)
         row = self.untold - 1
         self._note_times(row, {other[1]: place for place, other in enumerate(self._others) if other[0] == row})
-        return self._take()
+        return self._take(ended_ns)
 
-    def _take(self) -> ToldSteps:
+    def _take(self, ended_ns: int) -> ToldSteps:
         told = ToldSteps(
-            bytes(memoryview(self._rows)[: self.untold * _ROW.size]),
-            self._makeups, self._others, self._carried, self._forgotten,
+            bytes(memoryview(self._rows)[: self.untold * _ROW.size]), ended_ns,
+            self._marks, self._pools, self._makeups, self._others, self._carried, self._forgotten,
         )  # fmt: skip
-        self.untold = 0
-        self._makeups, self._others, self._carried, self._forgotten = [], [], [], []
+        self.untold = self._due_ns = 0
+        self._marks, self._pools, self._makeups, self._others, self._carried, self._forgotten = (
+            [], [], [], [], [], []
+        )
         return told
 
     def _note(self, row: int, plan: StepPlan, outcome: StepOutcome) -> None:

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 from msgspec.structs import replace
 
-from engine.messages import STEP_ROW, ToldSteps
+from engine.messages import POOL_MARK, STEP_MARK, STEP_ROW, ToldSteps
 from metrics.records import STAGES
 from metrics.step_batch import NUMBERS, Makeup, Others, Steps
 
@@ -14,7 +14,10 @@ from metrics.step_batch import NUMBERS, Makeup, Others, Steps
 HOLD_NS = 5_000_000_000
 _COLUMNS = len(STEP_ROW)
 _COMMITTED = STEP_ROW.index(f"{STAGES[-1]}_began_ns")
-_BOUNDS = [*(STEP_ROW.index(f"{stage}_began_ns") for stage in STAGES), STEP_ROW.index("end_ns")]
+_STANDING = ("padding_tokens", "logit_rows", "budget")  # of a mark: as long as no other comes
+_OF_ONE = ("waiting", "overrun_tokens")  # ... of its own step alone
+_BLOCKS = ("blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned")
+_Columns = dict[str, np.ndarray]
 
 
 class StepRows:
@@ -23,7 +26,10 @@ class StepRows:
     def __init__(self, hold_ns: int = HOLD_NS):
         self._hold_ns = hold_ns
         self._rows = array("q")  # one after the other; numbers lie in it, where a list would keep an object for each
-        self._makeups: list[Makeup] = []  # the first is that of the first row, or would be if it brought none
+        self._ended_ns = 0  # the last of them
+        self._marks: list[list[int]] = []  # the first one is of the first row, or would be: then that one is steady
+        self._pools: list[list[int]] = []  # ... as here
+        self._makeups: list[Makeup] = []  # ... and here
         self._others: Others = []
         self._carried: list[tuple[int, int, list[int]]] = []
         self._forgotten: list[tuple[int, int]] = []
@@ -33,8 +39,15 @@ class StepRows:
         """What messages of a core tell, in their order."""
         row = len(self._rows) // _COLUMNS
         self._rows.frombytes(told.rows)
-        if told.makeups and row + told.makeups[0].first_row == 0:
-            self._makeups.clear()
+        self._ended_ns = told.ended_ns
+        if row == 0:  # what stood before the first row stands for nothing, where that says more itself
+            for ours, theirs in ((self._marks, told.marks), (self._pools, told.pools)):
+                if theirs and theirs[0][0] == 0:
+                    ours.clear()
+            if told.makeups and told.makeups[0].first_row == 0:
+                self._makeups.clear()
+        self._marks += [[row + at, *values] for at, *values in told.marks]
+        self._pools += [[row + at, *values] for at, *values in told.pools]
         self._makeups += [replace(makeup, first_row=row + makeup.first_row) for makeup in told.makeups]
         self._others += [(row + at, field, value) for at, field, value in told.others]
         self._carried += [(row + at, *turns) for at, *turns in told.carried]
@@ -47,17 +60,52 @@ class StepRows:
             return None
         rows = np.array(self._rows, np.int64).reshape(-1, _COLUMNS)
         steps = Steps.uncosted(len(rows), self._makeups, self._others)
-        self._fill(steps, dict(zip(STEP_ROW, rows.T, strict=True)), rows[:, _BOUNDS])
+        known = dict(zip(STEP_ROW, rows.T, strict=True))
+        known |= self._marked(known, steps.sequences) | self._pooled(steps.sequences)
+        self._fill(steps, known)
         last = self._makeups[-1]
         later = len(rows) - last.first_row
         self._makeups = [replace(last, first_row=0, past_tokens=[past + later for past in last.past_tokens])]
+        self._marks, self._pools = (
+            [[-1, *(int(known[name][-1]) for name in names[1:])]] for names in (STEP_MARK, POOL_MARK)
+        )
+        self._marks[0][STEP_MARK.index("idle_since_ns")] = int(known["device_end_ns"][-1])
         self._rows, self._others, self._carried, self._forgotten = array("q"), [], [], []
         return steps
 
-    def _fill(self, steps: Steps, known: dict[str, np.ndarray], bounds: np.ndarray) -> None:
-        """The columns of NUMBERS; `bounds` [steps, stages + 1] of the stages."""
-        steps.stages[:] = np.diff(bounds, axis=1).T
-        begin_ns, forgotten = bounds[:, 0].copy(), np.zeros(len(bounds), np.int64)
+    def _marked(self, known: _Columns, sequences: np.ndarray) -> _Columns:
+        """The columns of STEP_MARK. A step without a mark is the one before once more."""
+        marks = dict(zip(STEP_MARK, np.array(self._marks, np.int64).T, strict=True))
+        rows = np.arange(len(sequences))
+        place = np.searchsorted(marks["row"], rows, "right") - 1  # of the mark that stands for each row
+        at, own = marks["row"][marks["row"] >= 0], marks["row"] >= 0
+        begin_ns, device_end_ns = known[f"{STAGES[0]}_began_ns"], known["device_end_ns"]
+        before_ns = marks["idle_since_ns"][:1]  # of a first row without a mark: when the step before left the device
+        columns = {name: marks[name][place] for name in _STANDING}
+        columns |= {name: np.zeros(len(rows), np.int64) for name in _OF_ONE}
+        columns["step"] = marks["step"][place] + rows - marks["row"][place]
+        columns["emitted_tokens"] = sequences.copy()
+        columns["idle_since_ns"] = np.concatenate((before_ns, device_end_ns[:-1]))
+        columns["ended_before_ns"] = begin_ns.copy()
+        for name in ("emitted_tokens", "idle_since_ns", "ended_before_ns", *_OF_ONE):
+            columns[name][at] = marks[name][own]
+        return columns
+
+    def _pooled(self, sequences: np.ndarray) -> _Columns:
+        """The columns of POOL_MARK."""
+        pools = dict(zip(POOL_MARK, np.array(self._pools, np.int64).T, strict=True))
+        place = np.searchsorted(pools["row"], np.arange(len(sequences)), "right") - 1
+        columns = {name: pools[name][place] for name in (*_BLOCKS, "evicted_so_far")}
+        written = np.concatenate(([0], np.cumsum(sequences)))  # before each row, had each written a slot of each
+        columns["slots_written"] = (pools["slots_written"] - written[pools["row"] + 1])[place] + written[1:]
+        return columns
+
+    def _fill(self, steps: Steps, known: _Columns) -> None:
+        """The columns of NUMBERS."""
+        end_ns = np.append(known["ended_before_ns"][1:], self._ended_ns)
+        bounds = np.stack([*(known[f"{stage}_began_ns"] for stage in STAGES), end_ns])
+        steps.stages[:] = np.diff(bounds, axis=0)
+        begin_ns, forgotten = bounds[0].copy(), np.zeros(len(end_ns), np.int64)
         for row, began_ns, stages in self._carried:
             begin_ns[row] = began_ns
             steps.stages[:, row] += stages
@@ -66,6 +114,7 @@ class StepRows:
         evicted = known["evicted_so_far"]
         worked_out = {
             "begin_ns": begin_ns,
+            "end_ns": end_ns,
             "device_ns": known["device_end_ns"] - known["device_begin_ns"],
             "gap_ns": known["device_begin_ns"] - known["idle_since_ns"],
             "evicted_blocks": np.diff(evicted, prepend=self._evicted),
