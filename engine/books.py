@@ -20,6 +20,7 @@ class Books(Protocol):
     """Told by the loop what happens, with the readings of its clock in nanoseconds."""
 
     clock: DecodeClock
+    steady_since: int  # changes of the list of those who run when all of them were found to decode; -1: they do not
 
     def received(self, request: Request, encoded_ns: int, now_ns: int, last_turn: Turn | None, *, held: bool) -> None:
         """A request was taken in; `held`: it may not be scheduled before `released`."""
@@ -38,11 +39,18 @@ class Books(Protocol):
     def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None: ...
 
     def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
-        """A step was read and will be committed now. `changes` of the list of those who run, so far."""
+        """A step was read and will be committed now. `changes` of the list of those who run, so far.
+
+        Nobody has to say so of a steady step, whose requests are those of the step before, all of which decode: nobody
+        came or went since (`changes`), and all who run have a share in it.
+        """
         ...
 
-    def committed(self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned) -> ToldSteps | None:
-        """`readings` began the stages of its turn. What is to be told of steps by now."""
+    def committed(
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned, is_steady: bool
+    ) -> ToldSteps | None:
+        """`readings` began the stages of its turn, and belong to the books from now on. What is to be told of steps
+        by now."""
         ...
 
     def rest(self, ended_ns: int) -> ToldSteps | None:
@@ -80,42 +88,59 @@ class FullBooks:
         self.planned = self.accountant.planned
         self.ended = self.accountant.ended
         self.rest = self.log.rest
-        self.alive: Alive | None = None  # in the step that is committed next, or was last
+        self.alive: Alive | None = None  # in the last step that was not steady, and in those since
+        self.steady_since = -1
         self._changes = 0  # of the list of those who run, when `alive` was made of it
-        self._steady_since = -1  # the same, if all of them decode by the clock
-        self._is_steady = False
+        self._pool, self._journal, self._later = log.pool, log.journal, log.later
 
     def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
-        self._steady_since = -1
+        self.steady_since = -1
         if last_turn is not None:
             self.accountant.paused(last_turn[1], begin_ns)
         if not under_way:
             self.log.slept(begin_ns)
 
     def collected(self, plan: StepPlan, running: Sequence[Request], changes: int) -> None:
-        # All who run decode, and they are those of the step before: nobody has to be looked at. Who could not be
-        # planned (a token budget below the running) changes nothing either, so their number is compared, too.
-        self._is_steady = plan.changes == changes == self._steady_since and not plan.has_prompts
-        if not self._is_steady or len(plan.scheduled) != len(self.alive.planned):
-            self._is_steady = False
-            self.alive, self._changes = alive(plan, running), changes
+        self.alive, self._changes = alive(plan, running), changes
 
-    def committed(self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned) -> ToldSteps | None:
-        if self._is_steady:
-            self.accountant.decoded(outcome, readings[-1])
-            return self.log.put_steady(plan, outcome, self.alive, readings, turned)
-        found = self.alive
-        self.accountant.executed(plan, found, outcome, readings[-1])
-        is_clocked = found.running is found.planned and found.planned == self.clock.members
-        self._steady_since = self._changes if is_clocked and not plan.has_prompts else -1
-        return self.log.put(plan, outcome, found, readings, turned)
+    def committed(
+        self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned, is_steady: bool
+    ) -> ToldSteps | None:
+        now_ns, pool = readings[-1], self._pool
+        put_down = (plan, outcome, readings, turned, pool.slots_written, pool.evicted_blocks)
+        if not is_steady or self._journal.has_times:
+            found = self.alive
+            self.accountant.executed(plan, found, outcome, now_ns)
+            is_clocked = found.running is found.planned and found.planned == self.clock.members
+            self.steady_since = self._changes if is_clocked and not plan.has_prompts else -1
+            return self.log.put(found, *put_down)
+        # Nearly all steps come by here, and the model has driven out of the caches what they need: so this is written
+        # out, calls nobody, and is `Accountant.decoded` of a step before which nothing paused. Each call would cost
+        # more than what it does.
+        clock, begin_ns, end_ns, sampling_ns = (
+            self.clock, outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
+        )  # fmt: skip
+        gap_ns, lag_ns = begin_ns - clock.booked_ns, now_ns - end_ns
+        if gap_ns < 0:
+            gap_ns = 0
+        interference, decode, host, sample = clock.reading
+        clock.reading = (
+            interference, decode + end_ns - begin_ns - sampling_ns, host + gap_ns + lag_ns - clock.lag_ns,
+            sample + sampling_ns,
+        )  # fmt: skip
+        clock.booked_ns, clock.lag_ns, clock.committed_ns = end_ns, lag_ns, now_ns
+        later, log = self._later, self.log
+        if len(later) < log.most_later and now_ns < log.due_ns:
+            later.append(put_down)
+            return None
+        return log.put(self.alive, *put_down)
 
     @property
     def untold_steps(self) -> int:
         return self.log.untold
 
     def passed(self, readings: list[int]) -> None:
-        self._steady_since = -1
+        self.steady_since = -1
         self.log.pass_stages(readings)
 
     def told(self, request: Request) -> Standing:
@@ -127,6 +152,7 @@ class NoBooks:
     """Nothing is booked: ledgers stay empty, and no step leaves a record."""
 
     untold_steps = 0
+    steady_since = -1
 
     def __init__(self) -> None:
         self.clock = DecodeClock()  # which stands still
@@ -137,7 +163,7 @@ class NoBooks:
     def resumed(self, begin_ns, last_turn, under_way) -> None: ...
     def planned(self, plan, begin_ns, now_ns) -> None: ...
     def collected(self, plan, running, changes) -> None: ...
-    def committed(self, plan, outcome, readings, turned) -> None: ...
+    def committed(self, plan, outcome, readings, turned, is_steady) -> None: ...
     def rest(self, ended_ns) -> None: ...
     def told(self, request) -> None: ...
     def ended(self, request) -> None: ...

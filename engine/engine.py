@@ -142,7 +142,10 @@ class Engine:
         """Reads the oldest step under way, commits it and publishes what it gave."""
         flight = self._flights.popleft()
         plan, outcome = flight.plan, self.runner.collect(flight.handle)
-        self.books.collected(plan, self.scheduler.running, self.scheduler.changes)
+        running, changes = self.scheduler.running, self.scheduler.changes
+        is_steady = plan.changes == changes == self.books.steady_since and len(plan.scheduled) == len(running)
+        if not is_steady:
+            self.books.collected(plan, running, changes)
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
         readings += [outcome.waited_ns, outcome.sampled_ns]
         committed_ns = self.clock()
@@ -150,7 +153,7 @@ class Engine:
         tokens = [item for item in emitted if item.token_id is not None]
         blocks = self.scheduler.pool.counts()
         turned = (self.step_number, len(tokens), blocks, self._step_ended_ns)
-        steps = self.books.committed(plan, outcome, readings, turned)
+        steps = self.books.committed(plan, outcome, readings, turned, is_steady)
         self._step_ended_ns = committed_ns  # for as long as its turn goes on, and if that is broken off
         self.step_number += 1
         outputs = [self._output(item, outcome) for item in tokens]

@@ -63,7 +63,6 @@ class Accountant:
         self._held_back_by = HEAD_REASONS[-1]
         self._held: dict[int, int] = {}  # order → since when a request is held until the runner is ready for it
         self._arrived: dict[int, tuple[Request, int]] = {}  # by order: since when one waits for its first decision
-        self._committed_ns = 0  # who ran then is booked up to here
         self._pauses: list[tuple[int, int]] = []  # since then: what no stage holds
 
     def paused(self, begin_ns: int, end_ns: int) -> None:
@@ -128,28 +127,18 @@ class Accountant:
             for request in alive.gave_way:
                 self._end_wait(request)
                 request.wait_mark, request.untold = tuple(self._waited.values()), True
-        clock.booked_ns, clock.lag_ns = end_ns, lag_ns
-        self._committed_ns = committed_ns
-        self._pauses.clear()
+        self._committed(outcome, lag_ns, committed_ns)
 
     def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
         """`executed` of a step in which all who run decode, and all of them by the clock."""
-        clock, begin_ns, end_ns = self.clock, outcome.device_begin_ns, outcome.device_end_ns
-        sampling_ns, lag_ns = outcome.sampling_ns, committed_ns - end_ns
-        gap_ns = begin_ns - clock.booked_ns
-        if self._pauses:
-            lag_ns, gap_ns = self._host_ns(end_ns, committed_ns), self._gap_ns(clock.booked_ns, begin_ns)
-            self._pauses.clear()
-        elif gap_ns < 0:  # the device went from one step to the other by itself
-            gap_ns = 0
-        # `tick`, less a microsecond for its call: nearly all steps come by.
-        interference, decode, host, sample = clock.reading
-        clock.reading = (
-            interference, decode + end_ns - begin_ns - sampling_ns, host + gap_ns + lag_ns - clock.lag_ns,
-            sample + sampling_ns,
-        )  # fmt: skip
-        clock.booked_ns, clock.lag_ns = end_ns, lag_ns
-        self._committed_ns = committed_ns
+        lag_ns, sampling_ns = self._host_ns(outcome.device_end_ns, committed_ns), outcome.sampling_ns
+        self._tick(0, outcome.device_ns - sampling_ns, outcome, lag_ns)
+        self._committed(outcome, lag_ns, committed_ns)
+
+    def _committed(self, outcome: StepOutcome, lag_ns: int, committed_ns: int) -> None:
+        clock = self.clock
+        clock.booked_ns, clock.lag_ns, clock.committed_ns = outcome.device_end_ns, lag_ns, committed_ns
+        self._pauses.clear()
 
     def ended(self, request: Request) -> None:
         """A step ended a request: its ledger holds everything up to that step's commit."""
@@ -242,7 +231,7 @@ class Accountant:
     def _end_running(self, request: Request, now_ns: int) -> None:
         """Since the last commit, or since it got its place, the host had it."""
         self.clock.strike(request)
-        request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self._committed_ns), now_ns)
+        request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self.clock.committed_ns), now_ns)
 
     def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:
         """Between two steps the host had everybody, unless the device went from one to the other by itself."""

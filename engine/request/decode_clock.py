@@ -17,6 +17,7 @@ class DecodeClock:
         self.members: list[Request] = []  # in the order in which a step of theirs has them
         self.reading = (0,) * len(CLOCKED)
         self.booked_ns = self.lag_ns = 0
+        self.committed_ns = 0  # the last step: who ran then is booked up to here
 
     def tick(self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int) -> None:
         """Books a step to every member."""

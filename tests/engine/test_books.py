@@ -43,14 +43,21 @@ def play(
     simulation.published.rows = StepRows(hold_ns)
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
     books = simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal))
-    collected = books.collected
+    commit, committed = simulation.scheduler.commit, books.committed
 
-    def look(*told) -> None:
-        both.collected(*told)
-        collected(*told)
+    def look(plan, outcome, step):
+        both.collected(plan, simulation.scheduler.running)
         assert books.alive == both.truth, "the books look at nobody in a steady step, and still know who is alive"
+        return commit(plan, outcome, step)
 
-    books.collected = look
+    def tell(plan, outcome, readings, turned, is_steady):
+        steps, now_ns = both.steps, readings[-1]
+        told = committed(plan, outcome, readings, turned, is_steady)
+        if both.steps == steps:
+            both.saw_steady(outcome, now_ns)
+        return told
+
+    simulation.scheduler.commit, books.committed = look, tell
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":
