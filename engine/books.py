@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine import step_log
 from engine.config import EngineConfig
 from engine.messages import Standing, ToldSteps
 from engine.request.accounting import Accountant, Alive, alive
@@ -91,7 +92,7 @@ class FullBooks:
         self.alive: Alive | None = None  # in the last step that was not steady, and in those since
         self.steady_since = -1
         self._changes = 0  # of the list of those who run, when `alive` was made of it
-        self._pool, self._journal, self._later = log.pool, log.journal, log.later
+        self._pool, self._journal = log.pool, log.journal
 
     def resumed(self, begin_ns: int, last_turn: Turn | None, under_way: bool) -> None:
         self.steady_since = -1
@@ -106,17 +107,18 @@ class FullBooks:
     def committed(
         self, plan: StepPlan, outcome: StepOutcome, readings: list[int], turned: Turned, is_steady: bool
     ) -> ToldSteps | None:
-        now_ns, pool = readings[-1], self._pool
-        put_down = (plan, outcome, readings, turned, pool.slots_written, pool.evicted_blocks)
-        if not is_steady or self._journal.has_times:
-            found = self.alive
+        log, pool, found, now_ns = self.log, self._pool, self.alive, readings[-1]
+        slots, blocks = pool.slots_written, turned[2]
+        if (
+            not is_steady or now_ns >= log.due_ns or log.untold >= step_log.MOST_UNTOLD or turned[1] != log.width
+            or plan.refusals or outcome.entropy_millinats or outcome.graph != "eager" or self._journal.has_times
+        ):  # fmt: skip
             self.accountant.executed(plan, found, outcome, now_ns)
             is_clocked = found.running is found.planned and found.planned == self.clock.members
             self.steady_since = self._changes if is_clocked and not plan.has_prompts else -1
-            return self.log.put(found, *put_down)
+            return log.put(plan, outcome, found, readings, turned)
         # Nearly all steps come by here, and the model has driven out of the caches what they need: so this is written
-        # out, calls nobody, and is `Accountant.decoded` of a step before which nothing paused. Each call would cost
-        # more than what it does.
+        # out and calls nobody. First `Accountant.decoded`, of a step before which nothing paused.
         clock, begin_ns, end_ns, sampling_ns = (
             self.clock, outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         )  # fmt: skip
@@ -129,11 +131,14 @@ class FullBooks:
             sample + sampling_ns,
         )  # fmt: skip
         clock.booked_ns, clock.lag_ns, clock.committed_ns = end_ns, lag_ns, now_ns
-        later, log = self._later, self.log
-        if len(later) < log.most_later and now_ns < log.due_ns:
-            later.append(put_down)
-            return None
-        return log.put(self.alive, *put_down)
+        # Then `StepLog.put`, of a step that is the one before once more.
+        readings += (begin_ns, end_ns, sampling_ns, plan.planned_ns)
+        log.rows.fromlist(readings)
+        log.untold += 1
+        if blocks != log.blocks or slots != log.slots + log.width:
+            log.put_pool(blocks)
+        log.slots = slots
+        return None
 
     @property
     def untold_steps(self) -> int:
