@@ -31,7 +31,7 @@ from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.runner.threads import KV_SHARE, TRIED_BYTES, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
-from engine.token.certainty import CertaintyProbe, certainty, told_certainty
+from engine.token.certainty import EVERY, CertaintyProbe, certainty, told_certainty
 from engine.token.checkpoint import ModelError
 from engine.token.guides import Guides, Preparation, refused
 from engine.token.logprobs import Scores, pieces, score
@@ -165,8 +165,11 @@ class ModelRunner:
             sampling,
             [request.id for request in drawing],
             prompts=self._scored(items),
-            look=None if self.probe is None else self.probe.prepare(drawing, self.sampler.edits),
         )
+        if drawing and (probe := self.probe) is not None:
+            probe.steps += 1  # a call for every step would cost more
+            if probe.steps >= EVERY:
+                batch.look = probe.choose(drawing, self.sampler.edits)
         if sampling.edits is not None and (filling := self.guides.fill(drawing)) is not None:
             batch.constrained, batch.masks = filling
         for row, request in enumerate(drawing):

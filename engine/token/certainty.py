@@ -1,7 +1,8 @@
-"""How certain the model is where a token is drawn, looked at in one draw of every EVERY steps: so rarely, because it
-reads a whole row of logits, and in some cases sorts it."""
+"""How certain the model is where a token is drawn, looked at in one draw of every EVERY steps, and not more often than
+every MOST_OFTEN_NS: so rarely, because it reads a whole row of logits, and in some cases sorts it."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from engine.token.controls import Drawer
 from engine.token.sampler import Truncation, above_floors, truncate
 
 EVERY = 192  # steps that draw; of fewer than one in a hundred, or the 99th percentile of their time would tell it
+MOST_OFTEN_NS = 500_000_000  # else, of steps of a third of a millisecond, it would be nearly a hundredth of their time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,21 @@ class CertaintyProbe:
     def __init__(self, vocab_size: int, device: torch.device):
         self._vocab_size = vocab_size
         self._device = device
-        self._steps = 0
+        self.steps = 0  # that drew since the last look: whoever prepares them counts them
+        self._looks = 0
+        self._due_ns = 0
 
-    def prepare(self, requests: Sequence[Drawer], edits: Callable[[str], bool]) -> Look | None:
-        """`requests` draw, in the order of the logits' rows; `edits` says of an id whether its logits are edited."""
-        if not requests:
+    def choose(self, requests: Sequence[Drawer], edits: Callable[[str], bool]) -> Look | None:
+        """Asked once `steps` are EVERY. `requests` draw, at least one, in the order of the logits' rows; `edits` says
+        of an id whether its logits are edited."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._due_ns:
+            self.steps -= EVERY // 4  # until then nobody has to ask
             return None
-        self._steps += 1
-        turn, rest = divmod(self._steps, EVERY)
-        if rest:
-            return None
+        self.steps, self._due_ns = 0, now_ns + MOST_OFTEN_NS
+        self._looks += 1
         plain = [row for row, request in enumerate(requests) if not edits(request.id)]
-        return self._look(plain[turn % len(plain)], requests) if plain else None
+        return self._look(plain[self._looks % len(plain)], requests) if plain else None
 
     def _look(self, row: int, requests: Sequence[Drawer]) -> Look:
         params = requests[row].sampling

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.sampling import SamplingParams
-from engine.token.certainty import EVERY, CertaintyProbe, certainty, told_certainty
+from engine.token import certainty as certainties
+from engine.token.certainty import EVERY, MOST_OFTEN_NS, CertaintyProbe, certainty, told_certainty
 from engine.token.sampler import Sampler
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -26,10 +27,7 @@ class Request:
 
 def look_at(logits: torch.Tensor, **sampling) -> tuple[float, float]:
     request = Request("a", SamplingParams(max_tokens=5, **sampling))
-    probe, look = CertaintyProbe(VOCAB, CPU), None
-    for _ in range(EVERY):
-        assert look is None
-        look = probe.prepare([request], lambda _: False)
+    look = CertaintyProbe(VOCAB, CPU).choose([request], lambda _: False)
     return tuple(certainty(logits[None], look).tolist())
 
 
@@ -61,14 +59,24 @@ def test_a_greedy_draw_is_told_at_temperature_1_and_keeps_one_token():
     assert kept == pytest.approx(distribution.probs.max().item(), abs=1e-9)
 
 
-def test_every_place_has_its_turn_and_edited_requests_have_none():
+def test_every_place_has_its_turn_and_edited_requests_have_none(monkeypatch):
+    monkeypatch.setattr(certainties, "MOST_OFTEN_NS", 0)
     requests = [Request(str(row), SamplingParams(max_tokens=5, temperature=1.0)) for row in range(4)]
-    probe, rows = CertaintyProbe(VOCAB, CPU), []
-    for _ in range(8 * EVERY):
-        if (look := probe.prepare(requests, lambda request_id: request_id == "2")) is not None:
-            rows.append(look.row)
-    assert len(rows) == 8 and set(rows) == {0, 1, 3}
-    assert all(probe.prepare(requests[2:3], lambda _: True) is None for _ in range(2 * EVERY))
+    probe = CertaintyProbe(VOCAB, CPU)
+    looks = [probe.choose(requests, lambda request_id: request_id == "2") for _ in range(8)]
+    assert {look.row for look in looks} == {0, 1, 3}
+    assert probe.choose(requests[2:3], lambda _: True) is None
+
+
+def test_looks_are_half_a_second_apart(monkeypatch):
+    now_ns = 5
+    monkeypatch.setattr(certainties.time, "monotonic_ns", lambda: now_ns)
+    request, probe = Request("a", SamplingParams(max_tokens=5)), CertaintyProbe(VOCAB, CPU)
+    assert probe.choose([request], lambda _: False) is not None
+    now_ns += MOST_OFTEN_NS - 1
+    assert probe.choose([request], lambda _: False) is None
+    now_ns += 1
+    assert probe.choose([request], lambda _: False) is not None
 
 
 def test_numbers_that_are_none_are_not_told():
@@ -77,7 +85,8 @@ def test_numbers_that_are_none_are_not_told():
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_records_of_a_running_engine_hold_it_and_its_tokens_are_the_same(overlap, checkpoints):
+def test_records_of_a_running_engine_hold_it_and_its_tokens_are_the_same(overlap, checkpoints, monkeypatch):
+    monkeypatch.setattr(certainties, "MOST_OFTEN_NS", 0)
     engine, published = make_engine(checkpoints["llama"], overlap=overlap)
     hand_over(engine, [submit(name, [5, 9, 11], 2 * EVERY + 20, temperature=0.9, top_p=0.9, seed=4) for name in "ab"])
     drain(engine)
