@@ -5,8 +5,10 @@ python -m tests.bench.overhead tiny-model -c 1 -c 8 -c 32 --servers 3 --null --j
 Over HTTP, streamed; `full` records into a run directory, too. The twins work in short turns, and each has a time of its
 own (see tests/bench/twins.py). The requests are cut into blocks of equal work. A figure is a ratio of sums, or of
 percentiles of all gaps between tokens, over the blocks of all servers that were started, with a 95 % interval of the
-bootstrap, which resamples blocks (Efron, 1979): what differs from start to start is not in it, and there are some per
-cent of that; --servers tells. Gaps in which the turn changed are left out. Microseconds a step are the difference of
+bootstrap (Efron, 1979). Fronts of the same settings differ by one or two per cent for as long as they live, depending
+on where their memory lies: so the bootstrap resamples twins, of which --alike and --servers make more, and then the
+blocks of each; with fewer than FEWEST_PAIRS of them only blocks, and what differs from start to start is not in the
+interval. Gaps in which the turn changed are left out. Microseconds a step are the difference of
 the times in which every stream gets one token, those of front and core the CPU time of these processes. With `--null`
 there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot tell apart. With `--core`
 there is one that keeps books in the core and none in the front.
@@ -44,7 +46,8 @@ CORE = {"core": Telemetry(front="off", core="full")}
 BLOCKS = 40  # of one load
 WARMING = 2  # requests of each stream, which also tell how many a load has
 VOCABULARY = 2500  # the bundled tokenizer has 2,560 ids
-RESAMPLES, GAP_RESAMPLES = 10_000, 500
+RESAMPLES, GAP_RESAMPLES = 2_000, 300
+FEWEST_PAIRS = 4  # of twins, full and off, that stand for all there could be
 COLUMNS = (
     "tokens/s lost, %",
     "p50 ITL gained, %",
@@ -93,32 +96,43 @@ def load_of(served: Served, concurrency: int, output_len: int) -> Load:
 
 
 def costs(loads: list[Load], base: list[Load]) -> dict[str, Cost]:
-    """Of the one over the other, server by server: COLUMNS."""
-    taken, of = (np.concatenate([load.block_ns for load in each]) for each in (loads, base))
+    """Of the one over the other, twin by twin: COLUMNS."""
+    taken, of = (np.stack([load.block_ns for load in each]) for each in (loads, base))
     steps = sum(load.steps for load in base)
-    draws = np.random.default_rng(0).integers(0, len(of), (RESAMPLES, len(of)))
-    ratios = taken[draws].sum(axis=1) / of[draws].sum(axis=1)
+    draws = _draws(*of.shape, RESAMPLES)
+    ratios = taken[draws].sum(axis=(1, 2)) / of[draws].sum(axis=(1, 2))
     found = {"tokens/s lost, %": _cost(100 * (1 - of.sum() / taken.sum()), 100 * (1 - 1 / ratios))}
     for percent in (50, 99):
         found[f"p{percent} ITL gained, %"] = _gap_cost(loads, base, percent)
     more = {"us a step": (taken - of) / 1e3}
     for process in ("front", "core"):
-        full, off = (np.concatenate([load.cpu_us[process] for load in each]) for each in (loads, base))
+        full, off = (np.stack([load.cpu_us[process] for load in each]) for each in (loads, base))
         more[f"{process}, us a step"] = full - off
     for name, block_us in more.items():
-        found[name] = _cost(block_us.sum() / steps, block_us[draws].sum(axis=1) / steps)
+        found[name] = _cost(block_us.sum() / steps, block_us[draws].sum(axis=(1, 2)) / steps)
     return found
 
 
-def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
-    full, off = ([share for load in each for share in load.gaps_ms] for each in (loads, base))
-    draws = np.random.default_rng(0).integers(0, len(off), (GAP_RESAMPLES, len(off)))
+def _draws(pairs: int, parts: int, resamples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of twins, and of the parts of each: [resamples, pairs, 1] and [resamples, pairs, parts]."""
+    dice = np.random.default_rng(0)
+    few = pairs < FEWEST_PAIRS
+    drawn = np.tile(np.arange(pairs), (resamples, 1)) if few else dice.integers(0, pairs, (resamples, pairs))
+    return drawn[:, :, None], dice.integers(0, parts, (resamples, pairs, parts))
 
-    def gained(places: np.ndarray) -> float:
-        with_it, without = (np.percentile(np.concatenate([each[at] for at in places]), percent) for each in (full, off))
+
+def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
+    full, off = ([load.gaps_ms for load in each] for each in (loads, base))
+    parts = min(map(len, off))
+
+    def gained(pairs: np.ndarray, places: np.ndarray) -> float:
+        drawn = [(pair, at) for pair, own in zip(pairs[:, 0], places, strict=True) for at in own]
+        with_it, without = (np.percentile(np.concatenate([each[i][k] for i, k in drawn]), percent) for each in (full, off))
         return 100 * (with_it / without - 1)
 
-    return _cost(gained(np.arange(len(off))), np.array([gained(places) for places in draws]))
+    whole = np.arange(len(off))[:, None], np.tile(np.arange(parts), (len(off), 1))
+    resampled = [gained(*each) for each in zip(*_draws(len(off), parts, GAP_RESAMPLES), strict=True)]
+    return _cost(gained(*whole), np.array(resampled))
 
 
 def _cost(value: float, resampled: np.ndarray) -> Cost:
@@ -127,7 +141,8 @@ def _cost(value: float, resampled: np.ndarray) -> Cost:
 
 def measure(report: Report, model: str, settings: dict, options: argparse.Namespace) -> None:
     """Fills the report, server by server; it is written after each, so that nothing is lost."""
-    telemetry = TELEMETRY | (NULL if options.null else {}) | (CORE if options.core else {})
+    kinds = TELEMETRY | (NULL if options.null else {}) | (CORE if options.core else {})
+    telemetry = {f"{kind}-{number}": told for number in range(options.alike) for kind, told in kinds.items()}
     loads: dict[tuple[str, int], list[Load]] = {}
     for number in range(options.servers):
         order = dict(sorted(telemetry.items(), reverse=number % 2 == 1))
@@ -135,16 +150,17 @@ def measure(report: Report, model: str, settings: dict, options: argparse.Namesp
             for concurrency in options.concurrency:
                 with stolen() as percent:
                     found = one_load(twins, concurrency, number, options)
-                for name, load in found.items():
-                    loads.setdefault((name, concurrency), []).append(load)
-                    report.at(name, f"c={concurrency}").add(
+                for name, load in sorted(found.items()):
+                    kind = name.rpartition("-")[0]
+                    loads.setdefault((kind, concurrency), []).append(load)
+                    report.at(kind, f"c={concurrency}").add(
                         figures_of(load, concurrency, options.output_len, percent())
                     )
         for concurrency in options.concurrency:
             base = loads["off", concurrency]
-            for name in telemetry:
-                if name != "off":
-                    report.at(name, f"c={concurrency}").facts = facts_of(loads[name, concurrency], base)
+            for kind in kinds:
+                if kind != "off":
+                    report.at(kind, f"c={concurrency}").facts = facts_of(loads[kind, concurrency], base)
         if options.json is not None:
             write_report(report, options.json)
 
@@ -158,7 +174,7 @@ def one_load(twins: Twins, concurrency: int, number: int, options: argparse.Name
     seed = 1000 * (number + 1) + concurrency
     turn, length = options.turn_ms / 1e3, options.output_len
     warming = streams(concurrency * WARMING, options.input_len, length, 10**6 + seed, VOCABULARY)
-    warm = twins.serve(warming, concurrency, turn)["off"]
+    warm = twins.serve(warming, concurrency, turn)["off-0"]
     request_seconds = sum(each.end_ns - each.begin_ns for each in warm.turns) / 1e9 / WARMING
     requests_per_stream = max(WARMING, round(options.seconds / request_seconds))
     workload = streams(concurrency * requests_per_stream, options.input_len, length, seed, VOCABULARY)
@@ -201,6 +217,7 @@ def main() -> None:
     parser.add_argument("model", metavar="CHECKPOINT", help="a checkpoint, or a shape such as 100m")
     parser.add_argument("-c", "--concurrency", type=int, action="append", help="repeatable; 1, 8 and 32 by default")
     parser.add_argument("--servers", type=int, default=2, help="how many times they are started")
+    parser.add_argument("--alike", type=int, default=1, help="twins of each setting, for each start")
     parser.add_argument("--seconds", type=float, default=60, help="of each twin's time, for each load")
     parser.add_argument("--turn-ms", type=float, default=50, help="on average; some steps of the model are to fit")
     parser.add_argument("--null", action="store_true", help="a third twin, with telemetry=off once more")
@@ -212,8 +229,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was stopped is let go, and ended
     options.concurrency = options.concurrency or [1, 8, 32]
-    if min(options.servers, options.turn_ms, options.seconds, *options.concurrency) <= 0:
-        raise BenchError("--servers, --turn-ms, --seconds and -c must be more than 0")
+    if min(options.servers, options.alike, options.turn_ms, options.seconds, *options.concurrency) <= 0:
+        raise BenchError("--servers, --alike, --turn-ms, --seconds and -c must be more than 0")
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as scratch:
         model, load_format = model_to_bench(options.model, Path(scratch))
         if Path(scratch) in Path(model).parents:  # a shape, which has no tokenizer of its own
