@@ -61,7 +61,7 @@ class PackedSegment:
 
     def write(self, content: bytes) -> None:
         """One frame: `encode` of PackedRecords or PackedSteps. Raises OSError."""
-        compressed = pa.compress(content, codec="lz4_raw", asbytes=True)
+        compressed = pa.compress(content, codec="lz4_raw", asbytes=True, memory_pool=pa.system_memory_pool())
         frame = _HEAD.pack(len(compressed), len(content)) + compressed
         if self._file.write(frame) != len(frame):
             raise OSError("the disk took only a part of it")

@@ -6,7 +6,7 @@ import sys
 
 import uvicorn
 
-from engine import garbage
+from engine import garbage, heap
 from engine.config import EngineConfig
 from engine.server.app import build_app
 from engine.server.core_client import CoreClient
@@ -23,6 +23,7 @@ class ServeError(Exception):
 
 def serve(config: EngineConfig) -> None:
     """Listens, loads and serves. Raises ServeError if the port is taken or the model cannot be loaded."""
+    heap.keep_freed()
     listener = _listen(config.host, config.port)
     try:
         app = build_app(config)
