@@ -167,6 +167,7 @@ class Engine:
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
+        self.scheduler.journal.settle()
         if self._ended or self.books.untold_steps:
             self._tell(self.clock(), [], self.scheduler.pool.counts(), self.books.rest(self._step_ended_ns))
 
@@ -225,7 +226,8 @@ class Engine:
 
     def _end(self, request: Request, booked_ns: int) -> None:
         """It is told with the next message: what its record needs."""
-        self.scheduler.journal.settle()
+        if request.prefix_report is None:  # else the journal has come that far, and may take its time with the rest
+            self.scheduler.journal.settle()
         self._ended.append(_ended(request, booked_ns))
 
     def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:

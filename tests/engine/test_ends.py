@@ -58,7 +58,7 @@ def test_the_index_books_an_end_only_when_the_last_token_is_out():
     simulation.receive(ask("a", [1] * 8, 5))
     simulation.drain()
     *steps, last, idle = at_publish
-    assert steps == [(True, False, 0)] * 4 and last == (True, True, 0) and idle == (False, False, 3)
+    assert steps == [(True, False, 0)] * 4 and last == (True, False, 0) and idle == (False, False, 3)
 
 
 @pytest.mark.parametrize("token", [None, 7])
