@@ -8,6 +8,7 @@ costs a few operations on arrays, not hundreds on objects. `StepRecord` is the s
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -112,11 +113,9 @@ class Steps:
 
     @cached_property
     def past_tokens(self) -> np.ndarray:
-        found = []
-        for makeup, rows in zip(self.makeups, self._repeats, strict=True):
-            past = np.array(makeup.past_tokens, np.int64)
-            found.append((past + np.arange(rows)[:, None]).ravel() if rows > 1 else past)
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        firsts = np.repeat([makeup.first_row for makeup in self.makeups], self._repeats)
+        since = np.repeat(np.arange(len(self)) - firsts, self.sequences)  # steps since the makeup's own
+        return self._tiled([makeup.past_tokens for makeup in self.makeups]) + since
 
     @cached_property
     def kinds(self) -> np.ndarray:
@@ -214,16 +213,18 @@ class Steps:
 
     def _request_ids(self) -> pa.Array:
         ids = pa.array([request_id for makeup in self.makeups for request_id in makeup.request_ids], pa.string())
-        places, first = [], 0
-        for makeup in self.makeups:
-            places.append(range(first, first + len(makeup.request_ids)))
-            first += len(makeup.request_ids)
-        return ids.take(pa.array(self._tiled(places)))
+        return ids.take(pa.array(self._places))
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Of every sequence of every step: its place among those of all makeups, one after the other."""
+        widths = [len(makeup.kinds) for makeup in self.makeups]
+        begins = np.repeat(np.cumsum([0, *widths])[:-1], self._repeats)  # of each step's makeup
+        return np.arange(self.first_places[-1]) + np.repeat(begins - self.first_places[:-1], self.sequences)
 
     def _tiled(self, values: Iterable[Sequence[int]]) -> np.ndarray:
         """Values of each makeup's sequences, once for each of its steps."""
-        found = [np.tile(np.array(own, np.int64), rows) for own, rows in zip(values, self._repeats, strict=True)]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        return np.fromiter(chain.from_iterable(values), np.int64)[self._places]
 
 
 def _known(value: int) -> int | None:
