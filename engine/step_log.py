@@ -114,9 +114,7 @@ class StepLog:
             self._marks, self._pools, self._makeups, self._others, self._carried, self._forgotten,
         )  # fmt: skip
         self.untold, self.due_ns, self.rows = 0, 0, array("q")
-        self._marks, self._pools, self._makeups, self._others, self._carried, self._forgotten = (
-            [], [], [], [], [], []
-        )
+        self._marks, self._pools, self._makeups, self._others, self._carried, self._forgotten = ([], [], [], [], [], [])
         return told
 
     def _note(self, row: int, plan: StepPlan, outcome: StepOutcome) -> None:

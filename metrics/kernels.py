@@ -153,26 +153,32 @@ def outermost(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def apart(kernels: Sequence[Kernel], spans: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels whose middle lies in none of the `spans`. Neither may overlap among themselves; both are sorted."""
+    """The kernels whose middle lies in none of the `spans`, without what does: two clocks tell of them, which differ by
+    some tens of nanoseconds. Neither may overlap among themselves; both are sorted."""
     begins = [span.begin_ns for span in spans]
-
-    def inside(run: Kernel) -> bool:
+    found = []
+    for run in kernels:
         middle = (run.begin_ns + run.end_ns) // 2
-        place = bisect_right(begins, middle) - 1
-        return place >= 0 and middle < spans[place].end_ns
-
-    return [run for run in kernels if not inside(run)]
+        place = bisect_right(begins, middle)  # of the next span
+        begin_ns = max(run.begin_ns, spans[place - 1].end_ns) if place else run.begin_ns
+        if begin_ns <= middle:
+            end_ns = min(run.end_ns, begins[place]) if place < len(begins) else run.end_ns
+            found.append(run._replace(begin_ns=begin_ns, end_ns=end_ns))
+    return found
 
 
 def within(kernels: Iterable[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
-    """The kernels whose middle lies in one of the windows."""
-    begins = [window.begin_ns for window in windows]
+    """The kernels whose middle lies in one of the windows, without what does not: two clocks tell of them. None goes on
+    from a step's forward pass to its draws."""
+    parts = [part for w in windows for part in ((w.begin_ns, w.forward_ns), (w.forward_ns, w.end_ns))]
+    begins = [begin_ns for begin_ns, _ in parts]
     inside = []
     for run in kernels:
         middle = (run.begin_ns + run.end_ns) // 2
         place = bisect_right(begins, middle) - 1
-        if place >= 0 and middle < windows[place].end_ns:
-            inside.append(run)
+        if place >= 0 and middle < parts[place][1]:
+            begin_ns, end_ns = parts[place]
+            inside.append(run._replace(begin_ns=max(run.begin_ns, begin_ns), end_ns=min(run.end_ns, end_ns)))
     return inside
 
 

@@ -127,7 +127,9 @@ def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
 
     def gained(pairs: np.ndarray, places: np.ndarray) -> float:
         drawn = [(pair, at) for pair, own in zip(pairs[:, 0], places, strict=True) for at in own]
-        with_it, without = (np.percentile(np.concatenate([each[i][k] for i, k in drawn]), percent) for each in (full, off))
+        with_it, without = (
+            np.percentile(np.concatenate([each[i][k] for i, k in drawn]), percent) for each in (full, off)
+        )
         return 100 * (with_it / without - 1)
 
     whole = np.arange(len(off))[:, None], np.tile(np.arange(parts), (len(off), 1))
@@ -221,7 +223,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of each twin's time, for each load")
     parser.add_argument("--turn-ms", type=float, default=50, help="on average; some steps of the model are to fit")
     parser.add_argument("--null", action="store_true", help="a third twin, with telemetry=off once more")
-    parser.add_argument("--core", action="store_true", help="one more twin, with books in the core and not in the front")
+    parser.add_argument(
+        "--core", action="store_true", help="one more twin, with books in the core and not in the front"
+    )
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")

@@ -2,12 +2,12 @@
 
     python -m tests.bench.telemetry_core tiny-model -c 1 -c 8 -c 32
 
-One process, one model, two loops over it that serve the same requests, in turns of a hundred steps: what else the machine
-does meets both alike, and a pair differs in its books, and the rare look at a draw's certainty, not in where a process happens
-to lie in memory. After each step the model's weights have driven the books out of the caches, so that this is several
-times what `telemetry_step` says; messages go to another process, which reads and drops them. Of each load p50 is the
-median over its turns of full less off, and p95 the difference of their 95th percentiles; a figure is the median over
-loads, with a 95 % interval of the bootstrap. What the front does is not in it: `overhead` has that.
+One process, one model, two loops over it that serve the same requests, in turns of a hundred steps: what else the
+machine does meets both alike, and a pair differs in its books, and the rare look at a draw's certainty, not in where a
+process happens to lie in memory. After each step the model's weights have driven the books out of the caches, so that
+this is several times what `telemetry_step` says; messages go to another process, which reads and drops them. Of each
+load p50 is the median over its turns of full less off, and p95 the difference of their 95th percentiles; a figure is
+the median over loads, with a 95 % interval of the bootstrap. What the front does is not in it: `overhead` has that.
 """
 
 import argparse

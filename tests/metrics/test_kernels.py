@@ -178,6 +178,17 @@ def test_of_nested_operations_the_first_call_stands_for_all():
     assert [one.name for one in apart(outermost(nested), [run(0, 11, "span")])] == ["aten::add"]
 
 
+def test_operations_and_spans_do_not_cross():
+    """Two clocks tell of them."""
+    spans = [run(0, 10, "one"), run(20, 10, "two")]
+    cut = apart([run(8, 5, "early"), run(13, 2, "whole"), run(15, 8, "late"), run(29, 1, "inside")], spans)
+    assert [(one.name, one.begin_ns, one.end_ns) for one in cut] == [
+        ("early", 10, 13),
+        ("whole", 13, 15),
+        ("late", 15, 20),
+    ]
+
+
 def test_more_kernels_than_a_trace_holds_are_counted(monkeypatch):
     monkeypatch.setattr("metrics.kernels.MAX_TRACED", 3)
     runs = [run(place, 1, "ab"[place % 2]) for place in range(5)]
