@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "engine.sampling": set(),
     "engine.cores": set(),
     "engine.garbage": set(),
+    "engine.heap": set(),
     "engine.messages": {"engine.sampling", "metrics"},
     "engine.memory": {"metrics"},
     "engine.request": {"engine.memory", "engine.sampling", "engine.config", "metrics"},
@@ -55,7 +56,7 @@ MAY_IMPORT = {
         "engine.token.tokenizer", "engine.token.template", "engine.token.checkpoint", "engine.token.vocabulary",
         "engine.token.toolcalls", "engine.token.toolgrammar", "engine.token.grammar",
         "engine.messages", "engine.step_rows", "engine.sampling", "engine.config", "engine.cores", "engine.garbage",
-        "metrics",
+        "engine.heap", "metrics",
     },
 }  # fmt: skip
 WITHOUT_TORCH = (
@@ -68,6 +69,7 @@ WITHOUT_TORCH = (
     "engine.config",
     "engine.cores",
     "engine.garbage",
+    "engine.heap",
 )
 
 
