@@ -111,14 +111,14 @@ class FullBooks:
         slots, blocks = pool.slots_written, turned[2]
         if (
             not is_steady or now_ns >= log.due_ns or log.untold >= step_log.MOST_UNTOLD or turned[1] != log.width
-            or plan.refusals or outcome.entropy_millinats or outcome.graph != "eager" or self._journal.has_times
+            or plan.refusals or outcome.entropy_millinats or outcome.graph != log.graph or self._journal.has_times
         ):  # fmt: skip
             self.accountant.executed(plan, found, outcome, now_ns)
             is_clocked = found.running is found.planned and found.planned == self.clock.members
             self.steady_since = self._changes if is_clocked and not plan.has_prompts else -1
             return log.put(plan, outcome, found, readings, turned)
-        # Nearly all steps come by here, and the model has driven out of the caches what they need: so this is written
-        # out and calls nobody. First `Accountant.decoded`, of a step before which nothing paused.
+        # Nearly all steps come by here, as long as nobody waits, and the model has driven out of the caches what they
+        # need: so this is written out and calls nobody. First `Accountant.decoded`, where nothing paused before it.
         clock, begin_ns, end_ns, sampling_ns = (
             self.clock, outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         )  # fmt: skip

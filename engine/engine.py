@@ -167,7 +167,8 @@ class Engine:
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
-        self.scheduler.journal.settle()
+        if not self.has_work:  # else a fault brings us here, which may be the journal's
+            self.scheduler.journal.settle()
         if self._ended or self.books.untold_steps:
             self._tell(self.clock(), [], self.scheduler.pool.counts(), self.books.rest(self._step_ended_ns))
 

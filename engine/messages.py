@@ -116,14 +116,15 @@ STEP_MARK = (
     "row", "step", "ended_before_ns", "idle_since_ns", "emitted_tokens", "padding_tokens", "logit_rows", "budget",
     "waiting", "overrun_tokens",
 )  # fmt: skip
-# How the pool stood, where that changed. Else it was as before, but for one slot written more of each sequence.
+# How the pool stood, where that changed. Else it was as before, but for one more slot written of each sequence.
 POOL_MARK = (
     "row", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "evicted_so_far", "slots_written",
 )  # fmt: skip
 
 
 class ToldSteps(msgspec.Struct, frozen=True, array_like=True):
-    """Steps that are over, in their order. Rows are counted from the first of them."""
+    """Steps that are over, in their order. Rows are counted from the first of them, which has marks of both kinds. A
+    graph among `others` stands up to the next mark."""
 
     rows: bytes  # STEP_ROW of each, int64
     ended_ns: int  # the last one

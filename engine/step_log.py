@@ -39,6 +39,7 @@ class StepLog:
         self.due_ns = 0  # when the untold steps are told
         self.rows = array("q")  # theirs: numbers lie in it, where a list would keep an object for each
         self.width = 0  # sequences of the last step
+        self.graph = "eager"  # ... what it ran as
         self.blocks: BlockCounts | None = None  # ... and the pool after it
         self.slots = 0
         self._marks: list[tuple[int, ...]] = []
@@ -88,9 +89,11 @@ class StepLog:
         )  # fmt: skip
         readings += (outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns, plan.planned_ns)
         self.rows.fromlist(readings)
-        self.width, self.slots = len(alive.planned), self.pool.slots_written
+        width, slots = len(alive.planned), self.pool.slots_written
         self.untold = row + 1
-        self.put_pool(blocks)
+        if not row or blocks != self.blocks or slots != self.slots + width:
+            self.put_pool(blocks)
+        self.width, self.slots, self.graph = width, slots, outcome.graph
         return told
 
     def put_pool(self, blocks: BlockCounts) -> None:

@@ -27,9 +27,9 @@ class StepRows:
         self._hold_ns = hold_ns
         self._rows = array("q")  # one after the other; numbers lie in it, where a list would keep an object for each
         self._ended_ns = 0  # the last of them
-        self._marks: list[list[int]] = []  # the first one is of the first row, or would be: then that one is steady
-        self._pools: list[list[int]] = []  # ... as here
-        self._makeups: list[Makeup] = []  # ... and here
+        self._marks: list[list[int]] = []
+        self._pools: list[list[int]] = []
+        self._makeups: list[Makeup] = []  # the first is that of the first row, or would be if it brought none
         self._others: Others = []
         self._carried: list[tuple[int, int, list[int]]] = []
         self._forgotten: list[tuple[int, int]] = []
@@ -40,12 +40,8 @@ class StepRows:
         row = len(self._rows) // _COLUMNS
         self._rows.frombytes(told.rows)
         self._ended_ns = told.ended_ns
-        if row == 0:  # what stood before the first row stands for nothing, where that says more itself
-            for ours, theirs in ((self._marks, told.marks), (self._pools, told.pools)):
-                if theirs and theirs[0][0] == 0:
-                    ours.clear()
-            if told.makeups and told.makeups[0].first_row == 0:
-                self._makeups.clear()
+        if told.makeups and row + told.makeups[0].first_row == 0:
+            self._makeups.clear()
         self._marks += [[row + at, *values] for at, *values in told.marks]
         self._pools += [[row + at, *values] for at, *values in told.pools]
         self._makeups += [replace(makeup, first_row=row + makeup.first_row) for makeup in told.makeups]
@@ -59,36 +55,41 @@ class StepRows:
         if not self._rows or (now_ns is not None and now_ns < self._rows[_COMMITTED] + self._hold_ns):
             return None
         rows = np.array(self._rows, np.int64).reshape(-1, _COLUMNS)
-        steps = Steps.uncosted(len(rows), self._makeups, self._others)
+        steps = Steps.uncosted(len(rows), self._makeups, self._others + self._graphs(len(rows)))
         known = dict(zip(STEP_ROW, rows.T, strict=True))
         known |= self._marked(known, steps.sequences) | self._pooled(steps.sequences)
         self._fill(steps, known)
         last = self._makeups[-1]
         later = len(rows) - last.first_row
         self._makeups = [replace(last, first_row=0, past_tokens=[past + later for past in last.past_tokens])]
-        self._marks, self._pools = (
-            [[-1, *(int(known[name][-1]) for name in names[1:])]] for names in (STEP_MARK, POOL_MARK)
-        )
-        self._marks[0][STEP_MARK.index("idle_since_ns")] = int(known["device_end_ns"][-1])
-        self._rows, self._others, self._carried, self._forgotten = array("q"), [], [], []
+        self._rows, self._marks, self._pools = array("q"), [], []
+        self._others, self._carried, self._forgotten = [], [], []
         return steps
+
+    def _graphs(self, count: int) -> Others:
+        """Those of the steps without a mark: what the step before ran as."""
+        told = {row: graph for row, field, graph in self._others if field == "graph"}
+        ends = [mark[0] for mark in self._marks[1:]] + [count]
+        return [
+            (row, "graph", told[mark[0]])
+            for mark, end in zip(self._marks, ends, strict=True)
+            if mark[0] in told
+            for row in range(mark[0] + 1, end)
+        ]
 
     def _marked(self, known: _Columns, sequences: np.ndarray) -> _Columns:
         """The columns of STEP_MARK. A step without a mark is the one before once more."""
         marks = dict(zip(STEP_MARK, np.array(self._marks, np.int64).T, strict=True))
         rows = np.arange(len(sequences))
         place = np.searchsorted(marks["row"], rows, "right") - 1  # of the mark that stands for each row
-        at, own = marks["row"][marks["row"] >= 0], marks["row"] >= 0
-        begin_ns, device_end_ns = known[f"{STAGES[0]}_began_ns"], known["device_end_ns"]
-        before_ns = marks["idle_since_ns"][:1]  # of a first row without a mark: when the step before left the device
         columns = {name: marks[name][place] for name in _STANDING}
         columns |= {name: np.zeros(len(rows), np.int64) for name in _OF_ONE}
         columns["step"] = marks["step"][place] + rows - marks["row"][place]
         columns["emitted_tokens"] = sequences.copy()
-        columns["idle_since_ns"] = np.concatenate((before_ns, device_end_ns[:-1]))
-        columns["ended_before_ns"] = begin_ns.copy()
+        columns["idle_since_ns"] = np.roll(known["device_end_ns"], 1)
+        columns["ended_before_ns"] = known[f"{STAGES[0]}_began_ns"].copy()
         for name in ("emitted_tokens", "idle_since_ns", "ended_before_ns", *_OF_ONE):
-            columns[name][at] = marks[name][own]
+            columns[name][marks["row"]] = marks[name]
         return columns
 
     def _pooled(self, sequences: np.ndarray) -> _Columns:

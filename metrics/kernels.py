@@ -153,8 +153,8 @@ def outermost(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def apart(kernels: Sequence[Kernel], spans: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels whose middle lies in none of the `spans`, without what does: two clocks tell of them, which differ by
-    some tens of nanoseconds. Neither may overlap among themselves; both are sorted."""
+    """The kernels whose middle lies in none of the `spans`, cut to what lies outside them: two clocks tell of them.
+    Neither may overlap among themselves; both are sorted."""
     begins = [span.begin_ns for span in spans]
     found = []
     for run in kernels:
@@ -168,8 +168,8 @@ def apart(kernels: Sequence[Kernel], spans: Sequence[Kernel]) -> list[Kernel]:
 
 
 def within(kernels: Iterable[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
-    """The kernels whose middle lies in one of the windows, without what does not: two clocks tell of them. None goes on
-    from a step's forward pass to its draws."""
+    """The kernels whose middle lies in one of the windows, cut to the forward pass or the draws that it lies in: two
+    clocks tell of them."""
     parts = [part for w in windows for part in ((w.begin_ns, w.forward_ns), (w.forward_ns, w.end_ns))]
     begins = [begin_ns for begin_ns, _ in parts]
     inside = []

@@ -61,6 +61,7 @@ class PackedSegment:
 
     def write(self, content: bytes) -> None:
         """One frame: `encode` of PackedRecords or PackedSteps. Raises OSError."""
+        # With the pool of its own, Arrow would fetch memory anew for each frame (engine/heap.py).
         compressed = pa.compress(content, codec="lz4_raw", asbytes=True, memory_pool=pa.system_memory_pool())
         frame = _HEAD.pack(len(compressed), len(content)) + compressed
         if self._file.write(frame) != len(frame):

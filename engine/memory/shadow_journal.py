@@ -50,7 +50,7 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-MOST_LATER = 16  # events that wait to be booked: with so many `is_due`, some tens of microseconds of work
+MOST_LATER = 16  # events that wait to be booked: with so many `is_due`; those of one step are booked together
 
 
 class ShadowJournal:

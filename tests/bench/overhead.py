@@ -6,12 +6,12 @@ Over HTTP, streamed; `full` records into a run directory, too. The twins work in
 own (see tests/bench/twins.py). The requests are cut into blocks of equal work. A figure is a ratio of sums, or of
 percentiles of all gaps between tokens, over the blocks of all servers that were started, with a 95 % interval of the
 bootstrap (Efron, 1979). Fronts of the same settings differ by one or two per cent for as long as they live, depending
-on where their memory lies: so the bootstrap resamples twins, of which --alike and --servers make more, and then the
-blocks of each; with fewer than FEWEST_PAIRS of them only blocks, and what differs from start to start is not in the
+on where their memory lies. So the bootstrap resamples twins, and then the blocks of each, once there are FEWEST_PAIRS
+of each setting, by --servers and --alike; with fewer only blocks, and what differs from start to start is not in the
 interval. Gaps in which the turn changed are left out. Microseconds a step are the difference of
 the times in which every stream gets one token, those of front and core the CPU time of these processes. With `--null`
-there is a third twin, again with `off`: what it seems to cost is what this benchmark cannot tell apart. With `--core`
-there is one that keeps books in the core and none in the front.
+there are twins with `off` once more: what they seem to cost is what this benchmark cannot tell apart. With `--core`
+there are some that keep books in the core and none in the front.
 
 Front, core and client are three processes: where they have two cores, and the model takes both (--threads 0), what the
 front does keeps a thread of the model waiting. --threads 1 leaves it a core, which it shares with the client.
@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import msgspec
@@ -123,7 +123,7 @@ def _draws(pairs: int, parts: int, resamples: int) -> tuple[np.ndarray, np.ndarr
 
 def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
     full, off = ([load.gaps_ms for load in each] for each in (loads, base))
-    parts = min(map(len, off))
+    parts = min(map(len, full + off))
 
     def gained(pairs: np.ndarray, places: np.ndarray) -> float:
         drawn = [(pair, at) for pair, own in zip(pairs[:, 0], places, strict=True) for at in own]
@@ -132,9 +132,9 @@ def _gap_cost(loads: list[Load], base: list[Load], percent: float) -> Cost:
         )
         return 100 * (with_it / without - 1)
 
-    whole = np.arange(len(off))[:, None], np.tile(np.arange(parts), (len(off), 1))
     resampled = [gained(*each) for each in zip(*_draws(len(off), parts, GAP_RESAMPLES), strict=True)]
-    return _cost(gained(*whole), np.array(resampled))
+    with_it, without = (np.percentile(np.concatenate(list(chain(*each))), percent) for each in (full, off))
+    return _cost(100 * (with_it / without - 1), np.array(resampled))
 
 
 def _cost(value: float, resampled: np.ndarray) -> Cost:
@@ -222,10 +222,8 @@ def main() -> None:
     parser.add_argument("--alike", type=int, default=1, help="twins of each setting, for each start")
     parser.add_argument("--seconds", type=float, default=60, help="of each twin's time, for each load")
     parser.add_argument("--turn-ms", type=float, default=50, help="on average; some steps of the model are to fit")
-    parser.add_argument("--null", action="store_true", help="a third twin, with telemetry=off once more")
-    parser.add_argument(
-        "--core", action="store_true", help="one more twin, with books in the core and not in the front"
-    )
+    parser.add_argument("--null", action="store_true", help="more twins, with telemetry=off once more")
+    parser.add_argument("--core", action="store_true", help="more twins, with books in the core alone")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")

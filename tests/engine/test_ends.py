@@ -53,12 +53,12 @@ def test_the_index_books_an_end_only_when_the_last_token_is_out():
     simulation.check = lambda: None  # which would book
     at_publish = []
     simulation.engine.publish = lambda outputs: at_publish.append(
-        (bool(outputs.outputs), simulation.journal.is_due, len(simulation.journal.shadow))
+        (bool(outputs.outputs), len(simulation.journal.shadow))
     )
     simulation.receive(ask("a", [1] * 8, 5))
     simulation.drain()
     *steps, last, idle = at_publish
-    assert steps == [(True, False, 0)] * 4 and last == (True, False, 0) and idle == (False, False, 3)
+    assert steps == [(True, 0)] * 4 and last == (True, 0) and idle == (False, 3)
 
 
 @pytest.mark.parametrize("token", [None, 7])

@@ -1,6 +1,7 @@
 """What the front makes of the steps that messages tell: when each ended, and when somebody is shown it."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -13,7 +14,7 @@ from engine.server.telemetry import Telemetry
 from engine.step_rows import StepRows
 from metrics.appraisal import Appraiser
 from metrics.records import StepRecord
-from tests.engine.simulated import SHAPE, Simulation
+from tests.engine.simulated import SHAPE, SimulatedRunner, Simulation
 from tests.engine.test_books import ask
 
 MS = 1_000_000
@@ -84,6 +85,29 @@ def test_it_changes_nothing_when_steps_are_told_and_taken(monkeypatch, most, cut
     found += taken(parts)
     assert found == taken(whole) and [record.step for record in found] == list(range(len(found)))
     assert sum(record.evicted_blocks for record in found) and any(record.evicted_age_ns for record in found)
+
+
+def test_what_a_steady_step_ran_as_stands_for_the_next_ones(monkeypatch):
+    """The graph of a captured step and its padding are told when they change."""
+    graphs, collect = (
+        ["eager", "decode-4", "decode-4", "decode-4", "decode-8", "eager", "eager"],
+        SimulatedRunner.collect,
+    )
+
+    def captured(runner, handle):
+        outcome = collect(runner, handle)
+        graph = graphs[min(len(graphs) - 1, runner.num_collected)]
+        runner.num_collected += 1
+        return dataclasses.replace(outcome, graph=graph, padding_tokens=0 if graph == "eager" else 3)
+
+    monkeypatch.setattr(SimulatedRunner, "num_collected", 0, raising=False)
+    monkeypatch.setattr(SimulatedRunner, "collect", captured)
+    rows, messages = StepRows(), told(ask("a", [1] * 8, 9))
+    add(rows, *messages)
+    found = taken(rows)
+    assert [record.graph for record in found] == graphs + ["eager"] * 2
+    assert [record.padding_tokens for record in found] == [0, 3, 3, 3, 3, 0, 0, 0, 0]
+    assert sum(len(message.steps.marks) for message in messages if message.steps) == 4
 
 
 def test_who_looks_sees_the_last_step_as_soon_as_the_core_has_said_when_it_ended():

@@ -21,6 +21,7 @@ from metrics.kernels import (
     kernel_records,
     outermost,
     segments,
+    within,
 )
 
 TRITON = Path(__file__).parents[2] / "engine" / "compute" / "triton"
@@ -176,6 +177,12 @@ def test_of_nested_operations_the_first_call_stands_for_all():
     nested = [run(0, 10, "aten::linear"), run(2, 5, "aten::addmm"), run(10, 3, "aten::add")]
     assert [one.name for one in outermost(nested)] == ["aten::linear", "aten::add"]
     assert [one.name for one in apart(outermost(nested), [run(0, 11, "span")])] == ["aten::add"]
+
+
+def test_operations_end_with_the_part_of_a_step_that_their_middle_lies_in():
+    windows = [StepWindow(1, 100, 150, 200), StepWindow(2, 200, 260, 260)]  # the second one draws at no cost
+    cut = within([run(90, 30), run(95, 9), run(140, 14), run(148, 14), run(190, 18), run(250, 24)], windows)
+    assert [(one.begin_ns, one.end_ns) for one in cut] == [(100, 120), (140, 150), (150, 162), (190, 200)]
 
 
 def test_operations_and_spans_do_not_cross():
