@@ -70,8 +70,9 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
-    def settle(self) -> None:
-        """The loop has a moment. Whoever was admitted has a report of its first query then, unless it is a fork."""
+    def settle(self, some: bool = False) -> None:
+        """The loop has a moment, or, for `some` of what waits, less than that. Whoever was admitted has a report of its
+        first query once all is booked, unless it is a fork."""
 
     def take_times(self) -> BlockTimes:
         """What was sampled since the last call."""
@@ -101,7 +102,7 @@ class NoJournal:
 
     def released(self, reader: Reader) -> None: ...
 
-    def settle(self) -> None: ...
+    def settle(self, some: bool = False) -> None: ...
 
     def take_times(self) -> BlockTimes:
         return BlockTimes()

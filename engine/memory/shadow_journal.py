@@ -50,7 +50,9 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-MOST_LATER = 16  # events that wait to be booked: with so many `is_due`; those of one step are booked together
+# Events that wait to be booked: with so many `is_due`. So many are booked after one step, and of a backlog an eighth, so
+# that it does not grow.
+MOST_LATER = 16
 
 
 class ShadowJournal:
@@ -106,8 +108,10 @@ class ShadowJournal:
         if len(self._later) >= MOST_LATER:
             self.is_due = True
 
-    def settle(self) -> None:
-        later, self._later, self.is_due = self._later, [], False
+    def settle(self, some: bool = False) -> None:
+        count = max(MOST_LATER, len(self._later) // 8) if some else len(self._later)
+        later, self._later = self._later[:count], self._later[count:]
+        self.is_due = len(self._later) >= MOST_LATER
         for book, *told in later:
             book(self, *told)
 
