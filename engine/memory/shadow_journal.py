@@ -50,8 +50,8 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-# Events that wait to be booked: with so many `is_due`. So many are booked after one step, and of a backlog an eighth, so
-# that it does not grow.
+# Events that wait to be booked: with so many `is_due`. So many are booked after one step, and of a backlog an eighth:
+# it does not grow.
 MOST_LATER = 16
 
 
