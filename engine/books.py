@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine import step_log
 from engine.config import EngineConfig
 from engine.messages import Standing, ToldSteps
 from engine.request.accounting import Accountant, Alive, alive
@@ -110,7 +109,7 @@ class FullBooks:
         log, pool, found, now_ns = self.log, self._pool, self.alive, readings[-1]
         slots, blocks = pool.slots_written, turned[2]
         if (
-            not is_steady or now_ns >= log.due_ns or log.untold >= step_log.MOST_UNTOLD or turned[1] != log.width
+            not is_steady or now_ns >= log.due_ns or log.untold >= log.most_untold or turned[1] != log.width
             or plan.refusals or outcome.entropy_millinats or outcome.graph != log.graph or self._journal.has_times
         ):  # fmt: skip
             self.accountant.executed(plan, found, outcome, now_ns)

@@ -143,6 +143,7 @@ class Engine:
         flight = self._flights.popleft()
         plan, outcome = flight.plan, self.runner.collect(flight.handle)
         running, changes = self.scheduler.running, self.scheduler.changes
+        # Who could not be planned (a token budget below the running) changes nothing: so their number is compared, too.
         is_steady = plan.changes == changes == self.books.steady_since and len(plan.scheduled) == len(running)
         if not is_steady:
             self.books.collected(plan, running, changes)

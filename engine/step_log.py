@@ -36,6 +36,7 @@ class StepLog:
         self.pool = pool
         self.journal = journal
         self.untold = 0  # steps
+        self.most_untold = MOST_UNTOLD
         self.due_ns = 0  # when the untold steps are told
         self.rows = array("q")  # theirs: numbers lie in it, where a list would keep an object for each
         self.width = 0  # sequences of the last step
@@ -72,7 +73,7 @@ class StepLog:
         """A step is committed; the parameters are those of `Books.committed`, which also says what is returned."""
         step, emitted_tokens, blocks, ended_before_ns = turned
         told = None
-        if readings[-1] >= self.due_ns or self.untold >= MOST_UNTOLD:
+        if readings[-1] >= self.due_ns or self.untold >= self.most_untold:
             told = self._take(ended_before_ns) if self.untold else None
             self.due_ns = readings[-1] + UNTOLD_NS
         row, past = self.untold, plan.scheduled[0][2]

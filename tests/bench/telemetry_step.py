@@ -8,8 +8,8 @@ machine does only adds.
 With `--cold` a buffer is read before each step is read, and before the front takes its message, as a model's weights
 would be: what code and data then cost is mostly the way to memory. The two loops go step by step in turns, and medians
 of full less off stand a busy machine. `steady` is of neighbouring steps; `block` of those steps of 16 in which a block
-becomes full; `core` and `front` of the means of 64 steps, which hold what is put off: a turn of the shadow index where
-512 of its events wait (with 32 streams every 128 steps), a turn of the front's rows. No request comes or ends, and the
+becomes full; `core` and `front` of the means of 64 steps, which hold what is put off: what the shadow index books once
+16 of its events wait, a turn of the front's rows. No request comes or ends, and the
 front's two milliseconds every five seconds are in one mean of some eighty.
 """
 

@@ -160,6 +160,12 @@ def _shares(record) -> list[tuple[str, str, int, int, int]]:
     return [(*share, record.step) for share in columns]
 
 
+def test_those_who_decode_on_take_the_short_way():
+    """But for the step of their prompts and the one after it, and the one after somebody has left."""
+    _, both = play([("submit", ask("a", [1] * 8, 9)), ("submit", ask("b", [2] * 8, 5))], 0, {})
+    assert (both.steps, both.num_steady) == (9, 6)
+
+
 def test_time_of_the_device_and_its_gaps_sum_to_the_wall_time():
     for overlap in (False, True):
         simulation = Simulation(overlap=overlap, max_num_batched_tokens=8)
