@@ -161,6 +161,14 @@ def test_step_records_explain_the_wall_time_by_host_and_by_device(measured):
     assert complaint(later) is None and later["outside"] == pytest.approx(2000)
 
 
+def test_a_reader_who_has_the_last_token_before_its_step_is_over_is_explained_too(measured):
+    steps, begin_ns, end_ns = measured
+    third_ns = (end_ns - begin_ns) // steps.count // 3
+    told = explain(steps, begin_ns + third_ns, end_ns - third_ns)
+    assert complaint(told) is None and told["outside"] == 0
+    assert told["wall"] == pytest.approx((end_ns - begin_ns) / 1e6)
+
+
 @pytest.mark.parametrize("column", ["stage_wait_ns", "device_ns", "gap_ns"])
 def test_an_account_that_lacks_time_is_told(measured, column):
     steps, begin_ns, end_ns = measured

@@ -62,12 +62,15 @@ def steps_of_table(table: pd.DataFrame, begin_ns: int, end_ns: int) -> Steps:
 def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     """Milliseconds of a measurement from `begin_ns` to `end_ns` by account. The host's and the device's accounts, each
     with `pauses` and `outside`, sum to `wall` but for what `complaint` then tells.
+
+    `wall` holds all of each step: one that hands over the last token goes on when its reader has it already.
     """
     if not steps.count:
         raise BenchError("no step was recorded while the benchmark ran")
     columns = steps.columns
     first, last = columns["begin_ns"][0], columns["end_ns"][-1]
-    outside = max(0.0, first - begin_ns) + max(0.0, end_ns - last)
+    began_ns, over_ns = min(first, begin_ns), max(last, end_ns)
+    outside = first - began_ns + over_ns - last
     pauses = float((columns["begin_ns"][1:] - columns["end_ns"][:-1]).clip(min=0).sum())
     told = {f"host {stage}": float(columns[f"stage_{stage}_ns"].sum()) for stage in STAGES}
     told |= {"pauses": pauses, "outside": outside}
@@ -80,7 +83,7 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     # After the last step before a pause, the device's next gap begins when the loop awakes; the host still had work.
     idle_after = np.append(columns["begin_ns"][1:] > columns["end_ns"][:-1], True)
     told["device gaps"] += float((columns["stage_commit_ns"] + columns["stage_publish_ns"])[idle_after].sum())
-    told["wall"] = end_ns - begin_ns
+    told["wall"] = over_ns - began_ns
     return {name: float(value) / 1e6 for name, value in told.items()} | {
         "steps": steps.count,
         "replayed": steps.total("replayed"),
