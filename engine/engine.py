@@ -164,7 +164,7 @@ class Engine:
         self._tell(committed_ns, outputs, blocks, steps)
         self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
         if self.scheduler.journal.is_due:
-            self.scheduler.journal.settle(some=True)
+            self.scheduler.journal.settle_some(plan.has_prompts)
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
@@ -228,8 +228,7 @@ class Engine:
 
     def _end(self, request: Request, booked_ns: int) -> None:
         """It is told with the next message: what its record needs."""
-        if request.prefix_report is None:  # else the journal has come that far, and may take its time with the rest
-            self.scheduler.journal.settle()
+        self.scheduler.journal.settle_for(request)
         self._ended.append(_ended(request, booked_ns))
 
     def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:

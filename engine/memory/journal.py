@@ -44,7 +44,7 @@ class Journal(Protocol):
 
     now_ns: int  # of the turn; the loop sets it
     has_times: bool  # something is there for `take_times`
-    is_due: bool  # `settle` has something to do that should not wait for long
+    is_due: bool  # `settle_some` has something to do that should not wait for long
 
     def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
@@ -70,9 +70,15 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
-    def settle(self, some: bool = False) -> None:
-        """The loop has a moment, or, for `some` of what waits, less than that. Whoever was admitted has a report of its
-        first query once all is booked, unless it is a fork."""
+    def settle(self) -> None:
+        """The loop has nothing else to do: all is booked. Whoever was admitted has a report of its first query then,
+        unless it is a fork."""
+
+    def settle_some(self, with_prompts: bool) -> None:
+        """The tokens of a step are out, and the next one is waited for. `with_prompts`: that step was long already."""
+
+    def settle_for(self, reader: Reader) -> None:
+        """It ends: what its report waits for is booked."""
 
     def take_times(self) -> BlockTimes:
         """What was sampled since the last call."""
@@ -102,7 +108,11 @@ class NoJournal:
 
     def released(self, reader: Reader) -> None: ...
 
-    def settle(self, some: bool = False) -> None: ...
+    def settle(self) -> None: ...
+
+    def settle_some(self, with_prompts: bool) -> None: ...
+
+    def settle_for(self, reader: Reader) -> None: ...
 
     def take_times(self) -> BlockTimes:
         return BlockTimes()

@@ -50,9 +50,10 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-# Events that wait to be booked: with so many `is_due`. So many are booked after one step, and of a backlog an eighth:
-# it does not grow.
-MOST_LATER = 16
+# Events that wait to be booked: with so many `is_due`. A stream alone has fewer before it ends, and then nobody waits.
+MOST_WAITING = 64
+HURRY = 4  # with so many times as many a step with prompts, which is long as it is, is made longer, too
+BOOKED_AT_ONCE = 16  # after a step, and of a backlog an eighth: it does not grow
 
 
 class ShadowJournal:
@@ -105,13 +106,26 @@ class ShadowJournal:
 
     def _put(self, *event: Any) -> None:
         self._later.append(event)
-        if len(self._later) >= MOST_LATER:
+        if len(self._later) >= MOST_WAITING:
             self.is_due = True
 
-    def settle(self, some: bool = False) -> None:
-        count = max(MOST_LATER, len(self._later) // 8) if some else len(self._later)
+    def settle(self) -> None:
+        self._book(len(self._later))
+
+    def settle_some(self, with_prompts: bool) -> None:
+        waiting = len(self._later)
+        if not with_prompts or waiting >= HURRY * MOST_WAITING:
+            self._book(max(BOOKED_AT_ONCE, waiting // 8))
+
+    def settle_for(self, reader: Reader) -> None:
+        if reader.prefix_report is None:
+            for number, event in enumerate(self._later, 1):
+                if event[0] is ShadowJournal._admit and event[2] is reader:
+                    return self._book(number)
+
+    def _book(self, count: int) -> None:
         later, self._later = self._later[:count], self._later[count:]
-        self.is_due = len(self._later) >= MOST_LATER
+        self.is_due = len(self._later) >= MOST_WAITING
         for book, *told in later:
             book(self, *told)
 

@@ -11,9 +11,11 @@ the median over loads, with a 95 % interval of the bootstrap. What the front doe
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +93,25 @@ def measure(engines: dict[str, Engine], streams: int, loads: int) -> tuple[dict[
     return without, {name: cost(values) for name, values in apart.items()}
 
 
+@contextlib.contextmanager
+def two_loops(model: str, threads: int) -> Iterator[dict[str, Engine]]:
+    """A loop without books and one with, over one model. Another process reads what they tell."""
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
+        address = f"ipc://{Path(folder) / 'messages'}"
+        outbox.bind(address)
+        reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
+        reader.start()
+        configs = {
+            name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
+            for name in ("off", "full")
+        }
+        engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
+        garbage.settle()
+        yield engines
+        outbox.send(b"")
+        reader.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -98,17 +119,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--loads", type=int, default=30)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
-        address = f"ipc://{Path(folder) / 'messages'}"
-        outbox.bind(address)
-        reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
-        reader.start()
-        configs = {
-            name: EngineConfig(model=options.model, telemetry=name, prefix_caching=False, threads=options.threads)
-            for name in ("off", "full")
-        }
-        engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
-        garbage.settle()
+    with two_loops(options.model, options.threads) as engines:
         print("streams         us a step, off   books, us a step (95 % interval)    books, %")
         for streams in options.streams or [1, 8, 32]:
             without, added = measure(engines, streams, options.loads)
@@ -116,8 +127,6 @@ def main() -> None:
                 interval = f"{books.value:+.1f} ({books.low:+.1f} to {books.high:+.1f})"
                 percent = 100 * books.value / without[name]
                 print(f"{streams:7} {name:>6} {without[name]:15.0f} {interval:>34} {percent:+11.2f}")
-        outbox.send(b"")
-        reader.join()
 
 
 if __name__ == "__main__":

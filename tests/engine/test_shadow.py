@@ -5,7 +5,7 @@ import pytest
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import NoJournal
 from engine.memory.shadow import Shadow
-from engine.memory.shadow_journal import ShadowJournal
+from engine.memory.shadow_journal import BOOKED_AT_ONCE, HURRY, MOST_WAITING, ShadowJournal
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.prefix import PrefixReport, combined
@@ -187,6 +187,38 @@ def test_who_never_got_a_place_has_no_report():
     simulation.receive(Abort("b"))
     simulation.drain()
     assert simulation.published.ended["b"].prefix is None
+
+
+def test_steps_with_prompts_are_not_made_longer_before_much_waits():
+    journal = Simulation().journal
+
+    def waits(count: int, with_prompts: bool) -> int:
+        """How many events a step books of so many."""
+        while len(journal._later) < count:
+            journal.grew(None)
+        before = len(journal._later)
+        if journal.is_due:
+            journal.settle_some(with_prompts)
+        return before - len(journal._later)
+
+    assert waits(MOST_WAITING - 1, False) == 0
+    assert waits(MOST_WAITING, False) == BOOKED_AT_ONCE
+    assert waits(HURRY * MOST_WAITING - 1, True) == 0
+    assert waits(HURRY * MOST_WAITING, True) == HURRY * MOST_WAITING // 8
+    journal.settle()
+    assert not journal._later and not journal.is_due
+
+
+def test_who_ends_has_a_report_and_nothing_behind_it_is_booked():
+    simulation = Simulation()
+    simulation.check = lambda: None  # which would book
+    simulation.receive(ask("a", A), ask("b", B, 8))
+    waiting = simulation.engine.scheduler.requests["b"]
+    simulation.step()
+    assert waiting.prefix_report is None and simulation.journal._later
+    simulation.drain()
+    assert simulation.published.ended["a"].prefix.prefix_outcomes == {"miss_cold": 8}
+    assert simulation.published.ended["b"].prefix == waiting.prefix_report is not None
 
 
 def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
