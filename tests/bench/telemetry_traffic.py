@@ -2,15 +2,17 @@
 
     python -m tests.bench.telemetry_traffic tiny-model -c 1 -c 8 -c 32
 
-One process, one model, two loops over it that are given the same requests at the same steps, in turns. So step number
-17 of one does what step number 17 of the other does, and the median of each step over many turns leaves out what else
-the machine does: what is left says which steps telemetry makes longer, which no mean does. A request that ends is
-followed by another one at once. What the core does while nobody asks anything (with one stream, between two requests)
-is not counted, because nobody waits; messages go to another process, which drops them.
+One process, one model, two loops over it that are given the same requests at the same steps, in turns: a request that
+ends is followed by another one at once. So step number 17 of one does what step number 17 of the other does. Compared
+are the stages of each step but `wait`, in which the model computes and telemetry does nothing: what else the machine
+does meets that stage most of all. What telemetry adds to a step is the median of the differences over turns, which says
+where it costs, as no mean does.
 
 `lost` is of tokens/s, `p99` of the gaps between tokens as far as the steps' medians make them: all other reasons for a
-long gap are left out. Intervals are 95 % ones of the bootstrap over turns. The dearest steps follow, with what
-telemetry adds to each: with one stream steps 0 and 128 compute a prompt, with more every 128 / streams-th one.
+long gap are left out. Intervals are 95 % ones of the bootstrap over turns. Then microseconds added to steps with a
+prompt, to those behind one, where the index books, and to all others; by stage with `--stages`. What the core
+does while nobody asks anything (with one stream, between two requests) is not counted, because nobody waits; messages
+go to another process, which drops them.
 """
 
 import argparse
@@ -20,33 +22,40 @@ from collections import deque
 import numpy as np
 
 from engine.engine import Engine
-from engine.messages import Outputs, Submit
+from engine.messages import Outputs, Submit, ToldSteps
 from engine.sampling import SamplingParams
+from metrics.records import STAGES
 from tests.bench.overhead import Cost
 from tests.bench.telemetry_core import two_loops
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
+STEPS = 2 * OUTPUT_TOKENS  # of a turn that are looked at
 WARM_TURNS = 2
 RESAMPLES = 400
-DEAREST = 6  # steps that are told
+HOST = [index for index, stage in enumerate(STAGES) if stage != "wait"]
 
 
 class Play:
-    """The same requests again and again, to one loop."""
+    """The same requests again and again, to one loop. Stands between that and its books, and its reader."""
 
     def __init__(self, name: str, engine: Engine, streams: int):
         self._name, self._engine, self._streams = name, engine, streams
         self._asked = 0
         self._ended = 0  # since the last look
+        self._readings: list[list[int]] = []  # of each step
         self._tell, engine.publish = engine.publish, self._publish
+        self._committed, engine.books.committed = engine.books.committed, self._commit
+
+    def close(self) -> None:
+        self._engine.publish, self._engine.books.committed = self._tell, self._committed
 
     def turn(self) -> np.ndarray:
-        """Microseconds of each step, from one in which all streams are under way to when each has had two requests."""
+        """Microseconds of each stage, [STEPS, stages], from when all streams are under way."""
         engine, streams = self._engine, self._streams
         lengths = deque(OUTPUT_TOKENS * (index + 1) // streams for index in range(streams))
         lengths += [OUTPUT_TOKENS] * (2 * streams)
-        arriving, took_ns = streams, []
-        begin_ns = time.monotonic_ns()
+        arriving, begin_ns = streams, time.monotonic_ns()
+        self._readings = []
         while arriving or engine.has_work:
             if not engine.has_work:
                 engine.tell_all()
@@ -54,11 +63,11 @@ class Play:
             asked = [self._submit(lengths.popleft(), begin_ns) for _ in range(min(arriving, len(lengths)))]
             engine.receive(asked, begin_ns)
             self._ended = 0
-            end_ns = engine.step()
-            took_ns.append(end_ns - begin_ns)
-            begin_ns, arriving = end_ns, self._ended if lengths else 0
+            begin_ns = engine.step()
+            self._readings[-1].append(begin_ns)
+            arriving = self._ended if lengths else 0
         engine.tell_all()
-        return np.array(took_ns[OUTPUT_TOKENS : 3 * OUTPUT_TOKENS]) / 1e3
+        return np.diff(self._readings[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS], axis=1) / 1e3
 
     def _submit(self, tokens: int, now_ns: int) -> Submit:
         self._asked += 1
@@ -70,12 +79,13 @@ class Play:
         self._tell(outputs)
         self._ended += sum(output.finish_reason is not None for output in outputs.outputs)
 
-    def close(self) -> None:
-        self._engine.publish = self._tell
+    def _commit(self, plan, outcome, readings: list[int], turned, is_steady: bool) -> ToldSteps | None:
+        self._readings.append(list(readings))
+        return self._committed(plan, outcome, readings, turned, is_steady)
 
 
-def measure(engines: dict[str, Engine], streams: int, turns: int) -> dict[str, np.ndarray]:
-    """Microseconds of each step, by what is booked: [turns, steps]."""
+def measure(engines: dict[str, Engine], streams: int, turns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Microseconds of each stage without books, and what they add: [turns, STEPS, stages] both."""
     plays = {name: Play(name, engine, streams) for name, engine in engines.items()}
     took: dict[str, list[np.ndarray]] = {name: [] for name in plays}
     for number in range(WARM_TURNS + turns):
@@ -85,27 +95,30 @@ def measure(engines: dict[str, Engine], streams: int, turns: int) -> dict[str, n
                 took[name].append(each)
     for play in plays.values():
         play.close()
-    return {name: np.stack(each) for name, each in took.items()}
+    off, full = (np.stack(took[name]) for name in ("off", "full"))
+    return off, full - off
 
 
-def profiles(off: np.ndarray, full: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Microseconds of each step without books and what they add: [steps] each, of [turns, steps]. What changes from
-    turn to turn meets both of a pair alike."""
-    return np.median(off, axis=0), np.median(full - off, axis=0)
+def percents(off_us: np.ndarray, added_us: np.ndarray, streams: int) -> tuple[float, float]:
+    """Tokens/s lost and the 99th percentile gained, of the medians of [turns, STEPS] over the turns."""
+    off, added = np.median(off_us, axis=0), np.median(added_us, axis=0)
+    lost = 1 - off.sum() / (off + added).sum()
+    gaps = slice(None) if streams > 1 else ~kinds(streams)["prompt"]  # for which no other stream waits
+    return 100 * lost, 100 * (np.percentile((off + added)[gaps], 99) / np.percentile(off[gaps], 99) - 1)
 
 
-def percents(off: np.ndarray, full: np.ndarray) -> tuple[float, float]:
-    """Tokens/s lost and the 99th percentile gained, of [turns, steps]."""
-    without, added = profiles(off, full)
-    lost = 1 - without.sum() / (without + added).sum()
-    return 100 * lost, 100 * (np.percentile(without + added, 99) / np.percentile(without, 99) - 1)
-
-
-def costs(off: np.ndarray, full: np.ndarray) -> tuple[Cost, Cost]:
+def costs(off_us: np.ndarray, added_us: np.ndarray, streams: int) -> list[Cost]:
     """`percents`, with their intervals."""
-    draws = np.random.default_rng(0).integers(0, len(off), (RESAMPLES, len(off)))
-    bounds = np.percentile([percents(off[draw], full[draw]) for draw in draws], (2.5, 97.5), axis=0)
-    return tuple(Cost(value, *bounds[:, index].tolist()) for index, value in enumerate(percents(off, full)))
+    draws = np.random.default_rng(0).integers(0, len(off_us), (RESAMPLES, len(off_us)))
+    drawn = [percents(off_us[draw], added_us[draw], streams) for draw in draws]
+    low, high = np.percentile(drawn, (2.5, 97.5), axis=0).tolist()
+    return [Cost(*each) for each in zip(percents(off_us, added_us, streams), low, high, strict=True)]
+
+
+def kinds(streams: int) -> dict[str, np.ndarray]:
+    """Which steps compute a prompt, which come behind one, and which are left: [STEPS] each."""
+    place = np.arange(STEPS) % max(1, OUTPUT_TOKENS // streams)
+    return {"prompt": place == 0, "behind": place == 1, "other": place > 1}
 
 
 def main() -> None:
@@ -114,16 +127,24 @@ def main() -> None:
     parser.add_argument("-c", "--streams", type=int, action="append")
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--stages", action="store_true", help="also where in a step it is added")
     options = parser.parse_args()
     with two_loops(options.model, options.threads) as engines:
-        print("streams  us a step, off   tokens/s lost, %        p99 gained, %           dearest steps, us")
+        columns = ("us a step, off", "tokens/s lost, %", "p99 ITL gained, %")
+        print(f"streams {columns[0]:>15}   {columns[1]:20}  {columns[2]:20}  us added: prompt   behind    other")
         for streams in options.streams or [1, 8, 32]:
-            took = measure(engines, streams, options.turns)
-            lost, p99 = (f"{cost.value:+.1f} ({cost.low:+.1f} to {cost.high:+.1f})" for cost in costs(**took))
-            without, added = profiles(**took)
-            dearest = ", ".join(f"{step}: {added[step]:+.0f}" for step in np.argsort(-added)[:DEAREST])
-            median = f"median {np.median(added):+.1f}"
-            print(f"{streams:7} {np.median(without):15.0f}   {lost:22}  {p99:22}  {dearest}; {median}")
+            off_us, added_us = measure(engines, streams, options.turns)
+            found = costs(off_us.sum(axis=2), added_us[..., HOST].sum(axis=2), streams)
+            lost, p99 = (f"{cost.value:+.1f} ({cost.low:+.1f} to {cost.high:+.1f})" for cost in found)
+            added = np.median(added_us, axis=0)
+            of_kinds = {kind: added[chosen].mean(axis=0) for kind, chosen in kinds(streams).items()}
+            told = " ".join(f"{by_stage[HOST].sum():+8.1f}" for by_stage in of_kinds.values())
+            step_us = float(np.median(off_us.sum(axis=2)))
+            print(f"{streams:7} {step_us:15.0f}   {lost:20}  {p99:20}          {told}")
+            if options.stages:
+                for index, stage in enumerate(STAGES):
+                    told = " ".join(f"{by_stage[index]:+8.1f}" for by_stage in of_kinds.values())
+                    print(f"{stage:>78}{told}")
 
 
 if __name__ == "__main__":
