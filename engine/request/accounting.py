@@ -175,17 +175,12 @@ class Accountant:
         """Of a step with prompts in it, or with others than the step before."""
         clock, items = self.clock, plan.scheduled
         prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
-        running = {request.order for request in alive.running}
-        stay, others = [], []
-        for item in items:
-            request = item.request
-            if request.order in running:
-                if request.clocked and item.kind == "decode":
-                    stay.append(request)
-                else:
-                    others.append(item)
-        if len(stay) < len(clock.members):
-            staying = {request.order for request in stay}
+        if alive.running is not alive.planned:
+            running = {request.order for request in alive.running}
+            items = [item for item in items if item.request.order in running]
+        others = [item for item in items if not item.request.clocked or item.kind != "decode"]
+        if len(items) - len(others) < len(clock.members):
+            staying = {item.request.order for item in items} - {item.request.order for item in others}
             for request in clock.members:
                 if request.order not in staying:
                     clock.leave(request)
@@ -202,10 +197,9 @@ class Accountant:
             gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
             ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
             request.booked_ns, request.lag_ns = outcome.device_end_ns, lag_ns
-        for item in others:
             if item.samples:
-                clock.join(item.request)
-        clock.members = [item.request for item in items if item.request.clocked and item.request.order in running]
+                clock.join(request)
+        clock.members = [item.request for item in items if item.request.clocked]
 
     def _tick(self, interference_ns: int, decode_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
         clock = self.clock
