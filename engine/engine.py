@@ -164,7 +164,7 @@ class Engine:
         self._tell(committed_ns, outputs, blocks, steps)
         self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
         if self.scheduler.journal.is_due:
-            self.scheduler.journal.settle_some(plan.has_prompts)
+            self.scheduler.journal.settle_some()
 
     def tell_all(self) -> None:
         """Nothing is left to compute, or nothing will be any more: tells what no later step would."""

@@ -1,6 +1,6 @@
 """What the loop tells of its steps: what its clocks and counters read, and what most steps have not.
 
-Up to some hundred steps are told together: the front, which writes the tokens, would pay for a row with every message.
+Up to 256 steps are told together: the front, which writes the tokens, would pay for a row with every message.
 """
 
 from array import array
@@ -17,7 +17,7 @@ from metrics.records import STAGES
 from metrics.step_batch import Makeup, Others
 
 BLOCK_TIMES = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
-MOST_UNTOLD = 256  # steps: fewer than one in a hundred waits for them
+MOST_UNTOLD = 256  # steps: of fast ones, fewer than one in a hundred waits for them
 UNTOLD_NS = 250_000_000  # since the first of them was committed: then all are told
 _DEVICE_END = STEP_ROW.index("device_end_ns")
 

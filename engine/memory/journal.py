@@ -74,8 +74,8 @@ class Journal(Protocol):
         """The loop has nothing else to do: all is booked. Whoever was admitted has a report of its first query then,
         unless it is a fork."""
 
-    def settle_some(self, with_prompts: bool) -> None:
-        """The tokens of a step are out, and the next one is waited for. `with_prompts`: that step was long already."""
+    def settle_some(self) -> None:
+        """The tokens of a step are out, and the next ones are waited for."""
 
     def settle_for(self, reader: Reader) -> None:
         """It ends: what its report waits for is booked."""
@@ -110,7 +110,7 @@ class NoJournal:
 
     def settle(self) -> None: ...
 
-    def settle_some(self, with_prompts: bool) -> None: ...
+    def settle_some(self) -> None: ...
 
     def settle_for(self, reader: Reader) -> None: ...
 

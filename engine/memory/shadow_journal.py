@@ -50,9 +50,9 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-# Events that wait to be booked: with so many `is_due`. A stream alone has fewer before it ends, and then nobody waits.
+# Events that wait to be booked: with so many `is_due`. A stream alone has fewer in its first 450 tokens: what ends by
+# then is booked while nobody waits.
 MOST_WAITING = 64
-HURRY = 4  # with so many times as many a step with prompts, which is long as it is, is made longer, too
 BOOKED_AT_ONCE = 16  # after a step, and of a backlog an eighth: it does not grow
 
 
@@ -112,13 +112,11 @@ class ShadowJournal:
     def settle(self) -> None:
         self._book(len(self._later))
 
-    def settle_some(self, with_prompts: bool) -> None:
-        waiting = len(self._later)
-        if not with_prompts or waiting >= HURRY * MOST_WAITING:
-            self._book(max(BOOKED_AT_ONCE, waiting // 8))
+    def settle_some(self) -> None:
+        self._book(max(BOOKED_AT_ONCE, len(self._later) // 8))
 
     def settle_for(self, reader: Reader) -> None:
-        if reader.prefix_report is None:
+        if reader.prefix_report is None and reader.fork_of is None:
             for number, event in enumerate(self._later, 1):
                 if event[0] is ShadowJournal._admit and event[2] is reader:
                     return self._book(number)

@@ -63,7 +63,8 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     """Milliseconds of a measurement from `begin_ns` to `end_ns` by account. The host's and the device's accounts, each
     with `pauses` and `outside`, sum to `wall` but for what `complaint` then tells.
 
-    `wall` holds all of each step: one that hands over the last token goes on when its reader has it already.
+    `wall` holds all of each step, also what lies before `begin_ns` or behind `end_ns`: one that hands over the last
+    token goes on when its reader has it already.
     """
     if not steps.count:
         raise BenchError("no step was recorded while the benchmark ran")

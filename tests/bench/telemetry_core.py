@@ -107,9 +107,11 @@ def two_loops(model: str, threads: int) -> Iterator[dict[str, Engine]]:
         }
         engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
         garbage.settle()
-        yield engines
-        outbox.send(b"")
-        reader.join()
+        try:
+            yield engines
+        finally:
+            outbox.send(b"")
+            reader.join()
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import pytest
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import NoJournal
 from engine.memory.shadow import Shadow
-from engine.memory.shadow_journal import BOOKED_AT_ONCE, HURRY, MOST_WAITING, ShadowJournal
+from engine.memory.shadow_journal import BOOKED_AT_ONCE, MOST_WAITING, ShadowJournal
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.prefix import PrefixReport, combined
@@ -189,22 +189,20 @@ def test_who_never_got_a_place_has_no_report():
     assert simulation.published.ended["b"].prefix is None
 
 
-def test_steps_with_prompts_are_not_made_longer_before_much_waits():
+def test_after_a_step_some_of_what_waits_is_booked_and_of_a_backlog_an_eighth():
     journal = Simulation().journal
 
-    def waits(count: int, with_prompts: bool) -> int:
+    def booked(count: int) -> int:
         """How many events a step books of so many."""
         while len(journal._later) < count:
             journal.grew(None)
-        before = len(journal._later)
         if journal.is_due:
-            journal.settle_some(with_prompts)
-        return before - len(journal._later)
+            journal.settle_some()
+        return count - len(journal._later)
 
-    assert waits(MOST_WAITING - 1, False) == 0
-    assert waits(MOST_WAITING, False) == BOOKED_AT_ONCE
-    assert waits(HURRY * MOST_WAITING - 1, True) == 0
-    assert waits(HURRY * MOST_WAITING, True) == HURRY * MOST_WAITING // 8
+    assert booked(MOST_WAITING - 1) == 0
+    assert booked(MOST_WAITING) == BOOKED_AT_ONCE
+    assert booked(32 * BOOKED_AT_ONCE) == 4 * BOOKED_AT_ONCE
     journal.settle()
     assert not journal._later and not journal.is_due
 
