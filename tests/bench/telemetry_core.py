@@ -11,38 +11,21 @@ the median over loads, with a 95 % interval of the bootstrap. What the front doe
 """
 
 import argparse
-import contextlib
-import multiprocessing
-import tempfile
 import time
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import numpy as np
-import zmq
 
-from engine import garbage
-from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.messages import Submit
 from engine.sampling import SamplingParams
 from tests.bench.overhead import Cost, cost
-from tests.bench.twin_core import loops, publish
+from tests.bench.twin_core import two_loops
 
 PROMPT_TOKENS, TURNS = 64, 6  # of each load
 # In the first steps of a turn the loop comes from a pause, and the runner has had other requests. With turns of ten
 # steps the caches held less of the books than in a loop that works on: they cost half as much again.
 TURN_STEPS, WAKING_STEPS = 100, 3
 PERCENTILES = (50, 95)
-
-
-def drop_messages(address: str) -> None:
-    """The other end: reads until it is told to stop."""
-    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
-        socket.connect(address)
-        while socket.recv():
-            pass
 
 
 def begin(name: str, engine: Engine, streams: int) -> None:
@@ -91,27 +74,6 @@ def measure(engines: dict[str, Engine], streams: int, loads: int) -> tuple[dict[
     }
     without = {f"p{q}": float(np.median([np.percentile(each["off"], q) for each in took])) for q in PERCENTILES}
     return without, {name: cost(values) for name, values in apart.items()}
-
-
-@contextlib.contextmanager
-def two_loops(model: str, threads: int) -> Iterator[dict[str, Engine]]:
-    """A loop without books and one with, over one model. Another process reads what they tell."""
-    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
-        address = f"ipc://{Path(folder) / 'messages'}"
-        outbox.bind(address)
-        reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
-        reader.start()
-        configs = {
-            name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
-            for name in ("off", "full")
-        }
-        engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
-        garbage.settle()
-        try:
-            yield engines
-        finally:
-            outbox.send(b"")
-            reader.join()
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from engine.messages import Outputs, Submit, ToldSteps
 from engine.sampling import SamplingParams
 from metrics.records import STAGES
 from tests.bench.overhead import Cost
-from tests.bench.telemetry_core import two_loops
+from tests.bench.twin_core import two_loops
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
 STEPS = 2 * OUTPUT_TOKENS  # of a turn that are looked at
@@ -132,7 +132,9 @@ def costs(off_us: np.ndarray, added_us: np.ndarray, waited_for: np.ndarray) -> l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("-c", "--streams", type=int, action="append", choices=range(1, OUTPUT_TOKENS // 2 + 1))
+    parser.add_argument(
+        "-c", "--streams", type=int, action="append", choices=range(1, OUTPUT_TOKENS // 2 + 1), metavar="N"
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--stages", action="store_true", help="also where in a step it is added")

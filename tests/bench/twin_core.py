@@ -6,13 +6,16 @@ FOLDER/NAME.json tells where the front of that name listens, and its settings. A
 loop that runs next; it is stopped by `Stop`, then a line tells that it stands.
 """
 
+import contextlib
 import copy
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +47,27 @@ def loops(configs: dict[str, EngineConfig], publish: dict[str, Publish]) -> tupl
     return engines, ready
 
 
+@contextlib.contextmanager
+def two_loops(model: str, threads: int) -> Iterator[dict[str, Engine]]:
+    """A loop without books and one with, over one model. Another process reads what they tell."""
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
+        address = f"ipc://{Path(folder) / 'messages'}"
+        outbox.bind(address)
+        reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
+        reader.start()
+        configs = {
+            name: EngineConfig(model=model, telemetry=name, prefix_caching=False, threads=threads)
+            for name in ("off", "full")
+        }
+        engines, _ = loops(configs, dict.fromkeys(configs, partial(publish, outbox)))
+        garbage.settle()
+        try:
+            yield engines
+        finally:
+            outbox.send(b"")
+            reader.join()
+
+
 def main() -> None:
     folder, names = Path(sys.argv[1]), sys.argv[2:]
     bench_pid = os.getppid()
@@ -71,6 +95,14 @@ def main() -> None:
 def stop_address(folder: Path, name: str) -> str:
     """Where the benchmark stops a loop."""
     return f"ipc://{folder}/stop-{name}"
+
+
+def drop_messages(address: str) -> None:
+    """The other end: reads until it is told to stop."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.connect(address)
+        while socket.recv():
+            pass
 
 
 def publish(outbox: zmq.Socket, outputs: messages.Outputs) -> None:
