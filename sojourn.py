@@ -31,9 +31,9 @@ from commands.frame import (
 )  # fmt: skip
 from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
-from engine.cores import let_threads_sleep
 from engine.options import assignments, engine_options
-from metrics.outcome import EXIT_CODES, NOT_VALID
+from engine.process import let_threads_sleep
+from metrics.run.exit_code import EXIT_CODES, NOT_VALID
 
 app = typer.Typer(
     name="sojourn",
@@ -69,9 +69,9 @@ def run(
     """Start the engine as a scenario says, replay the scenario, stop the engine, diagnose."""
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.experiment import run_scenario
-    from loadgen.progress_bar import ProgressBar
-    from loadgen.scenario import load_scenario
+    from loadgen.run.experiment import run_scenario
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     overrides = assignments(set_ or [], "--set")
@@ -110,9 +110,9 @@ def load(
 ) -> None:
     """Replay a scenario against a server that is running already, diagnose. Causes need the server's records too."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.experiment import load_url
-    from loadgen.progress_bar import ProgressBar
-    from loadgen.scenario import load_scenario
+    from loadgen.run.experiment import load_url
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     check_engine_block(loaded)
@@ -158,7 +158,7 @@ def explain(
     ] = None,
 ) -> None:
     """Say where the time of one request went, what it waited for, through whom, and why its slow tokens were slow."""
-    from metrics.explain import explain as explanation
+    from metrics.diagnosis.explain_request import explain as explanation
 
     out.print(explanation(open_run(run), request_id, token))
 
@@ -171,7 +171,7 @@ def join(
     ],
 ) -> None:
     """Join what client and server recorded on two hosts into the client's run, and tell how far their clocks agree."""
-    from metrics.join import join_runs, uncertainty_sentence
+    from metrics.run.join import join_runs, uncertainty_sentence
 
     client = open_run(client_run)
     joined = join_runs(client, open_run(server_run))
@@ -189,7 +189,7 @@ def report(
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
     need("ui", "plotly")
-    from ui.report import write_report
+    from ui.html.run_report import write_report
 
     opened = open_run(run)
     diagnosis = diagnose_run(opened, open_run(against) if against else None)
@@ -208,7 +208,7 @@ def trace(
     ] = None,
 ) -> None:
     """Write a run's requests, steps and counters as a trace for ui.perfetto.dev or chrome://tracing."""
-    from metrics.perfetto import run_rows, write_trace
+    from metrics.export.perfetto import run_rows, write_trace
 
     if from_ is not None and to is not None and to <= from_:
         raise Failure(
@@ -283,9 +283,9 @@ def calibrate_device(
     """Measure what a device can do at most (bandwidth, matrix products by precision and rows), and keep it."""
     need("engine", "torch")
     let_threads_sleep(os.environ, sys.modules)  # before torch: beside a busy process, spinning is what one measures
-    from engine.compute.calibration import calibrate
-    from metrics.machine import company
-    from metrics.roofline import ceilings_table, store_ceilings
+    from engine.compute.device_ceilings import calibrate
+    from metrics.compute.roofline import ceilings_table, store_ceilings
+    from metrics.machine.host import company
 
     busy = company()
     ceilings = calibrate(device, threads)
@@ -303,27 +303,27 @@ app.command("bench-serve", add_help_option=False, context_settings=FOREIGN)(benc
 def bench(context: typer.Context) -> None:
     """Measure the engine: throughput, latency and kernels, beside peers and the measured limits."""
     need("engine", "torch", "zmq", "tokenizers", "safetensors")
-    if not (Path(__file__).parent / "tests" / "bench" / "command.py").is_file():
+    if not (Path(__file__).parent / "bench" / "command.py").is_file():
         raise Failure("sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e .")
     sys.path.insert(0, str(Path(__file__).parent))
-    from tests.bench.command import app as bench_app
+    from bench.command import app as bench_app
 
     sys.exit(bench_app(args=context.args, prog_name=f"{program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
 
 
 # The errors that carry a sentence for the user, and the exit code of each.
 EXPECTED = {
-    ("metrics.rundir", "RunError"): 1,
-    ("metrics.calibration", "CalibrationError"): 1,
-    ("metrics.explain", "ExplainError"): 1,
-    ("metrics.join", "JoinError"): 1,
+    ("metrics.run.directory", "RunError"): 1,
+    ("metrics.machine.client_error", "CalibrationError"): 1,
+    ("metrics.diagnosis.explain_request", "ExplainError"): 1,
+    ("metrics.run.join", "JoinError"): 1,
     ("engine.options", "SettingError"): 2,
     ("engine.server.serve", "ServeError"): 1,
-    ("loadgen.experiment", "ExperimentError"): 1,
-    ("loadgen.scenario_faults", "ScenarioError"): 2,
+    ("loadgen.run.experiment", "ExperimentError"): 1,
+    ("loadgen.scenario.faults", "ScenarioError"): 2,
     ("ui.launch", "LaunchError"): 1,
-    ("tests.bench.results", "BenchError"): 2,
-    ("metrics.roofline", "CeilingError"): 1,
+    ("bench.results", "BenchError"): 2,
+    ("metrics.compute.roofline", "CeilingError"): 1,
 }
 
 
@@ -335,7 +335,7 @@ def _interrupt(*_: object) -> None:
 def main() -> None:
     """Entry point: every expected failure is a sentence on stderr and an exit code: 1 failure, 2 usage.
 
-    How a load ended, `metrics.outcome` says.
+    How a load ended, `metrics.run.exit_code` says.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)

@@ -14,10 +14,10 @@ from commands.telling import tell
 def bench_serve(context: typer.Context) -> None:
     """Load a running server as `vllm bench serve` would, by its flags; --help lists them. Recorded as a scenario."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.experiment import SCENARIO_FILE, load_url
-    from loadgen.progress_bar import ProgressBar
-    from loadgen.vllm_flags import flag_parser, parse
-    from loadgen.vllm_scenario import FlagError
+    from loadgen.run.experiment import SCENARIO_FILE, load_url
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.vllm_flags import flag_parser, parse
+    from loadgen.scenario.vllm_scenario import FlagError
 
     if {"-h", "--help"} & set(context.args) or not context.args:
         out.print(flag_parser().format_help(), highlight=False, markup=False)

@@ -20,9 +20,9 @@ def calibrate(
     """Measure the load generator against a server of known truth: its error by load, and its capacity. Kept, and told
     with the figures of every run."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.calibrate import GRID, QUICK_GRID, QUICK_WINDOW_S, WINDOW_S
-    from loadgen.calibrate import calibrate as measure
-    from metrics.calibration import calibration_table, store_calibration
+    from loadgen.sweeps.calibrate import GRID, QUICK_GRID, QUICK_WINDOW_S, WINDOW_S
+    from loadgen.sweeps.calibrate import calibrate as measure
+    from metrics.machine.client_error import calibration_table, store_calibration
 
     grid = QUICK_GRID if quick else GRID
     with out.status("") as shown:

@@ -21,7 +21,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.search import Goal, Judgement, Outcome, Proposal, bracket_sentence
+from metrics.search.bisection import Goal, Judgement, Outcome, Proposal, bracket_sentence
 
 UNRESOLVED = 3
 
@@ -59,9 +59,9 @@ def capacity(
     by the interval of its attainment; exit code 0 if the bracket is narrow enough, 3 if the search could not resolve
     it. Interrupted, the same command goes on where it was."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.capacity import CapacityPlan, find_capacity
-    from loadgen.progress_bar import ProgressBar
-    from loadgen.scenario import load_scenario
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.scenario import load_scenario
+    from loadgen.sweeps.capacity import CapacityPlan, find_capacity
 
     if start > highest:
         raise Failure(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other", code=2)

@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from commands.frame import RUNS, Failure, open_run, out
-from metrics.compare import Compared, Comparison
-from metrics.compare_runs import CompareError, compare_runs
-from metrics.compare_samples import METRICS
-from metrics.compare_work import Work
-from metrics.rundir import RunDirectory, RunError
+from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.samples import METRICS
+from metrics.compare.verdict import Compared, Comparison
+from metrics.compare.workload import Work
+from metrics.run.directory import RunDirectory, RunError
 
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}

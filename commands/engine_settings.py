@@ -8,7 +8,7 @@ from commands.frame import Failure
 from engine.config import EngineConfig, complaint
 
 if TYPE_CHECKING:
-    from loadgen.scenario import Scenario
+    from loadgen.scenario.scenario import Scenario
 
 
 def engine_config(settings: dict[str, Any]) -> EngineConfig:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from commands.frame import Failure, RunArgument, open_run, out
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 
 VLLM_FILE = "vllm_result.json"
 
@@ -33,9 +33,9 @@ def export(
 
 
 def vllm_document(run: RunDirectory, **choices) -> dict:
-    """The result file of a run; `choices` as `metrics.vllm_result.vllm_result` takes them."""
-    from metrics.goodput import measured
-    from metrics.vllm_result import vllm_result
+    """The result file of a run; `choices` as `metrics.export.vllm_result.vllm_result` takes them."""
+    from metrics.export.vllm_result import vllm_result
+    from metrics.request.goodput import measured
 
     meta = run.meta()
     return vllm_result(measured(run.requests(), meta), meta, **choices)

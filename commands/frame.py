@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 
 
 def print_nowhere(file: TextIO) -> None:
@@ -61,7 +61,7 @@ def open_run(path: Path) -> RunDirectory:
     if not path.exists() and (RUNS / path).is_dir():
         path = RUNS / path
     if path.is_dir() and importlib.util.find_spec("httptools"):
-        from loadgen.gather import recover
+        from loadgen.run.run_files import recover
 
         recover(path)
     return RunDirectory.open(path)

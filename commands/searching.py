@@ -9,11 +9,11 @@ import typer
 
 from commands.engine_settings import check_engine_block
 from commands.frame import Failure, need, out
-from metrics.objectives import parse_bounds
+from metrics.request.objectives import parse_bounds
 
 if TYPE_CHECKING:
-    from loadgen.points import Target
-    from loadgen.scenario import Scenario
+    from loadgen.scenario.scenario import Scenario
+    from loadgen.sweeps.run_point import Target
 
 BaseUrlOption = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
@@ -42,7 +42,7 @@ def chosen_target(
 ) -> "Target":  # fmt: skip
     """Where the load goes. Raises Failure where flags contradict each other, or the engine's settings are wrong."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.points import Target
+    from loadgen.sweeps.run_point import Target
 
     if base_url is not None:
         check_engine_block(scenario)
@@ -63,7 +63,7 @@ def chosen_target(
 def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
     if slo is None:
         return scenario
-    from loadgen.points import with_objectives
+    from loadgen.sweeps.run_point import with_objectives
 
     try:
         bounds = parse_bounds(slo)

@@ -22,8 +22,8 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.outcome import exit_code
-from metrics.search_points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
+from metrics.run.exit_code import exit_code
+from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 
 def sweep(
@@ -52,9 +52,9 @@ def sweep(
     goodput against the objectives. Interrupted, the same command goes on where it was, and measures again what was not
     valid; exit code 4 while a rate has no valid run."""
     need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.progress_bar import ProgressBar
-    from loadgen.scenario import load_scenario
-    from loadgen.sweep import SweepPlan, missing, run_sweep
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.scenario import load_scenario
+    from loadgen.sweeps.sweep import SweepPlan, missing, run_sweep
 
     loaded = with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
@@ -95,7 +95,7 @@ def result(rates: list[Rate], best: list[Frontier]) -> dict:
 def _rates(
     rates: str | None, rate_from: float | None, rate_to: float | None, points: int | None, scale: str | None
 ) -> tuple[float, ...]:
-    from loadgen.sweep import rate_grid, rate_list
+    from loadgen.sweeps.sweep import rate_grid, rate_list
 
     grid = {"--rate-from": rate_from, "--rate-to": rate_to, "--points": points, "--scale": scale}
     given = [flag for flag, value in grid.items() if value is not None]
@@ -156,7 +156,7 @@ def _number(value: float | None) -> str:
 
 def _report(folder: Path) -> None:
     if importlib.util.find_spec("plotly"):
-        from ui.sweep_report import write_sweep_report
+        from ui.html.sweep_report import write_sweep_report
 
         out.print(f"HTML report    {write_sweep_report(folder)}", highlight=False)
     out.print(f"sweep          {folder}", highlight=False)

@@ -8,10 +8,10 @@ import sys
 import msgspec
 
 from commands.frame import out
-from metrics.calibration import client_error_sentence
 from metrics.diagnosis.verdict import Diagnosis
-from metrics.outcome import exit_code
-from metrics.rundir import RunDirectory
+from metrics.machine.client_error import client_error_sentence
+from metrics.run.directory import RunDirectory
+from metrics.run.exit_code import exit_code
 
 
 def diagnose_run(opened: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
@@ -24,7 +24,7 @@ def diagnose_run(opened: RunDirectory, against: RunDirectory | None = None) -> D
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    from metrics.diagnosis.terminal import render
+    from metrics.diagnosis.terminal.report import render
 
     out.print(render(diagnosis))
 
@@ -41,13 +41,13 @@ def tell(done: RunDirectory) -> int:
 
     Returns the exit code that says how it ended.
     """
-    from metrics.goodput import measured
-    from metrics.prefix_share import workload_lines
+    from metrics.memory.prefix_share import workload_lines
+    from metrics.request.goodput import measured
 
     diagnosis = diagnose_run(done)
     html = "needs plotly: pip install '.[ui]', then sojourn report"
     if importlib.util.find_spec("plotly"):
-        from ui.report import write_report
+        from ui.html.run_report import write_report
 
         html = write_report(done, diagnosis, done.path / "report.html")
     print_diagnosis(diagnosis)

@@ -12,7 +12,9 @@ from dashboards.rules import rules
 from dashboards.stack import FILES
 
 GENERATED = Path(__file__).parent / "generated"
-_RULES_HEADER = "# Made from metrics/catalog.py and dashboards/rules.py by `sojourn dashboards`; change it there.\n"
+_RULES_HEADER = (
+    "# Made from metrics/catalog/catalog.py and dashboards/rules.py by `sojourn dashboards`; change it there.\n"
+)
 
 
 def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dashboards.views import Panel, Query, gauge, gauges, heatmap, per_request, quantiles, rate, rates, share
-from metrics.catalog import GOOD
+from metrics.catalog.catalog import GOOD
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dashboards.views import metrics_of
-from metrics.catalog import GOOD
+from metrics.catalog.catalog import GOOD
 
 WINDOW = "5m"
 RECORDED_QUANTILES = (0.5, 0.99)

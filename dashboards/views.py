@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from metrics.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
+from metrics.catalog.catalog import CATALOG, METRIC_BY_NAME, Metric, sample_names
 
 SELECTOR = 'model_name=~"$model_name",instance=~"$instance"'
 QUANTILES = (0.5, 0.9, 0.99)

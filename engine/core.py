@@ -11,11 +11,11 @@ from pathlib import Path
 
 import zmq
 
-from engine import garbage, messages
-from engine.books import make_books
+from engine import messages
 from engine.config import EngineConfig, model_folder
-from engine.cores import let_threads_sleep, num_cores
 from engine.engine import Engine, make_scheduler
+from engine.process import freeze_startup_objects, let_threads_sleep, num_cores
+from engine.telemetry.observer import make_books
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         raise
     else:
         outbox.send(messages.encode(ready))
-        garbage.settle()
+        freeze_startup_objects()
         try:
             loop(engine, inbox, outbox, front_pid)
         finally:
@@ -85,7 +85,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
 
 def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) -> None:
     """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
-    from engine.burst import ProfileBurst  # torch is loaded by now, as it has to be
+    from engine.profile_burst import ProfileBurst  # torch is loaded by now, as it has to be
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None

@@ -8,16 +8,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.books import Books
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal, NoJournal
-from engine.memory.shadow_journal import ShadowJournal
+from engine.memory.shadow.journal import ShadowJournal
 from engine.messages import Abort, Ended, Output, Outputs, Submit, ToldSteps
 from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
+from engine.telemetry.observer import Books
 
 TOLD_BY_TOKEN = ("stop", "length")  # ends that a last token tells; of an error the front needs its sentence
 

@@ -27,10 +27,10 @@ from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
-from engine.step_rows import StepRows
-from engine.token.template import ChatTemplate
-from engine.token.tokenizer import NoTokenizer, Tokenizer
-from metrics.appraisal import Appraiser
+from engine.telemetry.step_rows import StepRows
+from engine.token.text.template import ChatTemplate
+from engine.token.text.tokenizer import NoTokenizer, Tokenizer
+from metrics.compute.step_costs import Appraiser
 from metrics.records import StepRecord
 
 

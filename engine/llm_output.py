@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine import messages
 from engine.sampling import TokenLogprobs
-from engine.token.tokenizer import StopStrings, Tokenizer
+from engine.token.text.tokenizer import StopStrings, Tokenizer
 from metrics.ledger import ACCOUNTS
 
 

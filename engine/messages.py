@@ -3,11 +3,11 @@
 import msgspec
 
 from engine.sampling import SamplingParams, TokenLogprobs
-from metrics.costmodel import ModelShape
-from metrics.kernels import Burst
-from metrics.prefix import PrefixReport
+from metrics.compute.cost_model import ModelShape
+from metrics.compute.kernels import Burst
+from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.records import STAGES
-from metrics.step_batch import Makeup, Others
+from metrics.steps import Makeup, Others
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -13,9 +13,9 @@ from locust.runners import MasterRunner, WorkerRunner
 
 import gevent  # isort: skip
 
-from loadgen.distributed import MasterReplay, WorkerReplay
-from loadgen.processes import end_with
-from loadgen.replay import ReplayError, begin_replay, ended_with, replay_alone
+from loadgen.run.distributed import MasterReplay, WorkerReplay
+from loadgen.run.replay import ReplayError, begin_replay, ended_with, replay_alone
+from loadgen.target.processes import end_with
 
 
 @events.init_command_line_parser.add_listener

@@ -63,7 +63,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks_active: int
     blocks_reusable: int
     blocks_pinned: int
-    flops: int  # these three are worked out where the record arrives (metrics/appraisal.py)
+    flops: int  # these three are worked out where the record arrives (metrics/compute/step_costs.py)
     bytes: int
     predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
@@ -88,7 +88,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flops_mlp: int = 0  # routers and the chosen experts too
     flops_head: int = 0
     logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
-    entropy_millinats: list[int] = []  # of the draws that were looked at: see engine/token/certainty.py
+    entropy_millinats: list[int] = []  # of the draws that were looked at: see engine/token/sampling/certainty.py
     kept_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
 
 
@@ -112,7 +112,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
-    # What the prefix cache made of the prompt, in the words of metrics.prefix; empty if it never got a place.
+    # What the prefix cache made of the prompt (metrics.memory.prefix_outcomes); empty if it never got a place.
     prefix_outcomes: dict[str, int] = msgspec.field(default_factory=dict)  # outcome → tokens; sum: the prompt
     infinite_hit_tokens: int = 0  # what a cache without eviction would have hit: hit + miss_evicted + miss_disabled
     diverged_at: int | None = None  # the token at which it left the known prompts with which it began

@@ -17,16 +17,24 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from bench import client, shapes, tables, worker, workloads
+from bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
+from bench.command import _check_writable, _measure, _peers
+from bench.results import BenchError, Point, Report, Row, read_report, write_report
+from bench.variants import ablations, assignments, check_settings, named_variants
 from engine import LLM, SamplingParams
-from engine.compute import calibration
+from engine.compute import device_ceilings as calibration
 from engine.token.checkpoint import ModelError
 from engine.token.models.registry import load_model
-from metrics.roofline import CeilingError, Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
-from tests.bench import client, shapes, tables, worker, workloads
-from tests.bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
-from tests.bench.command import _check_writable, _measure, _peers
-from tests.bench.results import BenchError, Point, Report, Row, read_report, write_report
-from tests.bench.variants import ablations, assignments, check_settings, named_variants
+from metrics.compute.roofline import (
+    CeilingError,
+    Ceilings,
+    Gemm,
+    ceilings_path,
+    device_name,
+    load_ceilings,
+    store_ceilings,
+)
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 ROOT = Path(__file__).parent.parent
@@ -52,10 +60,10 @@ def report_of(*points: Point) -> Report:
                   points=list(points), ceilings=CEILINGS)  # fmt: skip
 
 
-@pytest.mark.parametrize("path", sorted(Path(__file__).with_name("bench").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "bench").glob("*.py")), ids=lambda path: path.stem)
 def test_every_benchmark_can_be_imported(path):
     """Most of them are run by hand alone."""
-    module = importlib.import_module(f"tests.bench.{path.stem}")
+    module = importlib.import_module(f"bench.{path.stem}")
     assert module.__doc__ or path.stem == "__init__"
 
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from loadgen.truth import Answer
-from tests.bench.clients import ClientFailed, Seen, accuracy, aiperf_seen, guidellm_seen, vllm_seen
+from bench.clients import ClientFailed, Seen, accuracy, aiperf_seen, guidellm_seen, vllm_seen
+from loadgen.truth.instructions import Answer
 
 MS = 1_000_000
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from metrics.outcome import NOT_VALID, NOTHING_SERVED
+from metrics.run.exit_code import NOT_VALID, NOTHING_SERVED
 from sojourn import app
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.bench import overhead, twins, workloads
-from tests.bench.results import BenchError, Report, read_report, write_report
+from bench import overhead, twins, workloads
+from bench.results import BenchError, Report, read_report, write_report
 
 
 def a_twin(turns_ms: list[tuple[float, float]], text_ms: list[list[float]]) -> twins.Served:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from ui.rundata import run_names
-from ui.wording import markdown
+from ui.run_data import run_names
+from ui.text import markdown
 
 PAGES = (
     ("overview", "Overview", ":material/speed:"),

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501

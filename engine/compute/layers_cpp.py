@@ -15,7 +15,7 @@ from engine.compute.weight_formats.cpp_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
-# What a layer computes, in order: class of the kernel (metrics.kernels.CLASSES) and its name. `marks` tells when.
+# What a layer computes, in order: class of the kernel (metrics.compute.kernels.CLASSES), name. `marks` tells when.
 PARTS = (
     ("gemm", "qkv"), ("rope_kv", "rope and cache write"), ("attention", "attend"), ("gemm", "o"), ("norm", "add norm"),
     ("gemm", "gate up"), ("other", "gate"), ("gemm", "down"), ("norm", "add norm"),

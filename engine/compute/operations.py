@@ -9,7 +9,7 @@ import torch
 from engine.compute.attention import AttentionBackend, LayerCache
 from engine.compute.kv_fp8 import quantise
 from engine.compute.mixture import Experts, mixture
-from engine.compute.ops import rms_norm, rotate, silu_gate
+from engine.compute.reference_operations import rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # ops.rms_norm or another of its kind
 Gate = Callable[[torch.Tensor], torch.Tensor]  # ops.silu_gate or another of its kind

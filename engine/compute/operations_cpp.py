@@ -8,7 +8,7 @@ from engine.compute.attention import LayerCache
 from engine.compute.cpp.extension import Library
 from engine.compute.mixture import Experts
 from engine.compute.operations import Gate, HeadSpec, Norm, Rope, TorchOperations
-from engine.compute.ops import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
+from engine.compute.reference_operations import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm

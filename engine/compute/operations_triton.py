@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.compute import ops
+from engine.compute import reference_operations as ops
 from engine.compute.attention import LayerCache
 from engine.compute.operations import Gate, HeadSpec, Norm, Rope
 from engine.compute.triton import experts as experts_kernels

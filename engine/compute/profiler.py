@@ -16,7 +16,7 @@ from engine.compute.attention import AttentionBackend
 from engine.compute.layers_cpp import PARTS, CppLayers
 from engine.compute.linear import Linear
 from engine.compute.operations import Operations
-from metrics.kernels import Kernel, Offset, align, apart, kernel_class, outermost
+from metrics.compute.kernels import Kernel, Offset, align, apart, kernel_class, outermost
 
 MARK = "sojourn::mark"
 MARKS = 8  # at each end of a burst

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from metrics.prefix import PrefixReport
+from metrics.memory.prefix_outcomes import PrefixReport
 
 
 class Reader(Protocol):

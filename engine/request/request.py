@@ -6,7 +6,7 @@ from enum import Enum
 from engine.memory.prefix import chain_hash, root_hash
 from engine.sampling import SamplingParams, TokenLogprobs, reads_output
 from metrics.ledger import new_ledger
-from metrics.prefix import PrefixReport
+from metrics.memory.prefix_outcomes import PrefixReport
 
 
 class State(Enum):

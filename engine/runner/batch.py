@@ -8,10 +8,10 @@ from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
 from engine.sampling import TokenLogprobs
-from engine.token.certainty import Look
-from engine.token.logprobs import Scores
-from engine.token.masks import MaskFill
-from engine.token.sampler import SamplingInputs
+from engine.token.grammar.masks import MaskFill
+from engine.token.sampling.certainty import Look
+from engine.token.sampling.logprobs import Scores
+from engine.token.sampling.sampler import SamplingInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.request.request import Request
-from engine.token.guides import Guides
+from engine.token.grammar.guides import Guides
 
 OVERFLOWED = -2  # drawn by a row that the model computed no numbers for
 OVERFLOW = (

@@ -31,13 +31,13 @@ from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.runner.threads import KV_SHARE, TRIED_BYTES, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
-from engine.token.certainty import EVERY, CertaintyProbe, certainty, told_certainty
 from engine.token.checkpoint import ModelError
-from engine.token.guides import Guides, Preparation, refused
-from engine.token.logprobs import Scores, pieces, score
+from engine.token.grammar.guides import Guides, Preparation, refused
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
-from engine.token.sampler import Sampler
+from engine.token.sampling.certainty import EVERY, CertaintyProbe, certainty, told_certainty
+from engine.token.sampling.logprobs import Scores, pieces, score
+from engine.token.sampling.sampler import Sampler
 
 
 @dataclass(slots=True)

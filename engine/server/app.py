@@ -11,11 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
-from engine.server import openresponses, protocol, protocol_chat, token_api
+from engine.server import token_api
 from engine.server.debug import add_debug_routes
 from engine.server.edge import Edge, show_api_error, show_http_error
 from engine.server.errors import ApiError
 from engine.server.json_body import decode
+from engine.server.openai import chat_request as protocol_chat
+from engine.server.openai import protocol
+from engine.server.openai import responses_request as openresponses
 from engine.server.service import Service
 
 

@@ -12,18 +12,19 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.messages import Profile
-from engine.server import protocol, recent
-from engine.server.core_client import CoreClient
+from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
 from engine.server.json_body import decode
-from engine.server.no_telemetry import NoTelemetry
-from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent
-from engine.server.telemetry import Telemetry
-from metrics.kernels import Burst, by_class, by_name
+from engine.server.openai import protocol
+from engine.server.telemetry import recent
+from engine.server.telemetry.full import Telemetry
+from engine.server.telemetry.off import NoTelemetry
+from engine.server.telemetry.recent import KEPT_REQUESTS, KEPT_STEPS, Recent
+from metrics.compute.kernels import Burst, by_class, by_name
+from metrics.export.perfetto import TraceRows, write_trace
 from metrics.ledger import SERVER_ACCOUNTS
-from metrics.perfetto import TraceRows, write_trace
-from metrics.recorder import Recorder
 from metrics.records import STAGES, RequestRecord, StepRecord, row
+from metrics.run.recorder import Recorder
 
 SHOWN = 100  # records, by default
 SHOWN_AT_ONCE = 32  # ... before the event loop may do something else

@@ -6,13 +6,13 @@ import sys
 
 import uvicorn
 
-from engine import garbage, heap
 from engine.config import EngineConfig
+from engine.process import freeze_startup_objects
 from engine.server.app import build_app
-from engine.server.core_client import CoreClient
+from engine.server.core.client import CoreClient
 from engine.token.checkpoint import ModelError
-from metrics.rundir import RunError
-from metrics.tracing import TracingError
+from metrics.export.opentelemetry import TracingError
+from metrics.run.directory import RunError
 
 SWITCH_SECONDS = 0.0005  # the thread that writes records gives way to the streams within this, not within 5 ms
 
@@ -23,7 +23,6 @@ class ServeError(Exception):
 
 def serve(config: EngineConfig) -> None:
     """Listens, loads and serves. Raises ServeError if the port is taken or the model cannot be loaded."""
-    heap.keep_freed()
     listener = _listen(config.host, config.port)
     try:
         app = build_app(config)
@@ -71,7 +70,7 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
     while core.state != "failed":
         await core.wait_for_change()
         if core.state == "ready":
-            garbage.settle()
+            freeze_startup_objects()
             facts = core.ready
             held = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
             served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{held} on {facts.device})"

@@ -12,27 +12,28 @@ from starlette.responses import Response
 from engine.config import EngineConfig, model_folder
 from engine.messages import Submit
 from engine.sampling import Grammar, choice_seed
-from engine.server import controls, prompts
-from engine.server.asked import asked
-from engine.server.call import Call, Origin, admit
-from engine.server.chat_wording import ChatWording
-from engine.server.completion_wording import CompletionWording
-from engine.server.core_client import CoreClient
+from engine.server.call_response import CallResponse
+from engine.server.core.call import Call, Origin, admit
+from engine.server.core.client import CoreClient
+from engine.server.core.sequence import DecodeSpans, Prompt, Sequence
 from engine.server.errors import ApiError
-from engine.server.grammar_checks import GrammarChecks
-from engine.server.prompts import PromptEncoder
-from engine.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
-from engine.server.protocol_chat import ChatRequest
-from engine.server.responses import CallResponse
-from engine.server.sequence import DecodeSpans, Prompt, Sequence
-from engine.server.structured import refuse_other_ends, wanted_grammar
-from engine.server.telemetry import make_telemetry
-from engine.server.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
-from engine.server.wording import Wording
-from engine.token.template import ChatTemplate
-from engine.token.tokenizer import Tokenizer
+from engine.server.grammar.checks import GrammarChecks
+from engine.server.openai import prompts
+from engine.server.openai import sampling as controls
+from engine.server.openai.chat_request import ChatRequest
+from engine.server.openai.chat_serializer import ChatWording
+from engine.server.openai.completion_serializer import CompletionWording
+from engine.server.openai.prompts import PromptEncoder
+from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
+from engine.server.openai.serializer import Wording
+from engine.server.openai.structured_output import refuse_other_ends, wanted_grammar
+from engine.server.openai.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
+from engine.server.openai.trace_attributes import asked
+from engine.server.telemetry.full import make_telemetry
+from engine.token.text.template import ChatTemplate
+from engine.token.text.tokenizer import Tokenizer
+from metrics.export.spans import parent_of
 from metrics.records import RequestRecord
-from metrics.spans import parent_of
 
 
 class Service:

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from engine.server.prompts import OFF_LOOP_CHARACTERS
-from engine.server.protocol_chat import DetokenizeRequest, TokenizeRequest
+from engine.server.openai.chat_request import DetokenizeRequest, TokenizeRequest
+from engine.server.openai.prompts import OFF_LOOP_CHARACTERS
 from engine.server.service import Service
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.scenario_faults import ScenarioError
-from loadgen.stable import stable_seed
+from loadgen.scenario.faults import ScenarioError
+from loadgen.seeds import stable_seed
 from loadgen.traces.lines import csv_lines
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from metrics.diagnosis.evidence import Facts, Work, tightest
-from metrics.diagnosis.stepfacts import StepModel
+from metrics.diagnosis.step_facts import StepModel
 
 LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything
 # An offered load above this share of the capacity is overload: the estimate itself is good to about 10 %, and queues

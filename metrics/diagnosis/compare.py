@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from metrics.diagnosis.candidate import evidence, rerun
 from metrics.diagnosis.evidence import Facts, ledger_columns
 from metrics.diagnosis.excess import accounts_of, attainment
+from metrics.diagnosis.rules.candidate import evidence, rerun
 from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Fix, Kind, Probe, Status, SymptomCheck
 from metrics.ledger import ACCOUNT_BY_NAME
-from metrics.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
+from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 
 # Settings that say where a run took place, not what it was.
 PLACE = ("base_url", "host", "port", "run_dir", "served_model_name", "model_name", "seed")

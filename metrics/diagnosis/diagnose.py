@@ -4,28 +4,28 @@ import math
 
 import msgspec
 
-from metrics.diagnosis.candidate import Candidate
 from metrics.diagnosis.capacity import load
-from metrics.diagnosis.causes import RULES, SERVER_RULES, cause_of_symptom, first_cause, helps
 from metrics.diagnosis.compare import devices, product_latency
 from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tightest
 from metrics.diagnosis.excess import Excess, attainment, excesses
-from metrics.diagnosis.rules_request import OFFERED_LOAD, overload
-from metrics.diagnosis.server import shares_seen, warnings_of, what_is_seen
+from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_seen
+from metrics.diagnosis.rules.candidate import Candidate
+from metrics.diagnosis.rules.registry import RULES, SERVER_RULES, cause_of_symptom, first_cause, helps
+from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
-from metrics.energy import run_energy
-from metrics.goodput import class_goodput
-from metrics.join import clock_of, uncertainty_sentence
 from metrics.ledger import LIFECYCLES
-from metrics.load import declared_window_s, load_told, rate_was_to_change
-from metrics.objectives import short
+from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
-from metrics.results import results
-from metrics.rundir import RunDirectory
+from metrics.request.goodput import class_goodput
+from metrics.request.objectives import short
+from metrics.results.energy import run_energy
+from metrics.results.load import declared_window_s, load_told, rate_was_to_change
+from metrics.results.summary import results
+from metrics.run.directory import RunDirectory
+from metrics.run.join import clock_of, uncertainty_sentence
 from metrics.sources.registry import SOURCES
-from metrics.steadiness import Steadiness
-from metrics.steal import steal_sentence
+from metrics.statistics.steadiness import Steadiness
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from metrics.blame_book import Book, TooLarge, book_of
-from metrics.diagnosis.stepfacts import StepFacts, step_facts
+from metrics.diagnosis.step_facts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
-from metrics.goodput import judged, measured, measured_steps, window_ns
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
-from metrics.load import is_closed
-from metrics.objectives import objectives_of
-from metrics.rundir import RunDirectory, engine_settings
+from metrics.machine.steal import Steal, steal_within
+from metrics.request.goodput import judged, measured, measured_steps, window_ns
+from metrics.request.objectives import objectives_of
+from metrics.request.offenders import Book, TooLarge, book_of
+from metrics.request.waits import reasons
+from metrics.results.load import is_closed
+from metrics.run.directory import RunDirectory, engine_settings
 from metrics.sources.view import ServerView, observe
-from metrics.steal import Steal, steal_within
-from metrics.waits import reasons
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
 MOST_STRETCHES, STRETCH_GAPS = 8, 25  # of a run, each with at least so many gaps

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from metrics.diagnosis.evidence import Facts, ledger_columns
-from metrics.goodput import judged
-from metrics.objectives import OBJECTIVES, objectives_of
+from metrics.request.goodput import judged
+from metrics.request.objectives import OBJECTIVES, objectives_of
 
 FEWEST_KEEPERS = 5  # requests that keep the objective; below it their mean is no baseline
 # Those that keep an objective are a baseline only if they are clearly faster. Where they are nearly as slow, the cause

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess, excesses
-from metrics.diagnosis.rules_compute import LOW_DEVICE_BUSY
+from metrics.diagnosis.rules.compute import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
-from metrics.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
+from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from metrics.sources.view import ServerView
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective

@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from metrics.energy import EnergyUse
-from metrics.goodput import ClassGoodput
-from metrics.results import Results
+from metrics.request.goodput import ClassGoodput
+from metrics.results.energy import EnergyUse
+from metrics.results.summary import Results
 from metrics.sources.view import ServerView
 
 Kind = Literal["capacity", "policy", "workload", "client", "fault"]

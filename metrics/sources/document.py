@@ -1,6 +1,6 @@
 """The page `docs/foreign-servers.md`: what is seen of which server, made from the sources."""
 
-from metrics.catalog import METRIC_BY_NAME
+from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNTS
 from metrics.sources.registry import SOURCES
 from metrics.sources.source import Source, Sum, Term, Translation

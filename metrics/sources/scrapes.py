@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from metrics.rundir import RunDirectory, RunError
+from metrics.run.directory import RunDirectory, RunError
 
 # Written beside the server's samples, as Prometheus names them: did the scrape succeed, and how long did it take?
 UP, DURATION = "up", "scrape_duration_seconds"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from metrics.catalog import CATALOG
+from metrics.catalog.catalog import CATALOG
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.sources.source import Latency, Sight, Span, Term, Translation, count_of, sum_of, unseen
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pandas as pd
 
-from metrics.catalog import METRIC_BY_NAME
+from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.sources.source import Source, Sum, Term, Translation
 
 QUANTILES = (0.5, 0.9, 0.99)

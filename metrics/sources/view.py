@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.ledger import ACCOUNTS
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from metrics.sources import scrapes
 from metrics.sources.registry import recognise
 from metrics.sources.source import Sight, Source, Span, Visibility, unseen

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from metrics.catalog import CATALOG, Metric, sample_names
+from metrics.catalog.catalog import CATALOG, Metric, sample_names
 
 Board = dict[str, Any]
 METRIC_OF_SAMPLE: dict[str, Metric] = {sample: metric for metric in CATALOG for sample in sample_names(metric)}

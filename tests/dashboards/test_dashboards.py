@@ -12,7 +12,7 @@ from dashboards.build import GENERATED, build_dashboards, contents
 from dashboards.content import DASHBOARDS
 from dashboards.rules import rules
 from dashboards.views import metrics_of
-from metrics.catalog import METRIC_BY_NAME
+from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES
 from tests.dashboards.lint import expressions, faults, shown_panels
 

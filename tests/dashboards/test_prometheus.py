@@ -13,11 +13,11 @@ import pytest
 
 from dashboards.build import contents
 from dashboards.rules import rules
-from metrics.compat import EngineFacts
-from metrics.exporter import Exporter
-from metrics.kernels import CLASSES
-from metrics.metric import LAG_BOUNDS
-from metrics.series import Histogram
+from metrics.catalog.metric import LAG_BOUNDS
+from metrics.compute.kernels import CLASSES
+from metrics.export.prometheus import Exporter
+from metrics.export.prometheus_series import Histogram
+from metrics.export.vllm_names import EngineFacts
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.random_records import random_request, random_step, random_system

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.records import STAGES
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.engine.server import wait_for
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.request.accounting import Accountant, Alive
-from engine.request.accounting import alive as alive_in
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request, State
-from metrics.costmodel import ModelShape, request_flops
+from engine.telemetry.accounting import Accountant, Alive
+from engine.telemetry.accounting import alive as alive_in
+from metrics.compute.cost_model import ModelShape, request_flops
 from metrics.ledger import Account, ledger_at, new_ledger
 
 OWN_WORK = {"prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE, "decode": Account.COMPUTE_DECODE}

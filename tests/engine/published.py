@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine import messages
 from engine.sampling import TokenLogprobs
-from engine.step_rows import StepRows
+from engine.telemetry.step_rows import StepRows
 from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
 

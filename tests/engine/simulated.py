@@ -3,17 +3,17 @@
 import hashlib
 from dataclasses import dataclass
 
-from engine.books import make_books
 from engine.config import EngineConfig
 from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
-from engine.memory.shadow_journal import ShadowJournal
+from engine.memory.shadow.journal import ShadowJournal
 from engine.messages import Outputs, Submit
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
-from metrics.costmodel import ModelShape
+from engine.telemetry.observer import make_books
+from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
 from tests.engine.published import Published
 

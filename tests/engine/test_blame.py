@@ -9,12 +9,12 @@ import pytest
 
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
-from metrics.appraisal import Appraiser
-from metrics.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
-from metrics.blame_book import Book, open_book
-from metrics.gaps import explain_gap
+from metrics.compute.step_costs import Appraiser
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, row
+from metrics.request.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
+from metrics.request.offenders import Book, open_book
+from metrics.request.token_gaps import explain_gap
 from tests.engine.simulated import SHAPE, Simulation
 from tests.metrics.told_steps import steps_of_records
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import step_log
-from engine.books import FullBooks
 from engine.messages import Abort, Submit
-from engine.request.accounting import Accountant
 from engine.request.policies import POLICIES
 from engine.sampling import SamplingParams
-from engine.step_log import StepLog
-from engine.step_rows import StepRows
+from engine.telemetry import step_log
+from engine.telemetry.accounting import Accountant
+from engine.telemetry.observer import FullBooks
+from engine.telemetry.step_log import StepLog
+from engine.telemetry.step_rows import StepRows
 from metrics.ledger import Account
 from metrics.records import WAITS
 from tests.engine.one_by_one import BothAccountants, OneByOne

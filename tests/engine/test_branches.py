@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory import branches
+from engine.memory.shadow import branches
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 

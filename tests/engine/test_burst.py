@@ -8,12 +8,12 @@ import time
 import pytest
 import torch
 
-from engine.burst import ProfileBurst
 from engine.compute.cpp.extension import library
 from engine.compute.profiler import TorchProfiler, on_monotonic
 from engine.messages import Profile
-from metrics.kernels import CLASSES, Burst, by_class, by_name
-from metrics.perfetto import TraceRows, write_trace
+from engine.profile_burst import ProfileBurst
+from metrics.compute.kernels import CLASSES, Burst, by_class, by_name
+from metrics.export.perfetto import TraceRows, write_trace
 from metrics.records import row
 from tests.engine.harness import hand_over, make_engine, submit
 

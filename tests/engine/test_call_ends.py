@@ -17,16 +17,16 @@ from fastapi import FastAPI
 from engine.config import EngineConfig, model_folder
 from engine.sampling import Grammar
 from engine.server.app import build_app
-from engine.server.call import Call
-from engine.server.completion_wording import CompletionWording
-from engine.server.core_client import Work
+from engine.server.call_response import CallResponse
+from engine.server.core.call import Call
+from engine.server.core.client import Work
+from engine.server.core.queue_speed import QueueSpeed
+from engine.server.core.sequence import Sequence
 from engine.server.errors import ApiError
-from engine.server.grammar_checks import GrammarChecks
-from engine.server.queue_speed import QueueSpeed
-from engine.server.responses import CallResponse
-from engine.server.sequence import Sequence
+from engine.server.grammar.checks import GrammarChecks
+from engine.server.openai.completion_serializer import CompletionWording
 from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 
 MODEL, COMPLETIONS = "tiny-model", "/v1/completions"
 
@@ -264,7 +264,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
             good = Grammar("regex", "[a-c]+")
             await checks.check(Grammar("regex", "x"), "guided_regex")
             for child in psutil.Process().children():
-                if "engine.server.grammar_worker" in child.cmdline():
+                if "engine.server.grammar.worker" in child.cmdline():
                     child.kill()
             with pytest.raises(ApiError) as lost:
                 while True:  # until it is the turn of a worker that was killed

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from engine.config import EngineConfig
-from engine.server.call import admit
-from engine.server.core_client import CoreClient, Work
+from engine.server.core.call import admit
+from engine.server.core.client import CoreClient, Work
 from engine.server.errors import ApiError
 from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.engine.server import post, serving, wait_for
 
 CHAT = "/v1/chat/completions"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.sampling import SamplingParams
-from engine.token import certainty as certainties
-from engine.token.certainty import EVERY, MOST_OFTEN_NS, CertaintyProbe, certainty, told_certainty
-from engine.token.sampler import Sampler
+from engine.token.sampling import certainty as certainties
+from engine.token.sampling.certainty import EVERY, MOST_OFTEN_NS, CertaintyProbe, certainty, told_certainty
+from engine.token.sampling.sampler import Sampler
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")

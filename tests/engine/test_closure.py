@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from metrics.adoption import adopt
 from metrics.ledger import closes
-from metrics.rundir import RunDirectory
+from metrics.run.adoption import adopt
+from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, open_steps, rows_of, table
 from tests.engine.server import Running, serving, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call, ids

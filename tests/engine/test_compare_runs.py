@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.experiment import run_scenario
-from metrics.compare_runs import compare_runs
-from metrics.compare_samples import CompareError, read_run
-from metrics.compare_steal import undisturbed_requests
-from metrics.rundir import RunDirectory
+from loadgen.run.experiment import run_scenario
+from metrics.compare.runs import compare_runs
+from metrics.compare.samples import CompareError, read_run
+from metrics.compare.steal import undisturbed_requests
+from metrics.run.directory import RunDirectory
 from tests.engine.planted import SITE
 from tests.loadgen.scenarios import scenario
 

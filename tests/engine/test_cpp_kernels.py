@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute import ops
+from engine.compute import reference_operations as ops
 from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
 from engine.compute.attention_cpp import CppAttention
 from engine.compute.attention_torch import TorchAttention

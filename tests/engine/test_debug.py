@@ -13,15 +13,15 @@ import pytest
 from fastapi import FastAPI, Request
 
 from engine.config import EngineConfig
-from engine.server.core_client import CoreClient
+from engine.server.core.client import CoreClient
 from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
-from engine.server.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
-from engine.server.telemetry import Telemetry
-from metrics.kernels import CLASSES
+from engine.server.telemetry.full import Telemetry
+from engine.server.telemetry.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
+from metrics.compute.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
-from metrics.rundir import RunDirectory
-from metrics.step_batch import Steps
+from metrics.run.directory import RunDirectory
+from metrics.steps import Steps
 from tests.engine.server import post, serving, wait_for
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.test_perfetto import checked, named

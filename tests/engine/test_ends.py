@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Outputs
-from engine.server.core_client import CoreClient, Work
+from engine.server.core.client import CoreClient, Work
 from metrics.ledger import Account, ledger_at
 from tests.engine.published import records_of
 from tests.engine.simulated import Simulation

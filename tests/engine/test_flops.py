@@ -20,7 +20,7 @@ from engine.compute.kv_fp8 import KV_FP8
 from engine.compute.operations import TorchOperations
 from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.token.models.registry import load_model
-from metrics.costmodel import decode_flops, request_flops, step_cost, step_work
+from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
 from tests.engine.families import FAMILIES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

@@ -13,8 +13,8 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.messages import Abort
 from engine.sampling import Grammar
-from engine.token.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
-from engine.token.tokenizer import Tokenizer
+from engine.token.grammar.grammar import _SOURCES, REMEMBERED, GrammarCompiler, GrammarError, Guide, choice
+from engine.token.text.tokenizer import Tokenizer
 from metrics.ledger import closes
 from tests.engine.harness import drain, hand_over, make_engine, submit
 from tests.engine.published import Published

@@ -12,15 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config import model_folder
-from engine.server import controls, prompts
+from engine.server.api_reference import BODIES
 from engine.server.errors import ApiError
 from engine.server.json_body import decode
-from engine.server.neutral import NEUTRAL, Neutral
-from engine.server.prompts import PromptEncoder
-from engine.server.protocol import CompletionRequest, GenerationRequest, parse
-from engine.server.reference import BODIES
-from engine.token.template import ChatTemplate
-from engine.token.tokenizer import Tokenizer
+from engine.server.openai import prompts
+from engine.server.openai import sampling as controls
+from engine.server.openai.prompts import PromptEncoder
+from engine.server.openai.protocol import CompletionRequest, GenerationRequest, parse
+from engine.server.openai.unsupported import NEUTRAL, Neutral
+from engine.token.text.template import ChatTemplate
+from engine.token.text.tokenizer import Tokenizer
 from tests.engine.server import post
 
 # Not those below /debug: a burst waits for steps, which an idle server has none of. See test_debug.py.

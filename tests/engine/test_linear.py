@@ -19,7 +19,7 @@ from engine.token.checkpoint import ModelError
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.registry import load_model
 from engine.token.models.weights import stored_dtype
-from engine.token.tokenizer import Tokenizer
+from engine.token.text.tokenizer import Tokenizer
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")

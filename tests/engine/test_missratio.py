@@ -8,7 +8,7 @@ import pytest
 from engine.messages import Submit
 from engine.request.plan import ScheduledTokens
 from engine.sampling import SamplingParams
-from metrics.prefix import RATIOS
+from metrics.memory.prefix_outcomes import RATIOS
 from tests.engine.simulated import SimulatedRunner, Simulation
 
 BLOCK = 16

@@ -14,12 +14,12 @@ import httpx
 import pytest
 from gevent.monkey import get_original
 
-from loadgen.connection import Connection
-from loadgen.hotpath import SocketLoop
-from loadgen.outgoing import Outgoing
-from metrics.adoption import adopt
+from loadgen.client.connection import Connection
+from loadgen.client.outgoing import Outgoing
+from loadgen.client.socket_loop import SocketLoop
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
-from metrics.rundir import RunDirectory
+from metrics.run.adoption import adopt
+from metrics.run.directory import RunDirectory
 from tests.engine.planted import Plants, planted_server
 from tests.engine.server import Running, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call

@@ -6,10 +6,10 @@ import httpx
 import msgspec
 import pytest
 
-from metrics.costmodel import shape_from, step_cost, step_work
-from metrics.roofline import Ceilings, Gemm, device_name, store_ceilings
-from metrics.rundir import RunDirectory
-from metrics.utilisation import arithmetic, ceilings_from, token_numbers, utilisation
+from metrics.compute.cost_model import shape_from, step_cost, step_work
+from metrics.compute.roofline import Ceilings, Gemm, device_name, store_ceilings
+from metrics.compute.utilisation import arithmetic, ceilings_from, token_numbers, utilisation
+from metrics.run.directory import RunDirectory
 from tests.engine.server import post, serving
 
 CEILINGS = Ceilings(

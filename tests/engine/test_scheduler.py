@@ -4,8 +4,8 @@ import pytest
 
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
-from metrics.appraisal import Appraiser
-from metrics.costmodel import request_flops
+from metrics.compute.cost_model import request_flops
+from metrics.compute.step_costs import Appraiser
 from metrics.ledger import Account
 from tests.engine.simulated import SHAPE, Simulation, sequential
 from tests.metrics.told_steps import steps_of_records

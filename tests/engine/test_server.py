@@ -21,7 +21,7 @@ import pytest
 from engine.config import EngineConfig, model_folder
 from engine.server.app import build_app
 from metrics.ledger import SERVER_ACCOUNTS, closes
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
 from tests.engine.server import post, serving, wait_for
 

@@ -4,11 +4,11 @@ import pytest
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import NoJournal
-from engine.memory.shadow import Shadow
-from engine.memory.shadow_journal import BOOKED_AT_ONCE, MOST_WAITING, ShadowJournal
+from engine.memory.shadow.index import Shadow
+from engine.memory.shadow.journal import BOOKED_AT_ONCE, MOST_WAITING, ShadowJournal
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
-from metrics.prefix import PrefixReport, combined
+from metrics.memory.prefix_outcomes import PrefixReport, combined
 from tests.engine.simulated import Simulation
 
 SIZE = 4

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import Abort
-from metrics.prefix import PREFIX_OUTCOMES
+from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
 from tests.engine.simulated import Simulation
 from tests.engine.test_shadow import SIZE, ask, served
 
@@ -128,7 +128,7 @@ def played(acts, num_blocks: int, caching: bool, overlap: bool, book=None):
 def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_blocks, caching, overlap):
     told = []
     for book, events in (("at_once", 1), ("after a few events", 3), ("late", 10**9)):
-        with mock.patch.multiple("engine.memory.shadow_journal", MOST_WAITING=events, BOOKED_AT_ONCE=events):
+        with mock.patch.multiple("engine.memory.shadow.journal", MOST_WAITING=events, BOOKED_AT_ONCE=events):
             simulation = played(acts, num_blocks, caching, overlap, book)[0]
         published, fates = simulation.published, ("level", "floor", "filled_ns", "idle_ns", "evicted_ns", "evicted_by")
         blocks = {

@@ -5,14 +5,14 @@ import dataclasses
 
 import pytest
 
-from engine import step_log
 from engine.config import EngineConfig
 from engine.messages import Outputs, Submit
-from engine.server import telemetry
-from engine.server.core_client import CoreClient
-from engine.server.telemetry import Telemetry
-from engine.step_rows import StepRows
-from metrics.appraisal import Appraiser
+from engine.server.core.client import CoreClient
+from engine.server.telemetry import full as telemetry
+from engine.server.telemetry.full import Telemetry
+from engine.telemetry import step_log
+from engine.telemetry.step_rows import StepRows
+from metrics.compute.step_costs import Appraiser
 from metrics.records import StepRecord
 from tests.engine.simulated import SHAPE, SimulatedRunner, Simulation
 from tests.engine.test_books import ask

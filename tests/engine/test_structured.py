@@ -9,8 +9,8 @@ import pytest
 
 from engine.config import model_folder
 from engine.sampling import Grammar
-from engine.server.grammar_checks import GrammarChecks
-from engine.token.grammar import choice
+from engine.server.grammar.checks import GrammarChecks
+from engine.token.grammar.grammar import choice
 from tests.engine.server import post, serving
 from tests.engine.test_grammar import PERSON, is_person
 

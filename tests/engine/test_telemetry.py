@@ -7,8 +7,8 @@ import os
 import psutil
 
 from engine.config import EngineConfig
-from engine.server import telemetry
-from metrics.rundir import RunDirectory
+from engine.server.telemetry import full as telemetry
+from metrics.run.directory import RunDirectory
 
 
 def test_a_sample_that_fails_is_told_and_the_next_ones_come(tmp_path, monkeypatch, caplog):

@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import model_folder
 from engine.token.checkpoint import ModelError
-from engine.token.template import ChatTemplate, OutputTooLong, TemplateError
+from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
 
 TINY = model_folder("tiny-model")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine.config import model_folder
-from engine.token.toolcalls import FORMATS, ContentDelta, ToolCallParser, format_of
-from engine.token.toolgrammar import Tool, call_grammar
+from engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser, format_of
+from engine.token.tools.grammar import Tool, call_grammar
 
 ARGUMENTS = ['{"city": "Graz}", "days": [1, {"a": "]\\""}]}', '{"path": "C:\\\\", "quote": "}\\"{"}']
 

@@ -9,10 +9,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.config import EngineConfig, model_folder
 from engine.server.errors import ApiError
-from engine.server.tools import FunctionTool, plan_tools
-from engine.token.template import ChatTemplate
-from engine.token.tokenizer import Tokenizer
-from engine.token.toolcalls import FORMATS
+from engine.server.openai.tools import FunctionTool, plan_tools
+from engine.token.text.template import ChatTemplate
+from engine.token.text.tokenizer import Tokenizer
+from engine.token.tools.calls import FORMATS
 from tests.engine.test_toolcalls import tokenizer_with
 
 MODEL = "tiny-model"

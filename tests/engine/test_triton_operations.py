@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.compute import ops
+from engine.compute import reference_operations as ops
 from engine.compute.attention import LayerCache
 from engine.compute.operations import HeadSpec, Rope, TorchOperations
 from tests.engine.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.sampling import Grammar, SamplingParams
-from engine.token.sampler import NOTHING, Sampler, uniform
+from engine.token.sampling.sampler import NOTHING, Sampler, uniform
 from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
 from tests.engine.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
 
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from engine.compute.triton import sampling
 from engine.compute.triton.edits import edit_rows
-from engine.token.fused_draws import FusedDraws
+from engine.token.sampling.fused_draws import FusedDraws
 
 CPU = torch.device("cpu")
 

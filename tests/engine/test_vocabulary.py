@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.config import model_folder
-from engine.token.vocabulary import Vocabulary
+from engine.token.text.vocabulary import Vocabulary
 
 CORPUS = ["The function returns a list.", "Grüße, naïve 日本語 🙂 and\n\ttabs", "x = [1, 2, 3]"]
 

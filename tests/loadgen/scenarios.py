@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.bodies import build_wire_requests
-from loadgen.client import LoadClient, Replay
-from loadgen.closed_loop import closed_loop
-from loadgen.endpoint import parse_base_url
-from loadgen.parse import Parsed, build_client_table, read_records
-from loadgen.rawlog import EventLog
-from loadgen.scenario import Scenario
-from loadgen.schedule import build_schedule, save_schedule
+from loadgen.client.dispatcher import LoadClient, Replay
+from loadgen.client.event_log import EventLog
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.record.parse import Parsed, build_client_table, read_records
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.build import build_schedule, save_schedule
+from loadgen.schedule.closed_loop import closed_loop
+from loadgen.target.endpoint import parse_base_url
 from metrics.records import ClientRecord
 
 CHAT = {"klass": "chat", "prompt_tokens": 8, "output_tokens": 5}

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals import draw_arrivals
-from loadgen.scenario_arrivals import MAX_REQUESTS
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
+from loadgen.scenario.arrivals import MAX_REQUESTS
+from loadgen.scenario.faults import ScenarioError
+from loadgen.schedule.arrivals import draw_arrivals
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.workload_facts import workload_facts
 from loadgen.traces.reader import read_trace
 from loadgen.traces.rounding import Rounding
-from loadgen.workload_facts import workload_facts
 from tests.loadgen.scenarios import scenario
 
 # Largest distance between an empirical distribution and the true one, times √n: exceeded by chance in 0.1 % of samples
@@ -209,7 +209,7 @@ def test_bundled_trace_is_spread_over_its_bins_of_three_seconds():
 def test_schedule_is_the_same_in_another_process_and_another_with_another_seed():
     chosen = scenario({"process": "phases", "phases": [LINEAR | {"duration_s": 2}, EXPONENTIAL | {"duration_s": 2}]})
     code = (
-        "from tests.loadgen.scenarios import scenario\nfrom loadgen.schedule import build_schedule\n"
+        "from tests.loadgen.scenarios import scenario\nfrom loadgen.schedule.build import build_schedule\n"
         f"arrivals = {chosen.arrivals.model_dump()!r}\n"
         "print([r.due_offset_ns for r in build_schedule(scenario(arrivals), 11, 'x')])"
     )

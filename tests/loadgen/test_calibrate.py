@@ -7,14 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen import accuracy
-from loadgen.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
-from loadgen.calibrate import measure_point
-from loadgen.gather import begin_run, finish_run
-from loadgen.hotpath import SocketLoop
-from loadgen.shards import Shard
-from loadgen.truth import Answer
-from metrics.calibration import (
+from loadgen.client.socket_loop import SocketLoop
+from loadgen.run.run_files import begin_run, finish_run
+from loadgen.schedule.shards import Shard
+from loadgen.sweeps.calibrate import measure_point
+from loadgen.truth import accuracy
+from loadgen.truth.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
+from loadgen.truth.instructions import Answer
+from metrics.compute.roofline import device_name
+from metrics.machine.client_error import (
     Calibration,
     CalibrationError,
     Error,
@@ -23,9 +24,8 @@ from metrics.calibration import (
     client_error_sentence,
     store_calibration,
 )  # fmt: skip
-from metrics.machine import hardware, versions
+from metrics.machine.host import hardware, versions
 from metrics.records import ClientRecord
-from metrics.roofline import device_name
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

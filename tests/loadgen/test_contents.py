@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.bodies import build_wire_requests
-from loadgen.endpoint import parse_base_url
-from loadgen.prompts import CORPUS, load_tokenizer
-from loadgen.scenario import Scenario
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule, read_schedule, save_schedule
-from loadgen.sharing import ideal_hit_rate, ideal_hits
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.prompts.build import CORPUS, load_tokenizer
+from loadgen.prompts.exact_words import WordSource
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.build import build_schedule, read_schedule, save_schedule
+from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate, ideal_hits
+from loadgen.target.endpoint import parse_base_url
 from loadgen.traces.reader import TRACE_FOLDER, read_trace
-from loadgen.words import WordSource
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.traces import write
 

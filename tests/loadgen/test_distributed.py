@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.bodies import build_wire_requests
-from loadgen.closed_loop import ClosedLoop
-from loadgen.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
-from loadgen.endpoint import parse_base_url
-from loadgen.experiment import load_url
-from loadgen.processes import load_command
-from loadgen.replay import Begun, Plan, ReplayError, prepare_part
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule, chains_of, save_schedule, schedule_digest
-from loadgen.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
-from metrics.machine import boot_id
-from metrics.outcome import NOT_VALID
-from metrics.rundir import RunDirectory
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
+from loadgen.run.experiment import load_url
+from loadgen.run.replay import Begun, Plan, ReplayError, prepare_part
+from loadgen.scenario.faults import ScenarioError
+from loadgen.schedule.build import build_schedule, chains_of, save_schedule, schedule_digest
+from loadgen.schedule.closed_loop import ClosedLoop
+from loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
+from loadgen.target.endpoint import parse_base_url
+from loadgen.target.processes import load_command
+from metrics.machine.host import boot_id
+from metrics.run.directory import RunDirectory
+from metrics.run.exit_code import NOT_VALID
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.loadgen.test_experiment import scenario_file, wait_for

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from loadgen.scenario import Scenario, load_scenario
-from loadgen.scenario_faults import _models
-from loadgen.schedule import build_schedule
+from loadgen.scenario.faults import _models
+from loadgen.scenario.scenario import Scenario, load_scenario
+from loadgen.schedule.build import build_schedule
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8")
 HEADING_OF = {

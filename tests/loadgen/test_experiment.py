@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadgen.experiment import ExperimentError, engine_settings, load_url, run_scenario
-from loadgen.gather import begin_run, recover
-from loadgen.parse import build_client_table
-from loadgen.processes import free_port, load_command, serve_command
+from loadgen.record.parse import build_client_table
+from loadgen.run.experiment import ExperimentError, engine_settings, load_url, run_scenario
+from loadgen.run.run_files import begin_run, recover
+from loadgen.target.processes import free_port, load_command, serve_command
 from metrics.records import SCHEMAS
-from metrics.rundir import REQUIRED, RunDirectory
+from metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -131,7 +131,7 @@ def test_killed_load_generator_loses_at_most_the_last_second(tmp_path):
 
 def start_experiment(folder: Path, url: str, run_dir: Path) -> subprocess.Popen:
     code = (
-        "import sys; from loadgen.experiment import load_url; from loadgen.scenario import load_scenario\n"
+        "import sys; from loadgen.run.experiment import load_url; from loadgen.scenario.scenario import load_scenario\n"
         "load_url(load_scenario(sys.argv[1]), sys.argv[2], sys.argv[3])"
     )
     arguments = [scenario_file(folder, scenario(BUSY)), url, str(run_dir)]

@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
-from loadgen.bodies import build_wire_requests
-from loadgen.endpoint import parse_base_url
-from loadgen.scenario import load_scenario
-from loadgen.schedule import ScheduledRequest, build_schedule
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.scenario.scenario import load_scenario
+from loadgen.schedule.build import ScheduledRequest, build_schedule
+from loadgen.target.endpoint import parse_base_url
 
 FIELDS = (
     "index", "request_id", "due_offset_ns", "klass", "tenant", "session_id", "turn", "prompt_tokens", "max_tokens",

@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from loadgen import stamps
-from loadgen.client import limits_of
-from loadgen.hotpath import SocketLoop
-from loadgen.outgoing import Limits, Outgoing
-from loadgen.parse import events_by_request
-from loadgen.rawlog import BYTES, NO_REQUEST, RECONNECTED, event_files
-from loadgen.stamps import KernelClock
+from loadgen.client import kernel_timestamps as stamps
+from loadgen.client.dispatcher import limits_of
+from loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
+from loadgen.client.kernel_timestamps import KernelClock
+from loadgen.client.outgoing import Limits, Outgoing
+from loadgen.client.socket_loop import SocketLoop
+from loadgen.record.parse import events_by_request
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 

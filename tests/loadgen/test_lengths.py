@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from loadgen.lengths import draw_length
-from loadgen.scenario_faults import ScenarioError
-from loadgen.scenario_lengths import Length
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.lengths import Length
+from loadgen.schedule.lengths import draw_length
 from tests.loadgen.traces import write
 
 DRAWS = 4000

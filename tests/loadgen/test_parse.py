@@ -6,10 +6,7 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from loadgen.endpoint import parse_base_url
-from loadgen.gather import begin_run, finish_run, recover, repeat_command
-from loadgen.parse import build_client_table
-from loadgen.rawlog import (
+from loadgen.client.event_log import (
     BYTES,
     CLOSED,
     DISPATCHED,
@@ -21,12 +18,15 @@ from loadgen.rawlog import (
     write_events,
     write_progress,
 )  # fmt: skip
-from loadgen.scenario import load_scenario
-from loadgen.schedule import build_schedule, save_schedule
-from loadgen.scrape import Scraper
-from loadgen.shards import DONE, Shard, write_shards
-from metrics.goodput import measured
-from metrics.rundir import RunDirectory
+from loadgen.record.parse import build_client_table
+from loadgen.run.run_files import begin_run, finish_run, recover, repeat_command
+from loadgen.scenario.scenario import load_scenario
+from loadgen.schedule.build import build_schedule, save_schedule
+from loadgen.schedule.shards import DONE, Shard, write_shards
+from loadgen.target.endpoint import parse_base_url
+from loadgen.target.scrape import Scraper
+from metrics.request.goodput import measured
+from metrics.run.directory import RunDirectory
 from tests.loadgen.scenarios import CHAT, log_of, replayed, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from loadgen.bodies import build_wire_requests
-from loadgen.endpoint import EndpointError, parse_base_url
-from loadgen.prompts import CORPUS, PromptSource, load_tokenizer
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
+from loadgen.scenario.faults import ScenarioError
+from loadgen.schedule.build import build_schedule
+from loadgen.target.endpoint import EndpointError, parse_base_url
 from tests.loadgen.scenarios import CHAT, scenario
 
 pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="the bundled model's prose is not there")

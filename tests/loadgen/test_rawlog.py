@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen import parse
-from loadgen.parse import build_client_table, events_by_request, read_records
-from loadgen.rawlog import (
+from loadgen.client.event_log import (
     BYTES,
     CLOSED,
     DISPATCHED,
@@ -27,8 +25,10 @@ from loadgen.rawlog import (
     ordered_events,
     write_events,
 )  # fmt: skip
-from loadgen.schedule import build_schedule, save_schedule
-from metrics.segments import replace_in_pieces
+from loadgen.record import parse
+from loadgen.record.parse import build_client_table, events_by_request, read_records
+from loadgen.schedule.build import build_schedule, save_schedule
+from metrics.run.segments import replace_in_pieces
 from tests.loadgen.scenarios import log_of, scenario
 
 EVENTS = st.lists(

@@ -6,10 +6,10 @@ import sys
 import pytest
 import yaml
 
-from loadgen.closed_loop import closed_loop
-from loadgen.scenario import bundled_scenarios, load_scenario
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import bundled_scenarios, load_scenario
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.closed_loop import closed_loop
 
 GOOD = """
 description: a test
@@ -159,7 +159,7 @@ def test_slice_without_requests_and_warmup_without_end_are_refused(tmp_path):
 def test_load_generator_imports_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
-        "import loadgen.experiment, loadgen.replay, loadgen.gather\n"
+        "import loadgen.run.experiment, loadgen.run.replay, loadgen.run.run_files\n"
         "assert not any(name.split('.')[0] in ('engine', 'locust', 'ui') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.schedule import SCHEDULE_FILE, build_schedule, read_schedule, save_schedule
-from loadgen.stable import stable_seed
+from loadgen.schedule.build import SCHEDULE_FILE, build_schedule, read_schedule, save_schedule
+from loadgen.seeds import stable_seed
 from loadgen.traces.reader import TRACE_FOLDER
 from tests.loadgen.scenarios import CHAT, scenario
 

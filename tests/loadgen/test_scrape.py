@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from loadgen.endpoint import parse_base_url
-from loadgen.processes import free_port
-from loadgen.scrape import Scraper, rows_of
-from metrics.rundir import RunDirectory
+from loadgen.target.endpoint import parse_base_url
+from loadgen.target.processes import free_port
+from loadgen.target.scrape import Scraper, rows_of
+from metrics.run.directory import RunDirectory
 from metrics.sources.scrapes import DURATION, UP, taking
 
 PAGE = b"# TYPE served counter\nserved_total 3\n"

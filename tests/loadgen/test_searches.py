@@ -5,19 +5,19 @@ import numpy as np
 import psutil
 import pytest
 
-from loadgen.capacity import CapacityPlan, find_capacity
-from loadgen.points import Target, at_rate
-from loadgen.processes import ExperimentError
-from loadgen.scenario import Scenario
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
-from loadgen.search_folder import SearchFolder
-from loadgen.sweep import SweepPlan, rate_grid, rate_list, run_sweep
-from metrics.goodput import after_warmup
-from metrics.objectives import parse_bounds
-from metrics.rundir import RunDirectory, RunError
-from metrics.search import Goal, judge
-from metrics.search_file import read_search
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.build import build_schedule
+from loadgen.sweeps.capacity import CapacityPlan, find_capacity
+from loadgen.sweeps.folder import SearchFolder
+from loadgen.sweeps.run_point import Target, at_rate
+from loadgen.sweeps.sweep import SweepPlan, rate_grid, rate_list, run_sweep
+from loadgen.target.processes import ExperimentError
+from metrics.request.goodput import after_warmup
+from metrics.request.objectives import parse_bounds
+from metrics.run.directory import RunDirectory, RunError
+from metrics.search.bisection import Goal, judge
+from metrics.search.document import read_search
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.search_documents import point

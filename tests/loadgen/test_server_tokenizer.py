@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from loadgen.bodies import build_wire_requests
-from loadgen.endpoint import parse_base_url
-from loadgen.prompts import load_tokenizer
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule
-from loadgen.server_tokenizer import ServerTokenizer
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.prompts.build import load_tokenizer
+from loadgen.scenario.faults import ScenarioError
+from loadgen.schedule.build import build_schedule
+from loadgen.target.endpoint import parse_base_url
+from loadgen.target.server_tokenizer import ServerTokenizer
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.loadgen.test_contents import BLOCKS, MOONCAKE

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.answer import answer_of
-from loadgen.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, ClosedLoop, closed_loop, loop_doubt
-from loadgen.conversation import TurnParts
-from loadgen.experiment import load_url
-from loadgen.gather import begin_run
-from loadgen.outgoing import STOPPED, Ended, Limits
-from loadgen.pace import Pace
-from loadgen.reply import ReplyReader
-from loadgen.scenario_faults import ScenarioError
-from loadgen.schedule import build_schedule, chains_of
-from loadgen.shards import loop_of, part_of
-from loadgen.sharing import ideal_hit_rate
+from loadgen.client.outgoing import STOPPED, Ended, Limits
+from loadgen.client.pace import Pace
+from loadgen.prompts.conversation import TurnParts
+from loadgen.replies.answer_text import answer_of
+from loadgen.replies.reply import ReplyReader
+from loadgen.run.experiment import load_url
+from loadgen.run.run_files import begin_run
+from loadgen.scenario.faults import ScenarioError
+from loadgen.schedule.build import build_schedule, chains_of
+from loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, ClosedLoop, closed_loop, loop_doubt
+from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from loadgen.schedule.shards import loop_of, part_of
 from metrics.diagnosis.diagnose import diagnose
-from metrics.load import latency_origin, load_told
+from metrics.results.load import latency_origin, load_told
 from tests.loadgen.scenarios import CHAT, replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -167,7 +167,7 @@ THINKING = {"process": "users", "users": 40, "think_time_s": {"distribution": "l
 ])  # fmt: skip
 def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkeypatch, klass, arrivals, reply_s, of):
     """Played by the pace of each process on a clock that is only counted."""
-    monkeypatch.setattr("loadgen.closed_loop.QUICK_REQUESTS", 0)
+    monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     chosen = scenario(arrivals | {"duration_s": 60}, [klass])
     schedule, loop = build_schedule(chosen, 3, "x"), closed_loop(chosen.arrivals)
     played = [
@@ -208,7 +208,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
 
 
 def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.closed_loop.QUICK_REQUESTS", 0)
+    monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     server = ScriptedServer(Script(first_token_s=0.02)).start()
     done = replay(scenario({"process": "concurrency", "in_flight": 2, "duration_s": 0.6}), server.url, tmp_path)
     assert done.parsed.ran_out and len(done.records) == 4  # replies of half a second would take as many

@@ -12,15 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.endpoint import get, parse_base_url
-from loadgen.truth import Answer, Truth, TruthLog
+from loadgen.target.endpoint import get, parse_base_url
+from loadgen.truth.instructions import Answer, Truth, TruthLog
 from tests.loadgen.scenarios import replay, scenario
 
 
 @contextmanager
 def truth_server(**truth):
     """A truth server as a process. Gives its address."""
-    command = [sys.executable, "-m", "loadgen.truth_server", json.dumps(truth)]
+    command = [sys.executable, "-m", "loadgen.truth.server", json.dumps(truth)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

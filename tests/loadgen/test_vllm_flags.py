@@ -5,10 +5,10 @@ import shlex
 import pytest
 import yaml
 
-from loadgen.scenario import load_scenario
-from loadgen.scenario_faults import ScenarioError
-from loadgen.vllm_flags import REFUSED, flag_parser, parse
-from loadgen.vllm_scenario import FlagError
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import load_scenario
+from loadgen.scenario.vllm_flags import REFUSED, flag_parser, parse
+from loadgen.scenario.vllm_scenario import FlagError
 
 # Of vllm/benchmarks/serve.py and datasets.py, version 0.33, but for those of data sets that are not offered here.
 VLLM_FLAGS = shlex.split("""

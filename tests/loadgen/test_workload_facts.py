@@ -3,19 +3,19 @@
 import pandas as pd
 import pytest
 
-from loadgen.experiment import load_url, run_scenario
-from loadgen.gather import begin_run
-from loadgen.prefix_facts import cache_block_tokens
-from loadgen.scenario import load_scenario
-from loadgen.schedule import build_schedule
-from loadgen.scrape import rows_of
-from loadgen.sharing import ideal_hit_rate
-from loadgen.workload_facts import repeated_texts, workload_facts
-from metrics.goodput import measured
-from metrics.prefix_share import in_words, prefix_share, workload_lines
+from loadgen.record.prefix_facts import cache_block_tokens
+from loadgen.run.experiment import load_url, run_scenario
+from loadgen.run.run_files import begin_run
+from loadgen.scenario.scenario import load_scenario
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from loadgen.schedule.workload_facts import repeated_texts, workload_facts
+from loadgen.target.scrape import rows_of
+from metrics.memory.prefix_share import in_words, prefix_share, workload_lines
 from metrics.records import SCHEMAS
-from metrics.rundir import RunDirectory
-from metrics.segments import write_segment
+from metrics.request.goodput import measured
+from metrics.run.directory import RunDirectory
+from metrics.run.segments import write_segment
 from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import ScriptedServer
 from tests.loadgen.test_contents import BLOCKS, MOONCAKE, ideal_of

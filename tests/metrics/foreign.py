@@ -12,10 +12,10 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from loadgen.scrape import rows_of
+from loadgen.target.scrape import rows_of
 from metrics.records import SCHEMAS, ClientRecord, row
-from metrics.rundir import REQUIRED, RunDirectory
-from metrics.segments import write_segment
+from metrics.run.directory import REQUIRED, RunDirectory
+from metrics.run.segments import write_segment
 
 S, MS = 1_000_000_000, 1_000_000
 START_NS = 1_000 * S

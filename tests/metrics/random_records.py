@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from random import Random
 
 from metrics.ledger import SERVER_ACCOUNTS, new_ledger
-from metrics.prefix import PREFIX_OUTCOMES, RATIOS
+from metrics.machine.sampler import THROTTLE_REASONS
+from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from metrics.records import KINDS, REFUSALS, STAGES, WAITS, RequestRecord, StepRecord, SystemRecord
-from metrics.system import THROTTLE_REASONS
 
 MS = 1_000_000
 

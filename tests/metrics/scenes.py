@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, StepRecord, row
-from metrics.timeline import call_of
+from metrics.request.timeline import call_of
 
 MS = 1_000_000
 STEP_NS = 10 * MS

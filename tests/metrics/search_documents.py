@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.search_file import Search
-from metrics.search_points import SCALES, Point
+from metrics.search.document import Search
+from metrics.search.points import SCALES, Point
 
 
 def point(rate_rps: float, attainment: float, repeat: int = 1, *, sent: int = 200, valid: bool = True) -> Point:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, ClientRecord, SystemRecord
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
+from metrics.run.recorder import Recorder
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
 from tests.metrics.told_steps import steps_of_records
 

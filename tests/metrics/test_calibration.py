@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.calibration import (
+from metrics.machine.client_error import (
     Calibration,
     CalibrationError,
     Error,

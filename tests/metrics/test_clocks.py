@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.clocks import ClockError, estimate_offset
+from metrics.run.clocks import ClockError, estimate_offset
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 

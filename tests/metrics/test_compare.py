@@ -9,10 +9,18 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace as replace_record
 
-from metrics.compare import Compared, counting_error, runs_evidence, statistic, together, weigh, windows_evidence
-from metrics.compare_runs import CompareError, compare_runs
-from metrics.compare_samples import METRICS, Samples, alike_steps, read_run
-from metrics.rundir import RunDirectory
+from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.samples import METRICS, Samples, alike_steps, read_run
+from metrics.compare.verdict import (
+    Compared,
+    counting_error,
+    runs_evidence,
+    statistic,
+    together,
+    weigh,
+    windows_evidence,
+)
+from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
 USUAL = replace(PLANTS["healthy"], rate_rps=8.0)

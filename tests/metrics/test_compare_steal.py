@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 from typer.testing import CliRunner
 
-from metrics.compare_runs import CompareError, compare_runs
-from metrics.compare_samples import read_run
-from metrics.compare_steal import undisturbed_requests
-from metrics.rundir import RunDirectory
-from metrics.steal import undisturbed
+from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.samples import read_run
+from metrics.compare.steal import undisturbed_requests
+from metrics.machine.steal import undisturbed
+from metrics.run.directory import RunDirectory
 from sojourn import app
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 

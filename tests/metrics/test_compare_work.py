@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 
 from commands.compare import compare
-from metrics.compare import Compared, outlasting
-from metrics.compare_runs import CompareError, compare_runs
-from metrics.compare_samples import METRICS, RunSamples
-from metrics.compare_work import Work, other_work, shifts, work_of
-from metrics.rundir import RunDirectory
+from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.samples import METRICS, RunSamples
+from metrics.compare.verdict import Compared, outlasting
+from metrics.compare.workload import Work, other_work, shifts, work_of
+from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
 few = settings(max_examples=40, deadline=None)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.compat import EngineFacts
-from metrics.exporter import Exporter
+from metrics.export.prometheus import Exporter
+from metrics.export.vllm_names import EngineFacts
 from metrics.records import RequestRecord
 from tests.metrics.random_records import MS, random_request, random_step
 from tests.metrics.told_steps import steps_of_records

@@ -10,7 +10,7 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.symptoms import SYMPTOMS
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, UNSEEN, Diagnosis, without_finding
 from metrics.ledger import LIFECYCLES
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.metrics.simulated_server import Device, Settings
 from tests.metrics.synthetic import PLANTS, Klass, Plant, synthetic_pair, synthetic_run
 

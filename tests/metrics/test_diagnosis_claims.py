@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.candidate import Gain, rerun
-from metrics.diagnosis.causes import first_cause
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather, shares
 from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.rules_request import overload
-from metrics.diagnosis.terminal import render
+from metrics.diagnosis.rules.candidate import Gain, rerun
+from metrics.diagnosis.rules.registry import first_cause
+from metrics.diagnosis.rules.request import overload
+from metrics.diagnosis.terminal.report import render
 from metrics.records import NO_END
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PAIRS, PLANTS, Plant, synthetic_run
 

@@ -8,7 +8,7 @@ import pytest
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather
 from metrics.diagnosis.verdict import Diagnosis
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
 
 

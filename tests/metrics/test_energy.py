@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal import render
-from metrics.energy import energy_use, joules, joules_between
-from metrics.goodput import window_ns
+from metrics.diagnosis.terminal.report import render
 from metrics.records import SCHEMAS, SystemRecord, row
-from metrics.segments import replace_table
+from metrics.request.goodput import window_ns
+from metrics.results.energy import energy_use, joules, joules_between
+from metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 S = 1_000_000_000

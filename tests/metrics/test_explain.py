@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from metrics.explain import ExplainError, explain
-from metrics.rundir import RunDirectory
+from metrics.diagnosis.explain_request import ExplainError, explain
+from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.catalog import METRIC_BY_NAME
-from metrics.exporter import FOLDED_AT_ONCE, FOLDED_TOKENS, Exporter
-from metrics.judgement import latencies_ns
+from metrics.catalog.catalog import METRIC_BY_NAME
+from metrics.catalog.metric import RATIO_BOUNDS
+from metrics.export.prometheus import FOLDED_AT_ONCE, FOLDED_TOKENS, Exporter
+from metrics.export.request_outcome import latencies_ns
 from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
-from metrics.metric import RATIO_BOUNDS
-from metrics.prefix import PREFIX_OUTCOMES, RATIOS
+from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
 from tests.metrics.told_steps import steps_of_records

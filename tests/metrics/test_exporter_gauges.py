@@ -5,8 +5,8 @@ from random import Random
 import msgspec
 import pytest
 
-from metrics.compat import EngineFacts
-from metrics.exporter import Exporter
+from metrics.export.prometheus import Exporter
+from metrics.export.vllm_names import EngineFacts
 from tests.metrics.random_records import random_step
 from tests.metrics.test_exporter import scraped, value
 from tests.metrics.told_steps import steps_of_records

@@ -5,11 +5,11 @@ from random import Random
 import msgspec
 import pytest
 
-from metrics.exporter import Exporter
-from metrics.kernels import CLASSES
-from metrics.metric import LAG_BOUNDS
+from metrics.catalog.metric import LAG_BOUNDS
+from metrics.compute.kernels import CLASSES
+from metrics.export.prometheus import Exporter
+from metrics.machine.sampler import THROTTLE_REASONS
 from metrics.records import SystemRecord
-from metrics.system import THROTTLE_REASONS
 from tests.metrics.random_records import MS, random_system
 from tests.metrics.test_exporter import scraped, value
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal import render
+from metrics.diagnosis.terminal.report import render
 from metrics.diagnosis.verdict import without_finding
 from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, steady
 

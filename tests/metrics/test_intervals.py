@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.intervals import (
+from metrics.statistics.intervals import (
     block_length,
     bootstrap,
     clustered_mean_interval,

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.adoption import _STAMPS, adopt
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal import render
-from metrics.join import JoinError, clock_of, join_runs, uncertainty_sentence
+from metrics.diagnosis.terminal.report import render
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, RequestRecord, columns, row
-from metrics.rundir import RunDirectory
-from metrics.segments import replace_table
+from metrics.run.adoption import _STAMPS, adopt
+from metrics.run.directory import RunDirectory
+from metrics.run.join import JoinError, clock_of, join_runs, uncertainty_sentence
+from metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 S, MS = 1_000_000_000, 1_000_000

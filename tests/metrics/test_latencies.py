@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, inter_chunk_ms, itl_ms, summaries, with_origins
+from metrics.request.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, inter_chunk_ms, itl_ms, summaries, with_origins
 
 MS = 1_000_000
 few = settings(max_examples=100, deadline=None)

@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from metrics.missratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
+from metrics.memory.miss_ratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
 from metrics.records import SCHEMAS, RequestRecord, row
-from metrics.rundir import RunDirectory
-from metrics.segments import write_segment
+from metrics.run.directory import RunDirectory
+from metrics.run.segments import write_segment
 
 
 def record(name: str, **more) -> RequestRecord:

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import pytest
 
-from metrics.kernels import Burst, Kernel, Packing, StepWindow
-from metrics.perfetto import TraceRows, run_rows, write_trace
+from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow
+from metrics.export.perfetto import TraceRows, run_rows, write_trace
 from metrics.records import SystemRecord, row
-from metrics.rundir import RunDirectory, RunError
+from metrics.run.directory import RunDirectory, RunError
 from tests.metrics.random_records import random_request
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.test_rundir import MS, closed_pair, record, run, step

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from metrics.energy import EnergyUse
-from metrics.goodput import judged
-from metrics.prices import cost_line, token_cost
+from metrics.request.goodput import judged
+from metrics.results.energy import EnergyUse
+from metrics.results.prices import cost_line, token_cost
 from tests.metrics.test_latencies import failed, served
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metrics.exporter import Exporter
+from metrics.export.prometheus import Exporter
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
-from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord, columns, row
-from metrics.rundir import REQUIRED, RunDirectory, RunError
+from metrics.run.directory import REQUIRED, RunDirectory, RunError
+from metrics.run.recorder import Recorder
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.told_steps import steps_of_records
 

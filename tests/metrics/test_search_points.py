@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.search_points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
+from metrics.search.points import by_rate, frontier, largest_rate, point_of, rate_sentence, scaled
 from tests.metrics.search_documents import point
 from tests.metrics.synthetic import PLANTS, synthetic_run, with_steal
 from ui.figures.sweep import goodput_against_rate

@@ -10,11 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from metrics.ledger import ACCOUNTS, Account
-from metrics.packed import PackedRecords, PackedSegment, PackedSteps, encode, packed_records, packed_steps, tables_of
-from metrics.recorder import Recorder
 from metrics.records import SCHEMAS, RequestRecord, columns
-from metrics.rundir import RunDirectory, RunError
-from metrics.segments import compact, discard_segments, read_segment, sources, write_segment
+from metrics.run.directory import RunDirectory, RunError
+from metrics.run.packed import (
+    PackedRecords,
+    PackedSegment,
+    PackedSteps,
+    encode,
+    packed_records,
+    packed_steps,
+    tables_of,
+)
+from metrics.run.recorder import Recorder
+from metrics.run.segments import compact, discard_segments, read_segment, sources, write_segment
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.told_steps import steps_of_records
 
@@ -75,13 +83,13 @@ def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
 
 def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
     stream(tmp_path / "requests.parts" / "1.packed", records(0, 3)).close()
-    monkeypatch.setattr("metrics.segments.discard_segments", lambda *told: None)
+    monkeypatch.setattr("metrics.run.segments.discard_segments", lambda *told: None)
     compact(tmp_path, "requests")
     run = RunDirectory(tmp_path)
     assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
     stream(tmp_path / "requests.parts" / "2.packed", records(3, 2)).close()  # a second life of the server
     assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
-    monkeypatch.setattr("metrics.segments.discard_segments", discard_segments)
+    monkeypatch.setattr("metrics.run.segments.discard_segments", discard_segments)
     compact(tmp_path, "requests")
     assert len(run.table("requests")) == 5 and not (tmp_path / "requests.parts").exists()
 
@@ -168,7 +176,7 @@ def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, 
             compact(directory, table)
         return listed[-1]
 
-    monkeypatch.setattr("metrics.rundir.sources", sources_then_compact)
+    monkeypatch.setattr("metrics.run.directory.sources", sources_then_compact)
     assert len(run.table("requests")) == 3 and len(listed) == 2
 
 

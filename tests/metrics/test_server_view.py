@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from metrics.ledger import ACCOUNTS
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from metrics.sources import scrapes
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView, observe, timeline
 from tests.metrics.foreign import START_NS, Life, S, SglangPage, VllmPage, foreign_run, steady

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadgen.scrape import rows_of
+from loadgen.target.scrape import rows_of
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal_server import render_server
-from metrics.exporter import Exporter
+from metrics.diagnosis.terminal.foreign_server import render_server
+from metrics.export.prometheus import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
-from metrics.rundir import RunDirectory
-from metrics.segments import write_segment
+from metrics.run.directory import RunDirectory
+from metrics.run.segments import write_segment
 from metrics.sources.view import KV_USE, observe, timeline
 from tests.metrics.simulated_server import Records, S
 from tests.metrics.synthetic import synthetic_run

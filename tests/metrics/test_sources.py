@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metrics.catalog import METRIC_BY_NAME
+from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, SERVER_ACCOUNTS
 from metrics.sources.document import render_markdown
 from metrics.sources.registry import SOURCES, recognise

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather
-from metrics.diagnosis.terminal import render
-from metrics.goodput import window_ns
-from metrics.machine import STEAL_WARNS_PERCENT, company, stolen
-from metrics.packed import PackedRecords, PackedSegment, encode
+from metrics.diagnosis.terminal.report import render
+from metrics.machine.host import STEAL_WARNS_PERCENT, company, stolen
+from metrics.machine.steal import Steal, steal_within
 from metrics.records import SCHEMAS, SystemRecord
-from metrics.rundir import RunDirectory
-from metrics.segments import read_segment
-from metrics.steal import Steal, steal_within
+from metrics.request.goodput import window_ns
+from metrics.run.directory import RunDirectory
+from metrics.run.packed import PackedRecords, PackedSegment, encode
+from metrics.run.segments import read_segment
 from tests.metrics.synthetic import synthetic_run, with_steal
 
 S = 1_000_000_000

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.appraisal import Appraiser, batch_work
-from metrics.costmodel import ExpertShape, ModelShape, step_cost, step_work
-from metrics.exporter import Exporter
+from metrics.compute.cost_model import ExpertShape, ModelShape, step_cost, step_work
+from metrics.compute.step_costs import Appraiser, batch_work
+from metrics.compute.step_time import StepTimeModel, features
+from metrics.export.prometheus import Exporter
 from metrics.records import COMPOSITIONS, StepRecord, columns, composition
-from metrics.step_batch import Makeup, Steps
-from metrics.steptime import StepTimeModel, features
+from metrics.steps import Makeup, Steps
 from tests.metrics.random_records import random_step
 from tests.metrics.told_steps import steps_of_records, uncosted
 

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from metrics.costmodel import ModelShape, StepWork, step_work
-from metrics.steptime import KNOTS, NUM_FEATURES, StepTimeModel, features
+from metrics.compute.cost_model import ModelShape, StepWork, step_work
+from metrics.compute.step_time import KNOTS, NUM_FEATURES, StepTimeModel, features
 
 SHAPE = ModelShape(
     vocab_size=1000, hidden_size=64, attention_parameters=10_000, mlp_parameters=30_000, pair_flops=256,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from metrics.machine.sampler import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
 from metrics.records import SystemRecord
-from metrics.system import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
 
 S = 1_000_000_000
 Times = namedtuple("Times", ["user", "idle", "steal", "guest"])  # as psutil gives them, but fewer

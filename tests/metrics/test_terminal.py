@@ -7,9 +7,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from metrics.diagnosis.bars import bar
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal import render
+from metrics.diagnosis.terminal.bars import bar
+from metrics.diagnosis.terminal.report import render
 from tests.metrics.synthetic import synthetic_pair, synthetic_run
 
 CASES = ["tiny_kv", "long_beside_chat", "overload", "client_lag", "healthy"]

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
-from metrics import tracing
+from metrics.export import opentelemetry as tracing
+from metrics.export.opentelemetry import Tracer
+from metrics.export.spans import is_sampled
 from metrics.records import RequestRecord
-from metrics.spans import is_sampled
-from metrics.tracing import Tracer
 from tests.metrics.collector import Collector, attributes
 from tests.metrics.random_records import MS, random_request
 

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from metrics.roofline import CeilingError, Ceilings, Gemm
-from metrics.utilisation import TokenNumbers, phases, token_numbers, utilisation
+from metrics.compute.roofline import CeilingError, Ceilings, Gemm
+from metrics.compute.utilisation import TokenNumbers, phases, token_numbers, utilisation
 
 CEILINGS = Ceilings("a device", 2, "2026-11-21T00:00:00Z", {}, 100e9, 80e9, 2048, [Gemm("float32", 64, 1e12)])
 

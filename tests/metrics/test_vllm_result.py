@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from loadgen.vllm_flags import parse
-from metrics.goodput import class_goodput, measured
-from metrics.vllm_result import DETAILED, vllm_result
+from loadgen.scenario.vllm_flags import parse
+from metrics.export.vllm_result import DETAILED, vllm_result
+from metrics.request.goodput import class_goodput, measured
 from tests.metrics.synthetic import synthetic_run
 from tests.metrics.test_latencies import failed, served
 

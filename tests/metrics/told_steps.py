@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from metrics.records import STAGES, StepRecord
-from metrics.step_batch import COSTS, NOTHING, NUMBERS, OTHERS, Makeup, Steps
+from metrics.steps import COSTS, NOTHING, NUMBERS, OTHERS, Makeup, Steps
 
 
 def uncosted(records: Sequence[StepRecord]) -> Steps:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from engine import LLM, SamplingParams
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from tests.engine.server import Running, serving
 
 ROOT = Path(__file__).parents[2]

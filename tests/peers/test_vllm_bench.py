@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.processes import free_port
-from tests.bench.clients import VLLM_BENCH
+from bench.clients import VLLM_BENCH
+from loadgen.target.processes import free_port
 from tests.metrics.test_vllm_result import OURS, VLLM_KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_same_flags_give_the_same_keys_and_like_figures(tmp_path):
         "--save-result", "--save-detailed", "--disable-tqdm", "--result-dir", str(tmp_path),
     ]  # fmt: skip
     truth = json.dumps({"ttft_s": 0.05, "token_s": 0.02})
-    server = subprocess.Popen([sys.executable, "-m", "loadgen.truth_server", truth, "--port", str(port)], cwd=ROOT)
+    server = subprocess.Popen([sys.executable, "-m", "loadgen.truth.server", truth, "--port", str(port)], cwd=ROOT)
     foreign = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         ours = [sys.executable, "-m", "sojourn", "bench-serve", *flags, "--run-dir", str(tmp_path / "run")]

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.servers import vllm_server
 from metrics.ledger import ACCOUNTS
-from metrics.rundir import RunDirectory
+from metrics.run.directory import RunDirectory
 from metrics.sources.view import KV_USE, RUNNING, observe, timeline
-from tests.bench.servers import vllm_server
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "scenarios" / "tiny-model"

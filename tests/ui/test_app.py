@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.metrics.synthetic import synthetic_run
-from ui.rundata import fingerprint, load, run_names
+from ui.run_data import fingerprint, load, run_names
 
 APP = importlib.util.find_spec("ui.app").origin
 PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute")

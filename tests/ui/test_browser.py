@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from ui.report import render
-from ui.rundata import load
+from ui.html.run_report import render
+from ui.run_data import load
 from ui.screenshots import PAGES, browser, chromium, take
 
 pytestmark = [

@@ -7,23 +7,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from metrics.blame import UNEXPLAINED, blame_of, waited_ns, worst
-from metrics.gaps import slowest_gaps
-from metrics.goodput import goodput_by_tpot
+from metrics.compute.roofline import Ceilings, Gemm
+from metrics.compute.utilisation import TokenNumbers
 from metrics.ledger import ACCOUNTS, COLOURS
-from metrics.objectives import OBJECTIVES
 from metrics.records import KINDS
-from metrics.roofline import Ceilings, Gemm
-from metrics.utilisation import TokenNumbers
+from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns, worst
+from metrics.request.goodput import goodput_by_tpot
+from metrics.request.objectives import OBJECTIVES
+from metrics.request.token_gaps import slowest_gaps
 from ui import theme
 from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
-from ui.rundata import load
-from ui.tables import binned, chosen, step_series, steps_of, tokens_by_kind
-from ui.tables_blame import blame, slowed_steps, waits_by_reason
-from ui.tables_compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
-from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
-from ui.wording import number, percent
+from ui.run_data import load
+from ui.tables.blame import blame, slowed_steps, waits_by_reason
+from ui.tables.compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
+from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
+from ui.tables.request import binned, chosen, step_series, steps_of, tokens_by_kind
+from ui.text import number, percent
 
 UNIT = re.compile(
     r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
@@ -283,7 +283,7 @@ def test_what_is_known_of_tokens_is_said_and_nothing_else():
 
 
 def test_a_run_too_large_for_the_blame_matrix_is_shown_without_it_and_says_why(runs, monkeypatch):
-    monkeypatch.setattr("metrics.blame_book.MOST_ENTRIES", 100)
+    monkeypatch.setattr("metrics.request.offenders.MOST_ENTRIES", 100)
     run = load(runs / "chat")
     assert run.book is None and "for at most 100" in run.no_book
     assert not load(runs / "foreign").no_book.startswith(str(runs))

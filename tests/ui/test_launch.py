@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from metrics.rundir import RunError
+from metrics.run.directory import RunError
 from ui.launch import LaunchError, app_command, open_app
 
 

@@ -5,13 +5,13 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from metrics.latencies import DEFINITIONS
-from metrics.rundir import RunDirectory
+from metrics.request.latencies import DEFINITIONS
+from metrics.run.directory import RunDirectory
 from tests.ui.conftest import HOSTILE_ID
-from ui import fragments
-from ui.report import render, write_report
-from ui.results import estimate, latency_table
-from ui.rundata import load
+from ui.html import fragments
+from ui.html.results import estimate, latency_table
+from ui.html.run_report import render, write_report
+from ui.run_data import load
 
 SECTIONS = ("Goodput", "Where the time went", "Findings", "Slowest requests", "Steps", "How it was measured")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics.search_points import by_rate
+from metrics.search.points import by_rate
 from tests.metrics.search_documents import point
 from ui.figures.sweep import attainment_against_rate, goodput_against_rate, latency_against_rate
 

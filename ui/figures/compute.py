@@ -5,11 +5,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.costmodel import PARTS
-from metrics.roofline import Ceilings
+from metrics.compute.cost_model import PARTS
+from metrics.compute.roofline import Ceilings
 from ui import theme
-from ui.tables_compute import TOKEN_MEANING, sensors
-from ui.wording import number, percent
+from ui.tables.compute import TOKEN_MEANING, sensors
+from ui.text import number, percent
 
 NO_WORK = "No step of this run tells FLOPs, bytes and device time."
 PHASE_COLOURS = {

@@ -6,8 +6,8 @@ from plotly.subplots import make_subplots
 
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from ui import theme
-from ui.tables import CLIENT_SPANS, account_shares, accounts_ms, client_spans_ms, steps_of
-from ui.wording import distinct, duration, label, number, percent
+from ui.tables.request import CLIENT_SPANS, account_shares, accounts_ms, client_spans_ms, steps_of
+from ui.text import distinct, duration, label, number, percent
 
 NAMES = (*(info.name for info in ACCOUNTS), UNACCOUNTED)
 NO_LEDGER = "The server recorded no request, so there is no ledger. Start it with a run directory to record one."

@@ -5,12 +5,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.catalog import BLOCK_STATES
-from metrics.prefix import RATIOS
+from metrics.catalog.catalog import BLOCK_STATES
+from metrics.memory.prefix_outcomes import RATIOS
 from ui import theme
-from ui.tables import binned, step_series
-from ui.tables_memory import OUTCOME_MEANING, OUTCOMES
-from ui.wording import label, number, percent
+from ui.tables.memory import OUTCOME_MEANING, OUTCOMES
+from ui.tables.request import binned, step_series
+from ui.text import label, number, percent
 
 NO_OUTCOMES = "This run does not tell what became of its prompt tokens: its server was an older or another one."
 NO_CURVE = "This run does not tell what other pool sizes would have hit: its server was an older or another one."

@@ -4,12 +4,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.diagnosis.server import SEVERAL
+from metrics.diagnosis.foreign_server import SEVERAL
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import UNACCOUNTED
 from metrics.sources.view import KV_USE, PREEMPTIONS, RUNNING, WAITING
 from ui import theme
-from ui.wording import number, percent
+from ui.text import number, percent
 
 NOTHING_SEEN = "No metric of the server was scraped, or it is of a kind that is not known here."
 PANELS = ("in the server (requests)", "KV use (%)", "tokens per second")

@@ -5,11 +5,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.catalog import BLOCK_STATES
+from metrics.catalog.catalog import BLOCK_STATES
 from metrics.records import KINDS, REFUSALS, STAGES
 from ui import theme
-from ui.tables import binned, step_series
-from ui.wording import number, percent
+from ui.tables.request import binned, step_series
+from ui.text import number, percent
 
 NO_STEPS = "The server recorded no step. Start it with a run directory to record them."
 PANELS = ("tokens per step", "held back (requests)", "KV blocks", "time of a step (ms)")

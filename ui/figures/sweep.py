@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from metrics.objectives import OBJECTIVE_NAMES
-from metrics.search_points import Frontier, Rate
+from metrics.request.objectives import OBJECTIVE_NAMES
+from metrics.search.points import Frontier, Rate
 from ui import theme
-from ui.wording import number
+from ui.text import number
 
 OFFERED, GOOD, KEPT = "#A9B6C6", theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
 

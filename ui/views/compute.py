@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from metrics.utilisation import token_numbers
-from ui import fragments, frame
+from metrics.compute.utilisation import token_numbers
+from ui import page as frame
 from ui.figures import compute
-from ui.tables_compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
+from ui.html import fragments
+from ui.tables.compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
 
 run = frame.open_page(
     "Compute",

@@ -3,7 +3,8 @@
 import streamlit as st
 
 from metrics.diagnosis.verdict import without_finding
-from ui import fragments, frame
+from ui import page as frame
+from ui.html import fragments
 
 run = frame.open_page(
     "Diagnose",

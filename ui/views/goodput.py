@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from metrics.goodput import goodput_by_tpot
-from metrics.load import latency_origin
-from metrics.objectives import OBJECTIVE_NAMES
-from ui import fragments, frame, results
+from metrics.request.goodput import goodput_by_tpot
+from metrics.request.objectives import OBJECTIVE_NAMES
+from metrics.results.load import latency_origin
+from ui import page as frame
 from ui.figures import goodput
+from ui.html import fragments, results
 
 run = frame.open_page(
     "Goodput",

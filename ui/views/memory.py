@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from metrics.rundir import engine_settings
-from ui import fragments, frame
+from metrics.run.directory import engine_settings
+from ui import page as frame
 from ui.figures import memory
-from ui.tables_memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
+from ui.html import fragments
+from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
 
 run = frame.open_page(
     "Memory",

@@ -2,9 +2,11 @@
 
 import streamlit as st
 
-from ui import fragments, frame, server
+from ui import page as frame
 from ui.figures import goodput, ledger
 from ui.figures.server import parts_of_the_time
+from ui.html import foreign_server as server
+from ui.html import fragments
 
 run = frame.open_page(
     "Overview",

@@ -2,14 +2,15 @@
 
 import streamlit as st
 
-from metrics.blame import blame_of, gini, offenders, waited_ns
-from metrics.gaps import GapError, explain_gap, slowest_gaps, why
-from ui import fragments, frame
+from metrics.request.blame import blame_of, gini, offenders, waited_ns
+from metrics.request.token_gaps import GapError, explain_gap, slowest_gaps, why
+from ui import page as frame
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
-from ui.tables import chosen, classes, failures, request_facts
-from ui.tables_blame import TRAITS, blame, slowed_steps, traits, waits_by_reason, worst_offenders
-from ui.wording import label, markdown, number
+from ui.html import fragments
+from ui.tables.blame import TRAITS, blame, slowed_steps, traits, waits_by_reason, worst_offenders
+from ui.tables.request import chosen, classes, failures, request_facts
+from ui.text import label, markdown, number
 
 ORDERS = {
     "e2e_ms": "slowest",

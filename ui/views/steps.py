@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from ui import frame
+from ui import page as frame
 from ui.figures import server, steps
-from ui.tables import longest_steps
+from ui.tables.request import longest_steps
 
 run = frame.open_page(
     "Steps",

@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from metrics.rundir import RunError
-from metrics.search_file import sweeps
-from ui import fragments, frame, sweep_report
-from ui.wording import markdown
+from metrics.run.directory import RunError
+from metrics.search.document import sweeps
+from ui import page as frame
+from ui.html import fragments, sweep_report
+from ui.text import markdown
 
 st.html(fragments.CSS_FILE)
 st.title("Sweep", anchor=False)

@@ -63,9 +63,9 @@ def edit_rows(
 ) -> torch.Tensor:
     """[rows, vocab_size] float32 → [edited, vocab_size] float32, what the edited rows draw from.
 
-    `prompts` bool and `counts` float32 [history rows, vocab_size] are those of engine.token.penalties, whose words the
-    arithmetic follows; `biases` [bias rows, vocab_size] float32 are added; of `masks` [mask rows, words] int32, 32
-    tokens a word, a bit stands for a token that may be drawn.
+    `prompts` bool and `counts` float32 [history rows, vocab_size] are those of engine.token.sampling.penalties, whose
+    words the arithmetic follows; `biases` [bias rows, vocab_size] float32 are added; of `masks` [mask rows, words],
+    int32, 32 tokens a word, a bit stands for a token that may be drawn.
     """
     (_, vocab_size), num_edited = logits.shape, len(edits.rows)
     out = torch.empty((num_edited, vocab_size), dtype=torch.float32, device=logits.device)

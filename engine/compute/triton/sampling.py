@@ -1,4 +1,4 @@
-"""Logits → ids on the device, without a sort: as engine.token.sampler draws, for the same ids.
+"""Logits → ids on the device, without a sort: as engine.token.sampling.sampler draws, for the same ids.
 
 Two launches. The first looks at chunks of the vocabulary, many at once: best logit, sum of weights, moments. The
 second, a program a row, knows from those what may be left of the row, keeps it, and finds the thresholds of top-k and
@@ -45,7 +45,7 @@ def _key_from(bound):
 
 @triton.jit
 def _uniform(seed, position):
-    """engine.token.sampler.uniform: the same bits."""
+    """engine.token.sampling.sampler.uniform: the same bits."""
     state = seed.to(tl.uint64) * 0x9E3779B97F4A7C15 + (position + 1).to(tl.uint64) * 0xD1B54A32D192ED03
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB

@@ -14,13 +14,13 @@ from engine.compute.kv_cache import bytes_per_token
 from engine.compute.layers_cpp import CppLayers
 from engine.compute.linear import Linear
 from engine.compute.operations import Norm, Operations, Rope, Step
-from engine.compute.ops import rms_norm
+from engine.compute.reference_operations import rms_norm
 from engine.compute.weight_formats.format import WeightFormat
 from engine.token.checkpoint import ModelError
 from engine.token.models.joined import joined_layers
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
-from metrics.costmodel import ExpertShape, ModelShape
+from metrics.compute.cost_model import ExpertShape, ModelShape
 
 # (name and tensor of the checkpoint) → the same under the names that our parts know; nothing for what is not used
 Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from engine.compute.ops import gelu_gate, gemma_rms_norm
+from engine.compute.reference_operations import gelu_gate, gemma_rms_norm
 from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import grouped_decoder

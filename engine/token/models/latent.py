@@ -16,7 +16,7 @@ from torch import nn
 from engine.compute.attention import AttentionSpec, KVLayout, LayerCache
 from engine.compute.linear import Linear
 from engine.compute.operations import Step
-from engine.compute.ops import pairs_to_halves, rms_norm, rotate
+from engine.compute.reference_operations import pairs_to_halves, rms_norm, rotate
 
 LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
 

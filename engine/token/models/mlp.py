@@ -6,7 +6,7 @@ from torch import nn
 
 from engine.compute.linear import Linear
 from engine.compute.operations import Gate, Operations
-from engine.compute.ops import silu_gate
+from engine.compute.reference_operations import silu_gate
 
 
 class GatedMLP(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.compute.ops import layer_norm
+from engine.compute.reference_operations import layer_norm
 from engine.token.checkpoint import ModelError
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig

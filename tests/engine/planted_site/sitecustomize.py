@@ -15,11 +15,11 @@ from functools import partial
 
 # place → module, class, function
 PLACES = {
-    "encode": ("engine.token.tokenizer", "Tokenizer", "encode"),
+    "encode": ("engine.token.text.tokenizer", "Tokenizer", "encode"),
     "schedule": ("engine.request.scheduler", "Scheduler", "schedule"),
     "forward": ("engine.token.models.decoder", "Decoder", "forward"),
-    "sample": ("engine.token.sampler", "Sampler", "draw"),
-    "decode": ("engine.token.tokenizer", "TextStream", "push"),
+    "sample": ("engine.token.sampling.sampler", "Sampler", "draw"),
+    "decode": ("engine.token.text.tokenizer", "TextStream", "push"),
     "write": ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
 }
 NUMBERS = struct.Struct("dd")

@@ -1,0 +1,179 @@
+"""One profile burst in the core: from the front's wish to the answer, between the turns of the loop."""
+
+import time
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
+from engine.engine import Engine
+from engine.messages import Profile
+from engine.runner import ModelRunner
+from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
+from metrics.records import KernelRecord
+
+READ_AT_ONCE = 1_000  # events between two turns, and ...
+STEPS_AT_ONCE = 5  # ... steps: some milliseconds
+OTHERS = {  # how a profiled step differs, by the type of device
+    "cpu": "each operation takes two readings of the clock, and torch's profiler notes each of torch's: the kernels "
+    "are those of any step",
+    "cuda": "torch's profiler has every kernel timed by the driver and notes each launch: the kernels, and the graphs "
+    "that are replayed, are those of any step, but gaps are longer where the host launches kernels one by one",
+}
+
+
+class ProfileBurst:
+    """Profiles the next steps of an engine. `advance` is called before each step, and gives the answer once.
+
+    The loop stands still while the profiler is started and stopped; what it noted is read in pieces between turns.
+    """
+
+    def __init__(self, wish: Profile, engine: Engine, clock_ns: Callable[[], int] = time.monotonic_ns):
+        self._engine, self._clock_ns = engine, clock_ns
+        self._runner: ModelRunner = engine.runner
+        self._steps = wish.steps
+        self._deadline_ns = clock_ns() + wish.timeout_ms * 1_000_000
+        self._profiler = TorchProfiler(self._runner.device)
+        self._spans = CpuSpans()
+        self._packing = Packing()
+        self._launched: list[Any] = []  # handles of steps to profile, that were not read yet
+        self._left = wish.steps  # to launch
+        self._windows: list[StepWindow] = []
+        self._blocked_ns = {"start": 0, "stop": 0, "read": 0}
+        self._reading: Iterator[Burst | None] | None = None
+        self._has_begun = self._is_watching = False
+
+    def advance(self) -> Burst | None:
+        """None while the burst goes on. Its answer has no windows where no step ended before the deadline, and a
+        `failure` where the profiler failed: that is no reason to end the process."""
+        try:
+            return self._advance()
+        except Exception as error:
+            traceback.print_exc()
+            self._leave()
+            return msgspec.structs.replace(self._answer([], 0), failure=f"{type(error).__name__}: {error}")
+
+    def _advance(self) -> Burst | None:
+        if self._reading is not None:
+            return self._timed("read", lambda: next(self._reading))
+        late = self._clock_ns() >= self._deadline_ns
+        if not self._has_begun:
+            if self._engine.has_work:
+                self._timed("start", self._start)
+            elif late:
+                return self._answer([], 0)
+        elif late or len(self._windows) == self._steps:
+            self._timed("stop", self._stop)
+        return None
+
+    def _timed(self, phase: str, work: Callable[[], Any]) -> Any:
+        begin_ns = self._clock_ns()
+        done = work()
+        self._blocked_ns[phase] += self._clock_ns() - begin_ns
+        return done
+
+    def _start(self) -> None:
+        self._has_begun = True
+        runner = self._runner
+        if runner.device.type == "cpu":
+            joined = runner.model.joined(runner.operations, runner.attention, runner.kv_cache)
+            self._spans.install(runner.model, runner.operations, runner.attention, joined)
+        runner.launch, runner.collect = self._launch, self._collect
+        self._is_watching = True
+        runner.stream.call(self._profiler.start)
+
+    def _stop(self) -> None:
+        self._runner.stream.call(self._profiler.stop)
+        self._leave()
+        self._reading = self._read()
+
+    def _leave(self) -> None:
+        """The runner is what it was before."""
+        if self._is_watching:
+            self._is_watching = False
+            del self._runner.launch, self._runner.collect  # the class's own are seen again
+            self._spans.remove()
+
+    def _launch(self, plan: Any) -> Any:
+        handle = ModelRunner.launch(self._runner, plan)
+        if self._left:
+            self._left -= 1
+            self._launched.append(handle)
+        return handle
+
+    def _collect(self, handle: Any) -> Any:
+        outcome = ModelRunner.collect(self._runner, handle)
+        if self._launched and self._launched[0] is handle:
+            self._launched.pop(0)
+            self._windows.append(
+                StepWindow(
+                    self._engine.step_number,
+                    outcome.device_begin_ns,
+                    outcome.device_end_ns - outcome.sampling_ns,
+                    outcome.device_end_ns,
+                )
+            )
+        return outcome
+
+    def _read(self) -> Iterator[Burst | None]:
+        """In pieces: None after each."""
+        events, told, kernels = self._profiler.events(), [], []
+        while piece := list(islice(events, READ_AT_ONCE)):
+            told += [event for event in piece if event is not None]
+            yield None
+        offset = self._profiler.offset()
+        for first in range(0, len(told), READ_AT_ONCE):
+            kernels += on_monotonic(told[first : first + READ_AT_ONCE], offset)
+            yield None
+        kernels.sort(key=_begin)
+        spans = sorted(self._spans.taken, key=_begin)
+        records: list[KernelRecord] = []
+        for windows, until_ns in _pieces(self._windows):
+            since_ns = windows[0].begin_ns if windows[0] is not self._windows[0] else 0
+            part = self._computed(_between(kernels, since_ns, until_ns), _between(spans, since_ns, until_ns), windows)
+            part = classed(part, windows, offset.error_ns)
+            records += kernel_records(part, windows, until_ns)
+            self._packing.add(part)
+            yield None
+        yield self._answer(records, offset.error_ns)
+
+    def _computed(self, kernels: list[Kernel], spans: list[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
+        """What the device did, of what was told: on a CPU torch's operations are also the host's, that prepares."""
+        if self._runner.device.type == "cpu":
+            sampling = [Kernel("draw", "sampling", window.forward_ns, window.end_ns) for window in windows]
+            kernels = with_spans(spans, within(kernels, windows)) + sampling
+        return sorted(kernels, key=lambda run: (run.begin_ns, -run.end_ns))
+
+    def _answer(self, records: list[KernelRecord], error_ns: int) -> Burst:
+        return Burst(
+            windows=self._windows,
+            records=records,
+            names=self._packing.names,
+            kernels=self._packing.kernels,
+            dropped=self._packing.dropped,
+            clock_error_ns=error_ns,
+            blocked_ns=self._blocked_ns,
+            device=self._runner.device.type,
+            differs=OTHERS[self._runner.device.type],
+        )
+
+
+def _pieces(windows: Sequence[StepWindow]) -> Iterator[tuple[Sequence[StepWindow], int | None]]:
+    """A few steps at a time, and when the next begin."""
+    for first in range(0, len(windows), STEPS_AT_ONCE):
+        rest = windows[first + STEPS_AT_ONCE :][:1]
+        yield windows[first : first + STEPS_AT_ONCE], rest[0].begin_ns if rest else None
+
+
+def _between(kernels: list[Kernel], begin_ns: int, end_ns: int | None) -> list[Kernel]:
+    """Those that began then, of kernels in the order of their begin."""
+    first = bisect_left(kernels, begin_ns, key=_begin)
+    return kernels[first : None if end_ns is None else bisect_left(kernels, end_ns, key=_begin)]
+
+
+def _begin(run: Kernel) -> int:
+    return run.begin_ns

@@ -1,0 +1,97 @@
+"""Calls as HTTP responses: streamed as server-sent events, or whole; given up when the client goes away."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.server.core.call import Call
+from engine.server.core.sequence import Piece
+from engine.server.errors import ApiError
+from engine.server.openai.serializer import Wording
+from metrics.records import RequestRecord
+
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class CallResponse(Response):
+    """An ASGI response that follows a call to its end and hands its record over.
+
+    While it works it listens for the client's disconnect; then the core forgets the call within a step.
+    """
+
+    def __init__(self, call: Call, wording: Wording, on_record: Callable[[RequestRecord], None], *, stream: bool):
+        super().__init__()
+        self._call = call
+        self._wording = wording
+        self._on_record = on_record
+        self._streams = stream  # a method kept here would be a cycle: nothing of a call would go before a collection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = self._gone = asyncio.create_task(_disconnected(receive))
+        work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            (failure, _) = await asyncio.gather(work, gone, return_exceptions=True)
+            is_fault = isinstance(failure, Exception) and not isinstance(failure, OSError)
+            if is_fault:
+                self._call.fault()
+            self._call.abort()  # changes nothing if all was delivered
+            self._on_record(await self._call.record())
+        if is_fault:
+            raise failure
+
+    async def _stream(self, send: Send) -> None:
+        call, wording = self._call, self._wording
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        pending = wording.opening()
+        try:
+            if pending:
+                await send({"type": "http.response.body", "body": pending, "more_body": True})
+            async for piece in call.pieces():
+                if events := wording.events(piece):
+                    await self._deliver(send, {"body": events, "more_body": True}, piece)
+            await self._deliver(send, {"body": wording.closing(), "more_body": False}, piece)
+        except Exception as error:  # too late for a status: the stream says it, and ends
+            shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
+            await send({"type": "http.response.body", "body": wording.failure(shown), "more_body": False})
+            self._tell_of(call.failure_written)
+            if shown is not error:
+                raise
+
+    async def _whole(self, send: Send) -> None:
+        try:
+            async for piece in self._call.pieces():
+                self._wording.add(piece)
+        except ApiError as error:
+            await error.response()({"type": "http"}, _never, send)
+            self._tell_of(self._call.failure_written)
+            return
+        body = self._wording.body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._deliver(send, {"body": body}, piece)
+
+    async def _deliver(self, send: Send, body: dict[str, Any], piece: Piece) -> None:
+        await send({"type": "http.response.body"} | body)
+        self._tell_of(partial(self._call.written, piece, ends=not body.get("more_body")))
+
+    def _tell_of(self, written: Callable[[], None]) -> None:
+        """A server that drops what it sends to a lost client returns as if nothing was amiss."""
+        if not self._gone.done():
+            written()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _never() -> dict[str, Any]:
+    raise RuntimeError("an error response reads no body")

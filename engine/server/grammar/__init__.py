@@ -1,0 +1,1 @@
+"""Grammars that clients send, checked in a process of their own."""

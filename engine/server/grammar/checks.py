@@ -1,0 +1,129 @@
+"""Whether a client's grammar can be compiled, found out in forks of processes that stand by; a fork may die of it.
+
+llguidance mostly lets other threads run, but not always: a range of floats held the interpreter for 0.8 s, an
+intersection of twenty patterns ran for ten minutes. So nothing of a stranger is compiled in the front itself.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import sys
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from engine.sampling import Grammar
+from engine.server.errors import ApiError
+from engine.server.grammar.worker import LENGTH_BYTES
+
+WORKERS = 2
+REPLY_SECONDS = 5  # by the clock, on a machine that is too busy to give a worker its CPU time
+QUEUE_SECONDS = 5
+REMEMBERED = 1024  # verdicts, so that a schema that comes with every request is compiled once
+
+
+class GrammarChecks:
+    """Owns the worker processes. One starts with the server, the second when the first is needed."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._starting: set[asyncio.Task] = set()
+        self._asked: dict[bytes, asyncio.Task[str | None]] = {}  # verdicts under way
+        self._stopped = False
+
+    def start(self) -> None:
+        self._start_one()
+
+    async def stop(self) -> None:
+        self._stopped = True
+        under_way = [*self._starting, *self._asked.values()]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for process in list(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raises ApiError 400 that names `param` unless the core can follow the grammar; 503 while none can say."""
+        key = hashlib.blake2b(msgspec.msgpack.encode(grammar), digest_size=16).digest()
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+            error = self._verdicts[key]
+        else:
+            if key not in self._asked:
+                self._asked[key] = asyncio.create_task(self._verdict(grammar))
+                self._asked[key].add_done_callback(partial(self._found, key))
+            # All who ask the same wait for one verdict, which is found also if they leave: a worker that is given up
+            # takes half a second to replace.
+            error = await asyncio.shield(self._asked[key])
+        if error is not None:
+            raise ApiError(400, f"`{param}` cannot be followed: {error}", param=param, code="invalid_value")
+
+    def _found(self, key: bytes, verdict: asyncio.Task[str | None]) -> None:
+        del self._asked[key]
+        if not verdict.cancelled() and verdict.exception() is None:
+            self._verdicts[key] = verdict.result()
+            if len(self._verdicts) > REMEMBERED:
+                self._verdicts.popitem(last=False)
+
+    async def _verdict(self, grammar: Grammar) -> str | None:
+        while len(self._processes) + len(self._starting) < WORKERS:
+            self._start_one()
+        try:
+            async with asyncio.timeout(QUEUE_SECONDS):
+                process = await self._idle.get()
+        except TimeoutError:
+            message = "too many grammars wait to be checked; try again"
+            raise ApiError(503, message, code="grammars_busy", retry_after_seconds=1) from None
+        try:
+            process.stdin.write(_frame(msgspec.msgpack.encode(grammar)))
+            async with asyncio.timeout(REPLY_SECONDS):
+                error = await _read(process)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            # Killed from outside, or without CPU time: a fork would have died of the grammar, and not its parent.
+            self._discard(process)
+            message = "the process that checks grammars was lost; try again"
+            raise ApiError(503, message, code="grammars_busy", retry_after_seconds=1) from None
+        self._idle.put_nowait(process)
+        return error
+
+    def _start_one(self) -> None:
+        task = asyncio.create_task(self._run())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _run(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine.server.grammar.worker", str(self._folder),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        self._processes.add(process)
+        try:
+            await _read(process)
+        except asyncio.IncompleteReadError:  # its traceback is in the log
+            self._processes.discard(process)
+            return
+        self._idle.put_nowait(process)
+
+    def _discard(self, process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        self._processes.discard(process)
+        if not self._stopped:
+            self._start_one()
+
+
+def _frame(encoded: bytes) -> bytes:
+    return len(encoded).to_bytes(LENGTH_BYTES) + encoded
+
+
+async def _read(process: asyncio.subprocess.Process) -> str | None:
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES))
+    return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=str | None)

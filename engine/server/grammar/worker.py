@@ -1,0 +1,71 @@
+"""Compiles grammars from strangers, each in a fork of this process that may die of it. Started by `GrammarChecks`.
+
+python -m engine.server.grammar.worker FOLDER: msgpack frames of Grammar on stdin, of an error or null on stdout.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from engine.sampling import Grammar
+from engine.token.grammar.grammar import GrammarCompiler, GrammarError
+
+CPU_SECONDS = 0.1  # of one grammar: more of them kill the fork. A common schema takes 1 to 10 ms
+MEMORY_BYTES = 1 << 30  # beyond what it takes to be ready, likewise
+LENGTH_BYTES = 4
+TOO_MUCH = f"it takes more than {CPU_SECONDS:g} s or too much memory to compile; make it simpler"
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the end of stdin is our end
+    compiler = GrammarCompiler(Path(sys.argv[1]))
+    _write(None)  # ready
+    while header := sys.stdin.buffer.read(LENGTH_BYTES):
+        grammar = msgspec.msgpack.decode(sys.stdin.buffer.read(int.from_bytes(header)), type=Grammar)
+        _write(complaint_of_fork(compiler, grammar))
+
+
+def complaint_of_fork(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
+    """`complaint`, or TOO_MUCH if that was the end of the fork. It takes milliseconds; a new process, half a second."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            bound = psutil.Process().memory_info().vms + MEMORY_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+            # By CPU time and not by the clock: a busy machine makes no grammar worse. The signal's default is the end.
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+            os.write(writer, msgspec.msgpack.encode(complaint(compiler, grammar)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return msgspec.msgpack.decode(answer, type=str | None) if answer else TOO_MUCH
+
+
+def complaint(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
+    """Why a grammar cannot be followed; None where its first step can be taken."""
+    try:
+        guide = compiler.compile(grammar)
+    except GrammarError as error:
+        return str(error)
+    guide.fill(np.zeros(guide.words, dtype=np.int32), [])
+    return guide.error
+
+
+def _write(error: str | None) -> None:
+    encoded = msgspec.msgpack.encode(error)
+    sys.stdout.buffer.write(len(encoded).to_bytes(LENGTH_BYTES) + encoded)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

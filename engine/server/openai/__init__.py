@@ -1,0 +1,1 @@
+"""What clients may send and what they get: OpenAI's protocol, requests and serializers."""

@@ -1,0 +1,68 @@
+"""What clients may send to /v1/chat/completions and /tokenize."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.server.errors import ApiError
+from engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
+from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
+from engine.server.openai.tools import ToolChoice
+
+
+class ChatRequest(TemplateFields, GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description="rendered by the model's own chat template"
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, description="output tokens at most; else what fits")
+    max_tokens: int | None = Field(None, ge=1, description="the older name; both may be sent if they are equal")
+    logprobs: bool = Field(False, description="log-probabilities of the output tokens")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives to each; needs logprobs")
+    add_special_tokens: bool = Field(False, description="... beside those that the template writes")
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto (the default), required, or one function; the last two always give valid calls"
+    )
+    parallel_tool_calls: bool = Field(True, description="false: at most one call")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
+        self.refuse_contradictory_prompts()
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            message = "send `max_completion_tokens` or `max_tokens`, not both with different values"
+            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+        if self.top_logprobs and not self.logprobs:
+            message = "`top_logprobs` needs `logprobs`: true"
+            raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+
+
+class TokenizeRequest(TemplateFields):
+    """POST /tokenize: a text, or messages to be rendered by the chat template."""
+
+    model: str | None = Field(None, description="name of the served model")
+    prompt: str | None = Field(None, description="a text; or send messages")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+        None, description="rendered by the chat template; or send prompt"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="the tokenizer adds its own; by default to a prompt, and not to messages"
+    )
+    return_token_strs: bool = Field(False, description="the tokens as the vocabulary spells them, too")
+
+    def refuse_contradictions(self) -> None:
+        """Raises ApiError 400 for fields that are fine by themselves, but not together."""
+        self.refuse_contradictory_prompts()
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = Field(None, description="name of the served model")
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)] = Field(description="ids, special ones included")

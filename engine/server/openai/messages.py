@@ -1,0 +1,114 @@
+"""Chat messages as clients send them, and what else shapes the prompt that a template makes of them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from engine.server.errors import ApiError
+from engine.server.openai.protocol import Strict
+from engine.server.openai.tools import MAX_TOOLS, ChatTool
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_MESSAGE_CALLS = 128
+
+TemplateValue = bool | int | float | Annotated[str, Field(max_length=1000)] | None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Strict):
+    name: str = Field(min_length=1, max_length=64)
+    arguments: str = Field(description="JSON of an object, as the model wrote it")
+
+    @field_validator("arguments")
+    @classmethod
+    def _an_object(cls, arguments: str) -> str:
+        try:
+            value = json.loads(arguments or "{}")
+            json.dumps(value, ensure_ascii=False).encode()  # templates write it so, and half a character cannot be
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError("it should be the JSON of an object")
+        return arguments or "{}"
+
+
+class MessageCall(Strict):
+    """A call that the model made in an earlier turn."""
+
+    id: str = Field(max_length=200)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="as the chat template knows it"
+    )
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="a text, or text parts; null only beside tool_calls"
+    )
+    name: str | None = Field(None, description="of the speaker, where the template shows it")
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_MESSAGE_CALLS)] | None = Field(
+        None, description="calls that the assistant made; their results follow as messages of the role tool"
+    )
+    tool_call_id: str | None = Field(None, max_length=200, description="the call whose result a tool message brings")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Clients send back the messages that they got, with null for all that was not in them."""
+        if not isinstance(value, dict):
+            return value
+        # The official answers say in this way that nothing is cited.
+        empty = {"annotations": []}
+        return {name: v for name, v in value.items() if v is not None and v != empty.get(name)}
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"only the assistant calls tools, and this message has the role {self.role}")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("a message of the role tool has a `tool_call_id`, and no other has one")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("`content` may be left out only beside `tool_calls`")
+        return self
+
+    def template_value(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        value: dict[str, Any] = {"role": self.role, "content": text}
+        if self.name:
+            value["name"] = self.name
+        if self.tool_calls:
+            value["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            value["tool_call_id"] = self.tool_call_id
+        return value
+
+
+class TemplateFields(Strict):
+    """What shapes the prompt beside the messages."""
+
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] = Field(
+        [], description="functions that the model may call, shown to it by its chat template"
+    )
+    add_generation_prompt: bool = Field(True, description="the prompt ends with the beginning of the assistant's turn")
+    continue_final_message: bool = Field(
+        False, description="the prompt ends inside the last message; needs add_generation_prompt: false"
+    )
+    chat_template_kwargs: Annotated[dict[str, TemplateValue], Field(max_length=32)] = Field(
+        {}, description="variables that the chat template reads, such as enable_thinking"
+    )
+
+    def refuse_contradictory_prompts(self) -> None:
+        """Raises ApiError 400 for two ends of the prompt."""
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "`continue_final_message` needs `add_generation_prompt`: false; a prompt has one end"
+            raise ApiError(400, message, param="continue_final_message", code="invalid_value")

@@ -1,0 +1,96 @@
+"""Items of a Responses input → chat messages."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from engine.server.errors import ApiError
+from engine.server.openai.messages import MAX_PARTS, CalledFunction
+from engine.server.openai.protocol import Strict
+
+Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+_Status = Literal["in_progress", "completed", "incomplete"]
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+class MessageItem(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+    id: str | None = None
+    status: _Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class CallItem(CalledFunction):
+    type: Literal["function_call"]
+    call_id: str = Field(max_length=200)
+    id: str | None = None
+    status: _Status | None = None
+
+
+class CallOutputItem(Strict):
+    type: Literal["function_call_output"]
+    call_id: str = Field(max_length=200)
+    output: str | Parts
+    id: str | None = None
+    status: _Status | None = None
+
+
+_ITEMS = {"message": MessageItem, "function_call": CallItem, "function_call_output": CallOutputItem}
+
+
+def messages_of(given: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+    """Chat messages, as clients send them, of an input. Calls that follow each other are one assistant's turn.
+
+    Raises ApiError 400 that names the item.
+    """
+    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    for index, value in enumerate(given):
+        item = _item(index, value)
+        if isinstance(item, MessageItem):
+            messages.append({"role": item.role, "content": _text(index, item.content)})
+        elif isinstance(item, CallOutputItem):
+            output = _text(index, item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+        else:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _item(index: int, value: dict[str, Any]) -> MessageItem | CallItem | CallOutputItem:
+    kind = value.get("type", "message")
+    model = _ITEMS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        known = ", ".join(_ITEMS)
+        raise _refusal(f"`input[{index}]` is an item of the type {str(kind)[:80]!r}, but this server takes {known}")
+    try:
+        return model.model_validate({key: inner for key, inner in value.items() if inner is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = f"`input[{index}]`, an item of the type {kind}, is not valid: {where}: {first['msg'].lower()}"
+        raise _refusal(message) from None
+
+
+def _text(index: int, content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type")
+        text = part.get(_TEXT_PARTS.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(text, str):
+            message = f"`input[{index}]` has a part of the type {str(kind)[:80]!r}, but this server reads text only"
+            raise _refusal(f"{message}: send input_text or output_text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(400, message, param="input", code="invalid_value")

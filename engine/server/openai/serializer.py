@@ -1,0 +1,133 @@
+"""What an API says about a call, apart from HTTP: the part that all formats share."""
+
+from typing import Any, Protocol
+
+import msgspec
+
+from engine.server.core.call import Call
+from engine.server.core.sequence import Piece, Sequence
+from engine.server.errors import ApiError
+from engine.server.openai.protocol import StreamOptions
+from metrics.ledger import SERVER_ACCOUNTS, Account
+
+to_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+_LEDGER = [(info.name, info.account) for info in SERVER_ACCOUNTS]
+
+
+class Wording(Protocol):
+    """One API's words for one call. A stream uses `opening`, `events`, `closing`; a whole answer `add` and `body`."""
+
+    def opening(self) -> bytes:
+        """Events before the first piece."""
+        ...
+
+    def events(self, piece: Piece) -> bytes:
+        """Events of a piece; may be none."""
+        ...
+
+    def closing(self) -> bytes:
+        """Events after the last piece, which was written before them: no token waits for what sums up the call."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that cannot go on."""
+        ...
+
+    def add(self, piece: Piece) -> None:
+        """A piece of a whole answer."""
+        ...
+
+    def body(self) -> bytes:
+        """The whole answer, after its last piece."""
+        ...
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def failure_event(error: ApiError) -> bytes:
+    """A stream that fails says so and ends without [DONE]."""
+    return event(error.body())
+
+
+class Chunks:
+    """The chunks of one stream. What all of them repeat is encoded once, because there is one for every token."""
+
+    def __init__(self, call: Call, base: dict[str, Any], options: StreamOptions):
+        self._call = call
+        self._base = base
+        self._options = options
+        self._head = b"data: " + to_json(base)[:-1] + b',"choices":['
+        self._usage_comes = b',"usage":null' if options.include_usage else b""
+
+    def of(self, choice: dict[str, Any]) -> bytes:
+        """The chunk of one choice."""
+        if self._options.continuous_usage_stats:
+            usage = b',"usage":' + to_json(usage_of(self._call))
+        else:
+            usage = self._usage_comes
+        return b"".join((self._head, to_json(choice), b"]", usage, b"}\n\n"))
+
+    def first(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
+        """A chunk that counts no token yet, and may say more than others."""
+        chunk = self._base | {"choices": [choice]} | extra
+        if self._options.continuous_usage_stats:
+            prompt_tokens = self._call.prompt_tokens
+            chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def end(self, last: Sequence) -> bytes:
+        """The usage and the timings of the call, if they are wanted, and the mark that all is said."""
+        if not self._options.include_usage:
+            return DONE
+        final = self._base | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, last)
+        return event(final) + DONE
+
+
+def usage_of(call: Call) -> dict[str, Any]:
+    """So far; the final one at the end."""
+    prompt_tokens, output_tokens = call.prompt_tokens, call.output_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
+    }
+
+
+def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
+    """vLLM's per-request `metrics`, and our ledger, both in milliseconds, as they stand before the last write.
+
+    The ledger is that of the sequence that ended last; the write of the very bytes that carry it cannot be in it.
+    `metrics` tells of one sequence only, so that a call with several has none. Its names and meanings are vLLM's
+    (docs/features/per_request_metrics.md): the time to the first token runs from the first step, not from the arrival.
+    With telemetry=off there is neither.
+    """
+    if not call.is_booked:
+        return {}
+    ledger = call.ledger_now(last)
+    words: dict[str, Any] = {
+        "ledger": {name: round(ledger[account] / 1e6, 3) for name, account in _LEDGER},
+    }
+    times = last.work.token_ns[: last.output_tokens]
+    if len(call.sequences) == 1 and times:
+        waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED]
+        scheduled_ns = call.encoded_ns + ledger[Account.REQUEST_ADMISSION] + waited_ns
+        gaps = len(times) - 1
+        words["metrics"] = {
+            "time_to_first_token_ms": _ms(times[0] - scheduled_ns),
+            "generation_time_ms": _ms(times[-1] - times[0]),
+            "queue_time_ms": _ms(waited_ns),
+            "mean_itl_ms": _ms((times[-1] - times[0]) / gaps) if gaps else None,
+            "tokens_per_second": round(len(times) * 1e9 / (times[-1] - scheduled_ns), 3),
+        }
+    return words
+
+
+def _ms(nanoseconds: float) -> float:
+    return round(nanoseconds / 1e6, 3)

@@ -1,0 +1,1 @@
+"""What the front observes: metrics, recent records, traces, the lag of its event loop."""

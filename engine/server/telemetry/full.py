@@ -1,0 +1,262 @@
+"""Where the front's records go: into the exporter's arrays, and into the run directory if one is recorded."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from engine import messages
+from engine.config import EngineConfig, model_folder, objectives
+from engine.server.telemetry.loop_lag import LoopLag
+from engine.server.telemetry.off import NoTelemetry
+from engine.server.telemetry.recent import Recent
+from engine.telemetry.step_rows import StepRows
+from metrics.compute.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from metrics.compute.step_costs import Appraiser
+from metrics.export.opentelemetry import Tracer
+from metrics.export.prometheus import Exporter
+from metrics.export.vllm_names import EngineFacts
+from metrics.machine.host import SAMPLE_SECONDS, hardware, versions
+from metrics.machine.sampler import SystemSampler
+from metrics.records import RequestRecord, SystemRecord
+from metrics.run.directory import RunDirectory, RunError, wall_anchor
+from metrics.run.recorder import Recorder
+from metrics.steps import Steps
+
+log = logging.getLogger(__name__)
+SETTLE_SECONDS = 0.5  # to wait for the last steps
+LOOK_SECONDS = 0.5  # between two looks whether steps of a silent core are due
+FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
+
+
+class Telemetry:
+    """Owns the exporter, the recorder and the tracer. They see nothing but the records and the state of the pool.
+
+    Raises RunError if the run directory cannot be written, or holds a finished run, and TracingError if traces are
+    wanted and OpenTelemetry is not installed.
+    """
+
+    def __init__(self, config: EngineConfig):
+        bounds = objectives(config)
+        name = config.served_model_name or model_folder(config.model).name
+        declared = [{"klass": "all"} | bounds] if bounds else None
+        self.exporter = Exporter(name, declared, config.compat, config.telemetry)
+        self._config = config
+        self.tracer = _tracer(config, self.exporter)
+        self.recent = Recent()
+        self.loop_lag = LoopLag()
+        self.recorder: Recorder | None = None
+        self.appraiser: Appraiser | None = None  # of the core that is up
+        self._rows = StepRows()  # ... and its steps
+        self._last: messages.Outputs | None = None  # ... and what it said last
+        self._given_up: messages.Outputs | None = None  # ... behind which nothing came
+        if config.run_dir is not None:
+            self._owns_run = _open_run(config)
+            self.recorder = Recorder(config.run_dir, ("requests", "system", "kernels"))
+
+    def core_died(self, restarts: bool) -> None:
+        """What it told is observed. `restarts`: another one is started."""
+        self._observe_steps(self._rows.take())
+        self._rows, self._last = StepRows(), None
+        if restarts:
+            self.exporter.observe_core_restart()
+
+    def ready(self, message: messages.Ready) -> None:
+        """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
+        if self.appraiser is None or self.appraiser.shape != message.shape:
+            self.appraiser = Appraiser(message.shape)
+            ceilings = _ceilings(message)
+            if ceilings is not None:
+                peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
+                precision = "int8" if message.weights == "int8" else message.dtype
+                self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
+            if self.recorder is not None:
+                self._describe(message, ceilings)
+        dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
+        facts = EngineFacts(
+            num_kv_blocks=message.num_kv_blocks,
+            block_size=message.block_size,
+            max_model_len=message.max_model_len,
+            kv_bytes_per_token=message.shape.kv_bytes_per_token,
+            cache_dtype=dtype,
+            prefix_caching=self._config.prefix_caching,
+        )
+        self.exporter.observe_ready(facts)
+
+    def outputs(self, message: messages.Outputs) -> None:
+        self._last = message
+        if message.steps is not None:
+            self._rows.add(message.steps)
+            self._observe_steps(self._rows.take(message.committed_ns))
+
+    async def settle(self) -> None:
+        """Somebody looks: observes all steps that were told. While the core works that is all but those of the last
+        moment; they are waited for only where nothing is left to compute, for then the core tells them at once."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (last := self._last) is not None and last.untold_steps and not last.running and not last.waiting:
+            if last is self._given_up or time.monotonic() > deadline:
+                self._given_up = last  # the core is dead, or as good as that
+                break
+            await asyncio.sleep(0.001)
+        self._observe_steps(self._rows.take())
+
+    def _observe_steps(self, steps: Steps | None) -> None:
+        if steps is not None:
+            self.appraiser.complete(steps)
+            self.exporter.observe_steps(steps)
+            self.recent.add_steps(steps)
+            if self.recorder is not None:
+                self.recorder.append_steps(steps)
+
+    def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
+        """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
+        run = RunDirectory(self.recorder.directory)
+        try:
+            run.update_meta(
+                model_shape=msgspec.to_builtins(message.shape),
+                core={
+                    "device": message.device,
+                    "dtype": message.dtype,
+                    "weights": message.weights,
+                    "threads": message.threads,
+                    "num_kv_blocks": message.num_kv_blocks,
+                    "block_size": message.block_size,
+                    "num_parameters": message.num_parameters,
+                    "weight_bytes": message.weight_bytes,
+                },
+                ceilings=None if ceilings is None else msgspec.to_builtins(ceilings),
+            )
+        except (OSError, RunError) as error:
+            log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
+
+    @property
+    def is_tracing(self) -> bool:
+        return self.tracer is not None
+
+    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
+        """Takes an ended request; `asked` are its attributes in a trace."""
+        self.exporter.observe_request(record)
+        if self.tracer is not None:
+            self.tracer.observe(record, asked)
+        self.recent.add_request(record)
+        if self.recorder is not None:
+            self.recorder.append("requests", record)
+
+    def scrape(self) -> bytes:
+        if (last := self._last) is not None:
+            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
+        if self.recorder is not None:
+            self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
+        self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
+        if self.tracer is not None:
+            self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
+        return self.exporter.render()
+
+    def watches(self, core_pid) -> list[Coroutine]:
+        """What goes on for as long as the server does. `core_pid()` tells the core's process of now."""
+        return [self.sample_system(core_pid), self.loop_lag.run(), self._observe_held_steps()]
+
+    async def _observe_held_steps(self) -> None:
+        """Of a core that has fallen silent: no message of its comes to see that they are due."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with _failure_told("steps could not be worked out"):
+                self._observe_steps(self._rows.take(time.monotonic_ns()))
+
+    async def sample_system(self, core_pid) -> None:
+        """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
+        sampler = SystemSampler(os.getpid())
+        while True:
+            begun = time.monotonic()
+            with _failure_told("the machine could not be sampled"):
+                self._observe_system(await asyncio.to_thread(sampler.sample, core_pid()))
+            try:
+                await asyncio.sleep(max(0, begun + SAMPLE_SECONDS - time.monotonic()))
+            except asyncio.CancelledError:
+                if time.monotonic() - begun >= FEWEST_SAMPLE_SECONDS:
+                    with _failure_told("the machine could not be sampled"):
+                        self._observe_system(sampler.sample(core_pid()))
+                raise
+
+    def _observe_system(self, record: SystemRecord) -> None:
+        self.exporter.observe_system(record)
+        if self.recorder is not None:
+            self.recorder.append("system", record)
+
+    def close(self) -> None:
+        """Writes the rest. A run that this server described itself is finished with it."""
+        self._observe_steps(self._rows.take())
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.recorder is not None:
+            self.recorder.close()
+            if self._owns_run:
+                run = RunDirectory(self.recorder.directory)
+                run.compact()
+                print(
+                    f"Sojourn has stopped; {len(run.table('requests'))} requests are recorded in {run.path}", flush=True
+                )
+
+
+@contextlib.contextmanager
+def _failure_told(what: str) -> Iterator[None]:
+    """Of one look, such as with no file left to open: it is missing, not all that follow."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %s: %s", what, type(error).__name__, error)
+
+
+def make_telemetry(config: EngineConfig) -> Telemetry | NoTelemetry:
+    """What the setting `telemetry` asks for. Raises as Telemetry does."""
+    return Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
+
+
+def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:
+    if config.otlp_endpoint is None:
+        return None
+    ratio = 1.0 if config.trace_sample_ratio is None else config.trace_sample_ratio
+    anchor = wall_anchor()
+    offset_ns = anchor["unix_ns"] - anchor["monotonic_ns"]
+    return Tracer(config.otlp_endpoint, exporter.model_name, ratio, exporter.objectives, offset_ns)
+
+
+def _ceilings(message: messages.Ready) -> Ceilings | None:
+    """The measured limits of the core's device, if somebody has measured them."""
+    try:
+        return load_ceilings(device_name(None if message.device == "cpu" else message.device))
+    except CeilingError:
+        return None
+
+
+def _open_run(config: EngineConfig) -> bool:
+    """An experiment has made the run directory already; a server started by hand describes, and owns, its own."""
+    run = RunDirectory(config.run_dir)
+    if (run.path / "run.json").exists():
+        if run.sources("requests") or run.sources("steps"):
+            raise RunError(f"{run.path} already holds a run; choose another folder with --run-dir")
+        return False
+    bounds = objectives(config)
+    settings = config.model_dump(mode="json", exclude={"run_dir"})
+    meta = {
+        "scenario": {"name": "serve", "description": "whatever clients sent"},
+        "seed": config.seed,
+        "engine": settings,
+        "hardware": hardware(),
+        "versions": versions(),
+        "wall_anchor": wall_anchor(),
+        "objectives": [{"klass": "all", "source": "set by hand"} | bounds] if bounds else [],
+        "client_error": None,
+        "valid": False,
+        "invalid_reasons": ["recorded by a server alone: no client measured it"],
+    }
+    try:
+        RunDirectory.create(run.path, meta)
+    except OSError as error:
+        raise RunError(f"run directory {run.path} cannot be made: {error.strerror}; choose another") from None
+    return True

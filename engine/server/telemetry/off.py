@@ -1,0 +1,51 @@
+"""`telemetry=off` in the front: the gauges of the core's state, and the few events that no record holds."""
+
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from engine import messages
+from engine.config import EngineConfig, model_folder
+from engine.server.telemetry.recent import Recent
+from metrics.export.prometheus import Exporter
+from metrics.records import RequestRecord
+
+
+class NoTelemetry:
+    """In the place of Telemetry. Keeps the core's last message, whose state is told when somebody asks."""
+
+    is_tracing = False
+    recorder = None
+
+    def __init__(self, config: EngineConfig):
+        name = config.served_model_name or model_folder(config.model).name
+        self.exporter = Exporter(name, telemetry="off")
+        self.recent = Recent()  # of nothing
+        self._last: messages.Outputs | None = None
+
+    def core_died(self, restarts: bool) -> None:
+        self._last = None
+        if restarts:
+            self.exporter.observe_core_restart()
+
+    def ready(self, message: messages.Ready) -> None:
+        self.exporter.observe_state(message.num_kv_blocks, 0, 0, 0)
+
+    def outputs(self, message: messages.Outputs) -> None:
+        self._last = message
+
+    async def settle(self) -> None:
+        """Nothing is held back."""
+
+    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
+        """Its ledger is empty: it would be counted wrong."""
+
+    def scrape(self) -> bytes:
+        if (last := self._last) is not None:
+            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
+        return self.exporter.render()
+
+    def watches(self, core_pid) -> list[Coroutine]:
+        return []
+
+    def close(self) -> None:
+        """Nothing was begun."""

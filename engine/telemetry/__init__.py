@@ -1,0 +1,1 @@
+"""What the core observes of itself: ledgers and step records."""

@@ -1,0 +1,286 @@
+"""Books the time of every request that is alive in the core, from the clock readings of the host and of the device.
+
+Who runs pays by the device's clock: for the time between two steps, when the device waited for the host
+(`compute.host`); for a step by what it was made of; and then, once and not for every token, for the lag from the end
+of the device's work to the moment when its token left the loop. What the host does while the device computes costs
+nothing. Without overlap this is the sum of the stages: the host's are all outside the device's time. All who decode
+pay alike, and share the decode clock.
+
+Who runs and got no share of a step pays `request.interference` for it, or `request.queue` if it got its place while
+that step was computed already. Who waits pays by the reason for which the head of the line was refused, because that
+reason is what everyone behind it waits for. Who is held aside (a fork without its leader's prompt, a long prompt behind
+others, a grammar that is not compiled yet) pays `request.queue` for a reason of its own. Waiting costs nothing per
+step: a clock a reason runs, and each request reads them when it begins and when it ends waiting.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.request import Request, State
+from engine.telemetry.decode_clock import DecodeClock
+from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
+from metrics.ledger import Account
+
+HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # for which the head of the line is refused
+MEMORY_REASONS = ("kv_blocks",)
+
+
+class Alive(NamedTuple):
+    """Who is alive when a step is committed, before it ends somebody."""
+
+    planned: list[Request]  # of the step's items, in their order
+    running: list[Request]  # the very list `planned`, if they are all who run
+    gave_way: list[Request]  # who computed in it, waits by now, and emits the token that was under way
+    num_overrun: int  # tokens of the step whose requests have ended since it was planned
+
+
+def alive(plan: StepPlan, running: Sequence[Request]) -> Alive:
+    planned = [item[0] for item in plan.scheduled]  # their requests
+    if planned == running:
+        return Alive(planned, planned, [], 0)
+    gave_way, overrun = [], 0
+    for item in plan.scheduled:
+        state = item.request.state
+        if state is State.FINISHED:
+            overrun += item.new_tokens
+        elif state is State.PREEMPTED:
+            gave_way.append(item.request)
+    return Alive(planned, list(running), gave_way, overrun)
+
+
+class Accountant:
+    """Owns the wait clocks and the decode clock. The shares of a step's device time are weighed by their FLOPs.
+
+    Everything is booked from the two readings around it. Time between two turns that no stage holds stays unaccounted.
+    """
+
+    def __init__(self, shape: ModelShape):
+        self.clock = DecodeClock()
+        self._shape = shape
+        self._waited = dict.fromkeys(HEAD_REASONS, 0)  # time that the head of the line was refused so far, by reason
+        self._decided_ns: int | None = None  # the last decision, if it left somebody waiting
+        self._held_back_by = HEAD_REASONS[-1]
+        self._held: dict[int, int] = {}  # order → since when a request is held until the runner is ready for it
+        self._arrived: dict[int, tuple[Request, int]] = {}  # by order: since when one waits for its first decision
+        self._pauses: list[tuple[int, int]] = []  # since then: what no stage holds
+
+    def paused(self, begin_ns: int, end_ns: int) -> None:
+        """Between two turns of the loop."""
+        if begin_ns < end_ns:
+            self._pauses.append((begin_ns, end_ns))
+
+    def received(
+        self, request: Request, encoded_ns: int, received_ns: int, last_turn: tuple[int, int] | None, *, held: bool
+    ) -> None:
+        """A request was handed over. While a step ran it could not have been seen: that part is waiting."""
+        begin_ns, end_ns = last_turn or (encoded_ns, encoded_ns)
+        step_began_ns = min(max(begin_ns, encoded_ns), received_ns)
+        step_ended_ns = min(max(end_ns, step_began_ns), received_ns)
+        _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
+        request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
+        request.queued_ns = received_ns
+        if held:
+            self._held[request.order] = received_ns
+        else:
+            self._arrived[request.order] = (request, received_ns)
+
+    def released(self, request: Request, now_ns: int) -> None:
+        """The runner is ready for a request that was held: it may be scheduled now."""
+        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
+        self._arrived[request.order] = (request, now_ns)
+
+    def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
+        """A decision was taken in the turn that began at `begin_ns`. The wait clocks advance, who was admitted reads
+        them, who was refused starts to."""
+        plan.planned_ns = now_ns
+        if self._decided_ns is None and not (
+            plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.moves
+        ):
+            return  # nobody waits, and nobody did
+        self._advance(now_ns)
+        if self._arrived or plan.preempted or plan.moves:
+            self._begin_waits(plan, begin_ns, now_ns)
+        for request in plan.admitted:
+            self._end_wait(request)
+            request.booked_ns, request.lag_ns = now_ns, 0
+            if request.scheduled_ns is None:
+                request.scheduled_ns = now_ns
+        self._decided_ns = now_ns if plan.num_waiting else None
+        self._held_back_by = plan.held_back_by or HEAD_REASONS[-1]  # none: nobody is in the line
+
+    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+        """A step is over: books the device's time to those who took part, and their absence to those who did not.
+
+        `alive` says who was, just before it was committed.
+        """
+        if not plan.has_prompts and alive.running is alive.planned and alive.planned == self.clock.members:
+            self.decoded(outcome, committed_ns)
+            return
+        begin_ns, end_ns, clock = outcome.device_begin_ns, outcome.device_end_ns, self.clock
+        device_ns, lag_ns = end_ns - begin_ns - outcome.sampling_ns, self._host_ns(end_ns, committed_ns)
+        self._book_shares(plan, alive, device_ns, outcome, lag_ns)
+        if len(clock.members) < len(alive.running):
+            self._book_absence(alive, outcome, committed_ns)
+        if alive.gave_way:
+            self._advance(committed_ns)
+            for request in alive.gave_way:
+                self._end_wait(request)
+                request.wait_mark, request.untold = tuple(self._waited.values()), True
+        self._committed(outcome, lag_ns, committed_ns)
+
+    def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
+        """`executed` of a step in which all who run decode, and all of them by the clock."""
+        lag_ns, sampling_ns = self._host_ns(outcome.device_end_ns, committed_ns), outcome.sampling_ns
+        self._tick(0, outcome.device_ns - sampling_ns, outcome, lag_ns)
+        self._committed(outcome, lag_ns, committed_ns)
+
+    def _committed(self, outcome: StepOutcome, lag_ns: int, committed_ns: int) -> None:
+        clock = self.clock
+        clock.booked_ns, clock.lag_ns, clock.committed_ns = outcome.device_end_ns, lag_ns, committed_ns
+        self._pauses.clear()
+
+    def ended(self, request: Request) -> None:
+        """A step ended a request: its ledger holds everything up to that step's commit."""
+        self.clock.strike(request)
+
+    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+        """A request ended between two steps, while it waited or while it ran."""
+        if request.order in self._held:
+            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
+        elif request.order in self._arrived:
+            _book_wait(request, Account.REQUEST_QUEUE, "step", now_ns - self._arrived.pop(request.order)[1])
+        elif waited:
+            self._advance(now_ns)
+            self._end_wait(request)
+        else:
+            self._end_running(request, now_ns)
+
+    def _begin_waits(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
+        mark = tuple(self._waited.values())
+        for request, since_ns in self._arrived.values():
+            _book_wait(request, Account.REQUEST_QUEUE, "step", begin_ns - since_ns)  # in a turn without a decision
+            request.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, since_ns)
+            request.wait_mark = mark
+        self._arrived.clear()
+        for preemption in plan.preempted:
+            self._end_running(preemption.request, now_ns)
+            preemption.request.wait_mark = mark
+        for request, aside in plan.moves:
+            if request.state is not State.FINISHED:
+                self._end_wait(request)
+                request.wait_mark, request.waits_aside = mark, aside
+
+    def _book_shares(self, plan: StepPlan, alive: Alive, device_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
+        """Of a step with prompts in it, or with others than the step before."""
+        clock, items = self.clock, plan.scheduled
+        prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
+        if alive.running is not alive.planned:
+            running = {request.order for request in alive.running}
+            items = [item for item in items if item.request.order in running]
+        others = [item for item in items if not item.request.clocked or item.kind != "decode"]
+        if len(items) - len(others) < len(clock.members):
+            staying = {item.request.order for item in items} - {item.request.order for item in others}
+            for request in clock.members:
+                if request.order not in staying:
+                    clock.leave(request)
+        of_prompts = sum(prompts.values())
+        interference_ns = device_ns * of_prompts // total
+        self._tick(interference_ns, device_ns - interference_ns, outcome, lag_ns)
+        for item in others:
+            request, own = item.request, prompts.get(item.request.order, 0)
+            offence_ns = device_ns * (of_prompts - own) // total
+            ledger = request.ledger
+            ledger[Account.REQUEST_INTERFERENCE] += offence_ns
+            ledger[_OWN_WORK[item.kind]] += device_ns - offence_ns
+            ledger[Account.TOKEN_SAMPLE] += outcome.sampling_ns
+            gap_ns = self._gap_ns(request.booked_ns, outcome.device_begin_ns)
+            ledger[Account.COMPUTE_HOST] += gap_ns + lag_ns - request.lag_ns
+            request.booked_ns, request.lag_ns = outcome.device_end_ns, lag_ns
+            if item.samples:
+                clock.join(request)
+        clock.members = [item.request for item in items if item.request.clocked]
+
+    def _tick(self, interference_ns: int, decode_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
+        clock = self.clock
+        gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
+        clock.tick(interference_ns, decode_ns, gap_ns + lag_ns - clock.lag_ns, outcome.sampling_ns)
+
+    def _book_absence(self, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+        took_part = {request.order for request in alive.planned}
+        begin_ns, end_ns = outcome.device_begin_ns, outcome.device_end_ns
+        for request in alive.running:
+            if request.order in took_part:
+                continue
+            ledger, mark = request.ledger, request.booked_ns
+            host_ns = self._host_ns(max(mark, end_ns), committed_ns)
+            if mark < begin_ns:
+                ledger[Account.REQUEST_INTERFERENCE] += end_ns - begin_ns
+                ledger[Account.COMPUTE_HOST] += self._host_ns(mark, begin_ns)
+            elif mark < end_ns:
+                _book_wait(request, Account.REQUEST_QUEUE, "step", end_ns - mark)
+            ledger[Account.COMPUTE_HOST] += host_ns - request.lag_ns
+            request.booked_ns, request.lag_ns = max(mark, end_ns), host_ns
+
+    def _end_running(self, request: Request, now_ns: int) -> None:
+        """Since the last commit, or since it got its place, the host had it."""
+        self.clock.strike(request)
+        request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self.clock.committed_ns), now_ns)
+
+    def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:
+        """Between two steps the host had everybody, unless the device went from one to the other by itself."""
+        return self._host_ns(booked_ns, begin_ns) if booked_ns < begin_ns else 0
+
+    def _host_ns(self, begin_ns: int, end_ns: int) -> int:
+        """The time between two readings, without pauses."""
+        if not self._pauses:
+            return end_ns - begin_ns
+        idle_ns = sum(max(0, min(end, end_ns) - max(begin, begin_ns)) for begin, end in self._pauses)
+        return end_ns - begin_ns - idle_ns
+
+    def _advance(self, now_ns: int) -> None:
+        """Moves the wait clocks to now, at the charge of what held the head of the line back."""
+        if self._decided_ns is not None:
+            self._waited[self._held_back_by] += now_ns - self._decided_ns
+            self._decided_ns = now_ns
+
+    def _end_wait(self, request: Request) -> None:
+        for (reason, waited_ns), since_ns in zip(self._waited.items(), request.wait_mark, strict=True):
+            if request.preemptions:
+                account = Account.MEMORY_PREEMPTED
+            elif request.waits_aside is None and reason in MEMORY_REASONS:
+                account = Account.MEMORY_BLOCKED
+            else:
+                account = Account.REQUEST_QUEUE
+            _book_wait(request, account, request.waits_aside or reason, waited_ns - since_ns)
+
+
+def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) -> None:
+    """Time that a request waited, by account and by reason. A wait that has not begun is none."""
+    if waited_ns > 0:
+        request.ledger[account] += waited_ns
+        request.waits[reason] = request.waits.get(reason, 0) + waited_ns
+
+
+def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:
+    """FLOPs of each prompt in a step, by its request's order, and of the whole step; or, of one alone, its share."""
+    if len(items) == 1 and items[0].kind != "decode":
+        return {items[0].request.order: 1}, 1
+    decodes = [item.past_tokens for item in items if item.kind == "decode" and item.new_tokens == 1 and item.samples]
+    prompts, total = {}, decode_flops(shape, decodes)
+    if len(decodes) < len(items):
+        for item in items:
+            if item.kind != "decode" or item.new_tokens != 1 or not item.samples:
+                flops = request_flops(shape, item.new_tokens, item.past_tokens, item.samples)
+                total += flops
+                if item.kind != "decode":
+                    prompts[item.request.order] = flops
+    return prompts, total
+
+
+_OWN_WORK = {
+    "prefill": Account.COMPUTE_PREFILL,
+    "recompute": Account.MEMORY_RECOMPUTE,
+    "decode": Account.COMPUTE_DECODE,
+    "verify": Account.COMPUTE_DECODE,
+}

@@ -1,0 +1,1 @@
+"""Grammars that constrain an output: compiled by llguidance, applied as masks."""

@@ -1,0 +1,111 @@
+"""The grammars of live requests: compiled before their requests may be scheduled, masked while the device computes."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.sampling import contradiction
+from engine.token.checkpoint import ModelError
+from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
+from engine.token.grammar.masks import MaskFill, MaskWorkers
+from engine.token.sampling.controls import Drawer
+
+COMPILER_THREADS = 2
+
+
+@dataclass(slots=True)
+class Preparation:
+    """A grammar on its way. `ready_ns` and `error` count once it is done."""
+
+    ready_ns: int = 0
+    error: str | None = None
+    guide: Guide | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def finish(self) -> None:
+        self.ready_ns = time.monotonic_ns()
+        self._done.set()
+
+
+def refused(sentence: str) -> Preparation:
+    """Of a request that cannot be served."""
+    preparation = Preparation(error=sentence)
+    preparation.finish()
+    return preparation
+
+
+class Guides:
+    """Owns the guide of each live request that has a grammar, and the threads that work on them."""
+
+    def __init__(self, folder: Path, vocab_size: int):
+        cores = os.cpu_count() or 1
+        self._folder, self._vocab_size = folder, vocab_size
+        self._compiling = ThreadPoolExecutor(COMPILER_THREADS, thread_name_prefix="grammar")
+        self._compiler: Future[GrammarCompiler] | None = None
+        self._workers = MaskWorkers(max(1, min(4, cores // 2)))
+        self._live: dict[str, Preparation] = {}
+        if (folder / "tokenizer.json").is_file():  # the first grammar shall not wait for it
+            self._compiler = self._compiling.submit(GrammarCompiler, folder, vocab_size)
+
+    def begin(self, request: Drawer) -> Preparation | None:
+        """Starts to compile; the request may be scheduled when that is done. None where it has no grammar."""
+        if request.sampling.grammar is None:
+            return None
+        preparation = self._live[request.id] = Preparation()
+        self._compiling.submit(self._prepare, request, preparation)
+        return preparation
+
+    def forget(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def fill(self, requests: Sequence[Drawer]) -> tuple[list[Drawer], MaskFill] | None:
+        """Starts to fill the masks of those `requests` that have a grammar; None where none has."""
+        constrained = [request for request in requests if request.sampling.grammar is not None]
+        if not constrained:
+            return None
+        guides = [self._live[request.id].guide for request in constrained]
+        return constrained, self._workers.begin(guides, [request.sampling.stop_token_ids for request in constrained])
+
+    def masks(self, fill: MaskFill) -> torch.Tensor:
+        """[rows, words] int32, as soon as they are filled."""
+        return self._workers.finish(fill)
+
+    def knows(self, request_id: str) -> bool:
+        """It is live, and has a grammar."""
+        return request_id in self._live
+
+    def may_end(self, request_id: str) -> bool:
+        return request_id in self._live and self._live[request_id].guide.may_end
+
+    def advance(self, request: Drawer, token_id: int | None) -> tuple[str, str | None] | None:
+        """A request drew a token, or None: how that ends it, if it does (finish reason, and a sentence for error)."""
+        guide = self._live[request.id].guide
+        if guide.error is None and token_id is not None:
+            guide.consume(token_id, request.sampling.stop_token_ids)
+        if guide.error is not None:
+            return "error", guide.error
+        return ("stop", None) if guide.complete else None
+
+    def _prepare(self, request: Drawer, preparation: Preparation) -> None:
+        try:
+            if self._compiler is None:
+                raise ModelError(f"{self._folder} has no tokenizer.json, which structured output needs")
+            if (sentence := contradiction(request.sampling)) is not None:
+                raise GrammarError(sentence)
+            preparation.guide = self._compiler.result().compile(request.sampling.grammar)
+        except (GrammarError, ModelError) as error:
+            preparation.error = str(error)
+        except Exception as error:  # it concerns this request alone
+            preparation.error = f"the grammar cannot be compiled: {error!r}"[:300]
+        finally:
+            preparation.finish()

@@ -1,0 +1,121 @@
+"""Fills the masks of a step's grammars in threads, while the device computes."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from engine.token.grammar.grammar import Guide
+
+# CPU time that the masks of one output may take beyond the usual; more ends its request, and not the others' patience.
+MASK_CPU_SECONDS = 0.25
+USUAL_CPU_SECONDS = 0.01  # of one mask; most take less than a tenth of it
+POLL_SECONDS = 0.02
+
+
+class MaskFill:
+    """The masks of one step under way. Workers take the next row from one iterator, and say which they are at."""
+
+    def __init__(self, guides: Sequence[Guide], stop_token_ids: Sequence[list[int]]):
+        self.guides = guides
+        self.masks = np.zeros((len(guides), guides[0].words), dtype=np.int32)
+        self._stops = stop_token_ids
+        self._rows = iter(range(len(guides)))
+        self._at: dict[int, tuple[int, int]] = {}  # thread → row, CPU time when it began
+        self._given_up: set[int] = set()
+        self._left = len(guides)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def work(self) -> None:
+        """Runs in a worker thread."""
+        thread = threading.get_ident()
+        while (row := self._take(thread)) is not None:
+            try:
+                self.guides[row].fill(self.masks[row], self._stops[row])
+            except Exception as error:  # whatever it is, it concerns this request alone
+                self.guides[row].error = f"the grammar could not be followed: {error!r}"[:300]
+            with self._lock:
+                self.guides[row].overtime_ns += self._overtime_ns(thread)
+                del self._at[thread]
+                self._judge(row)
+                if row in self._given_up:
+                    return
+                self._finish_one()
+
+    def wait(self, more_workers) -> torch.Tensor:
+        """[rows, words] int32, once all are filled. A row that takes too long gets an error; `more_workers()` go on."""
+        while not self._done.wait(POLL_SECONDS):
+            if self._give_up_slow_ones():
+                more_workers()
+        return torch.from_numpy(self.masks)
+
+    def _take(self, thread: int) -> int | None:
+        with self._lock:
+            row = next(self._rows, None)
+            if row is not None:
+                self._at[thread] = (row, time.thread_time_ns())
+            return row
+
+    def _give_up_slow_ones(self) -> bool:
+        found = False
+        with self._lock:
+            for thread, (row, _) in self._at.items():
+                if row not in self._given_up and self._judge(row, self._overtime_ns(thread)):
+                    self._given_up.add(row)
+                    self._finish_one()
+                    found = True
+        return found
+
+    def _overtime_ns(self, thread: int) -> int:
+        """What a thread's present row has taken beyond the usual."""
+        spent_ns = time.clock_gettime_ns(time.pthread_getcpuclockid(thread)) - self._at[thread][1]
+        return max(0, spent_ns - round(USUAL_CPU_SECONDS * 1e9))
+
+    def _judge(self, row: int, under_way_ns: int = 0) -> bool:
+        """Ends a grammar that took too much in all."""
+        guide = self.guides[row]
+        too_much = guide.overtime_ns + under_way_ns > MASK_CPU_SECONDS * 1e9
+        if too_much:
+            guide.error = (
+                f"the grammar needs more than {MASK_CPU_SECONDS:g} s to tell which tokens may come next; "
+                "make it simpler, or its repetitions smaller"
+            )
+        return too_much
+
+    def _finish_one(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._done.set()
+
+
+class MaskWorkers:
+    """Owns the threads."""
+
+    def __init__(self, num_threads: int):
+        self._num_threads = num_threads
+        self._pool = self._new_pool()
+
+    def begin(self, guides: Sequence[Guide], stop_token_ids: Sequence[list[int]]) -> MaskFill:
+        fill = MaskFill(guides, stop_token_ids)
+        self._start(fill)
+        return fill
+
+    def finish(self, fill: MaskFill) -> torch.Tensor:
+        return fill.wait(lambda: self._replace(fill))
+
+    def _start(self, fill: MaskFill) -> None:
+        for _ in range(min(self._num_threads, len(fill.guides))):
+            self._pool.submit(fill.work)
+
+    def _replace(self, fill: MaskFill) -> None:
+        """A thread is stuck in a mask: it is left to itself, and fresh ones take over."""
+        self._pool.shutdown(wait=False)
+        self._pool = self._new_pool()
+        self._start(fill)
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar masks")

@@ -1,0 +1,1 @@
+"""Logits to ids: penalties, truncation, draws and log-probabilities."""

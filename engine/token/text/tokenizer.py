@@ -1,0 +1,134 @@
+"""Text ↔ ids, with the checkpoint's own tokenizer.json. Never shows half a character."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.decoders import DecodeStream
+
+from engine.token.checkpoint import ModelError, read_config, read_json
+from engine.token.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Owns a tokenizer and what the checkpoint says about where a text ends."""
+
+    def __init__(self, folder: Path):
+        config = read_config(folder)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(
+                f"{folder} has no tokenizer.json; save the tokenizer in its fast format beside the weights"
+            )
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{file} cannot be read: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size: int = config.get("vocab_size") or self._tokenizer.get_vocab_size()
+        self.longest_token_bytes = max(len(text.encode()) for text in self._tokenizer.get_vocab())
+        self.stop_token_ids = self._stop_token_ids(folder, config)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}  # written as one id each
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.vocabulary = Vocabulary(self._tokenizer, read_json(folder, "tokenizer.json").get("decoder"))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. A rendered chat brings its special tokens itself and wants none added."""
+        # A batch of one, because only batches let other threads run meanwhile.
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, ids: list[int]) -> list[str]:
+        """The ids' entries in the vocabulary; "" for an id without one."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
+
+    def stream(
+        self, *, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
+    ) -> "TextStream":
+        """A text of ids to come, with or without special tokens; `shown_token_ids` are seen in any case."""
+        shown = {token_id: self._special[token_id] for token_id in shown_token_ids if token_id in self._special}
+        return TextStream(self._tokenizer, skip_special_tokens, shown if skip_special_tokens else {})
+
+    def _stop_token_ids(self, folder: Path, config: dict) -> list[int]:
+        generation = read_json(folder, "generation_config.json")
+        found = generation.get("eos_token_id", config.get("eos_token_id"))
+        if found is None:
+            named = read_json(folder, "tokenizer_config.json").get("eos_token")
+            name = named["content"] if isinstance(named, dict) else named
+            found = self._tokenizer.token_to_id(name) if name else None
+        listed = found if isinstance(found, list) else [] if found is None else [found]
+        return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model draws no others
+
+
+class NoTokenizer:
+    """Stands in where a checkpoint has none, as a bare config.json with random weights: ids go in, ids come out."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.vocab_size: int = read_config(folder).get("vocab_size", 0)  # without it the model is refused
+        self.stop_token_ids: list[int] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise ModelError(f"{self._folder} has no tokenizer.json, so a prompt is a list of token ids, not a text")
+
+    def stream(self) -> "NoText":
+        return NoText()
+
+
+class NoText:
+    """The text of ids that nobody can spell."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+
+class TextStream:
+    """Ids of one output → text, piece by piece. Special tokens may be left out; bytes wait to be a character."""
+
+    def __init__(
+        self, tokenizer: HuggingFaceTokenizer, skip_special_tokens: bool = True, shown: dict[int, str] | None = None
+    ):
+        self._tokenizer = tokenizer
+        self._shown = shown or {}  # special tokens that have a text all the same
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; "" while there is none."""
+        return self._shown.get(token_id) or self._stream.step(self._tokenizer, token_id) or ""
+
+
+class StopStrings:
+    """Ends a text at the first of some strings, and holds back what might be the beginning of one."""
+
+    def __init__(self, stops: list[str], *, show: bool = False):
+        self._stops = stops
+        self._show = show  # the string that ended the text is part of it
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, piece: str) -> str:
+        """What of the text so far may be shown. Nothing more after a stop string was found."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        hits = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
+        if hits:
+            begin, self.found = min(hits)
+            self._held = ""
+            return text[: begin + len(self.found) if self._show else begin]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def rest(self) -> str:
+        """What was held back, when the output ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

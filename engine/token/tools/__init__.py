@@ -1,0 +1,1 @@
+"""Tool calls: the formats of the families, their grammars and parsers."""

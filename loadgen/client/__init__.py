@@ -1,0 +1,1 @@
+"""The hot path: it sends requests and stamps bytes, and parses nothing."""

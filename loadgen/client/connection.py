@@ -1,0 +1,259 @@
+"""One connection to the server, and the one request that is on it. Nothing here waits: every call is non-blocking."""
+
+import errno
+import os
+import ssl
+import sys
+from contextlib import suppress
+from select import POLLIN, POLLOUT
+
+import httptools
+from gevent.monkey import get_original
+
+from loadgen.client.event_log import CANCELLED, TIMEOUT
+from loadgen.client.kernel_timestamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
+from loadgen.client.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
+from loadgen.replies.answer_text import FIRST_TEXT
+from loadgen.schedule.durations import NS_PER_S
+
+# From below gevent: the loop has a thread of its own.
+Socket = get_original("socket", "socket")
+SOL_SOCKET, SO_ERROR, IPPROTO_TCP, TCP_NODELAY, MSG_PEEK, SOCK_STREAM = get_original(
+    "socket", ["SOL_SOCKET", "SO_ERROR", "IPPROTO_TCP", "TCP_NODELAY", "MSG_PEEK", "SOCK_STREAM"]
+)
+
+READ_SIZE = 65_536
+_GIVEN_UP = {
+    WHOLE: "no complete reply within target.timeout_s, {:g} s from when it was due",
+    CONNECT: "not connected within target.connect_timeout_s, {:g} s",
+    FIRST_BYTE: "no byte of the reply within target.first_byte_timeout_s, {:g} s from when it was sent",
+    BETWEEN_BYTES: "the reply stood still for target.gap_timeout_s, {:g} s",
+}
+
+
+class HttpEnd:
+    """Learns from httptools that a message is complete, and whether its sender closes the connection after it."""
+
+    FAULTS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+    __slots__ = ("closes", "complete")
+
+    def __init__(self) -> None:
+        self.complete = self.closes = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"connection" and b"close" in value.lower():
+            self.closes = True
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+class Exchange:
+    """One request under way and what the loop has to remember of its reply."""
+
+    __slots__ = (
+        "_end", "_parser", "_read_before", "_waits_for_text",
+        "connection", "dispatched_ns", "first_read", "last_ns", "num_bytes", "outgoing", "pieces",
+        "sent_ns",
+    )  # fmt: skip
+
+    def __init__(self, outgoing: Outgoing, dispatched_ns: int):
+        self.outgoing = outgoing
+        self.dispatched_ns = dispatched_ns
+        self.sent_ns: int | None = None
+        self.last_ns = 0
+        self.num_bytes = 0
+        self.first_read = False  # whether the last read was the first one
+        self.pieces: list[bytes] = []
+        self.connection: Connection | None = None  # None before it has one, and after its end
+        self._waits_for_text = outgoing.patience_ns is not None and outgoing.patience_for == "first_token"
+        self._read_before = b""  # an event may be cut anywhere
+        self._end = HttpEnd()
+        self._parser = httptools.HttpResponseParser(self._end)
+
+    def feed(self, data: bytes, now_ns: int) -> bool:
+        """Takes bytes of the reply. Returns whether it is whole. Raises one of HttpEnd.FAULTS."""
+        self.first_read = not self.num_bytes
+        self.last_ns = now_ns
+        self.num_bytes += len(data)
+        if self.outgoing.keep_reply:
+            self.pieces.append(data)
+        if self._waits_for_text:
+            self._waits_for_text = not FIRST_TEXT.search(self._read_before + data)
+            self._read_before = data if self._waits_for_text else b""
+        self._parser.feed_data(data)
+        return self._end.complete
+
+    @property
+    def status(self) -> int:
+        return self._parser.get_status_code() if self.num_bytes else 0
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether the next request may have this connection: the reply is whole, and nobody asked to close."""
+        return self._end.complete and not self._end.closes and self._parser.get_http_version() == "1.1"
+
+    def deadline(self) -> tuple[int, int, str]:
+        """When it is given up if nothing happens until then, the kind of its end, and the sentence that it gets."""
+        outgoing, limits = self.outgoing, self.outgoing.limits
+        # A late request has used up part of its time: the whole counts from when it was due.
+        ends = [(outgoing.due_ns, WHOLE)]
+        if self.sent_ns is None:
+            ends.append((self.dispatched_ns, CONNECT))
+        elif not self.num_bytes:
+            ends.append((self.sent_ns, FIRST_BYTE))
+        else:
+            ends.append((self.last_ns, BETWEEN_BYTES))
+        ways = [
+            (since_ns + round(limit_s * NS_PER_S), TIMEOUT, _GIVEN_UP[name].format(limit_s))
+            for since_ns, name in ends
+            if (limit_s := getattr(limits, name)) is not None
+        ]
+        if outgoing.patience_ns is not None and (self._waits_for_text or outgoing.patience_for == "answer"):
+            patience = f"left after its patience of {outgoing.patience_ns / NS_PER_S:.3g} s"
+            ways.append((outgoing.due_ns + outgoing.patience_ns, CANCELLED, patience))
+        return min(ways)
+
+
+class Connection:
+    """A socket, its TLS if it has any, and what is still to be written."""
+
+    def __init__(self, address: tuple[int, tuple], tls: tuple[ssl.SSLContext, str] | None):
+        self.ready = False  # TCP stands, and TLS
+        self.watched = 0  # what the loop waits for
+        self.exchange: Exchange | None = None
+        self._reached = False  # TCP stands
+        self._unsent = memoryview(b"")
+        self._socket = Socket(address[0], SOCK_STREAM)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            if sys.platform == "linux":
+                with suppress(OSError):  # a kernel without such stamps
+                    self._socket.setsockopt(SOL_SOCKET, SO_TIMESTAMPING, RECEIVED_IN_SOFTWARE)
+            code = self._socket.connect_ex(address[1])
+            if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+                raise OSError(code, os.strerror(code))
+        except OSError:
+            self._socket.close()
+            raise
+        self.descriptor = self._socket.fileno()
+        self._tls = _Tls(*tls) if tls is not None else None
+
+    @property
+    def wants(self) -> int:
+        """What to wait for: always the reply, and room for what is still to be written."""
+        return POLLIN if self._reached and not self._unsent else POLLIN | POLLOUT
+
+    def take(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        exchange.connection = self
+
+    def connect(self) -> bool:
+        """Goes on with TCP and TLS. Returns whether the connection stands. Raises OSError where it never will."""
+        if not self._reached:
+            code = self._socket.getsockopt(SOL_SOCKET, SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            try:
+                self._socket.getpeername()
+            except OSError as error:
+                if error.errno == errno.ENOTCONN:
+                    return False
+                raise
+            self._reached = True
+        if not self.ready:
+            self.ready = self._tls is None or self._shake_hands()
+        return self.ready
+
+    def _shake_hands(self) -> bool:
+        while True:
+            done = self._tls.shake_hands()
+            self._unsent = memoryview(bytes(self._unsent) + self._tls.outgoing())
+            self.flush()
+            if done:
+                return True
+            try:
+                data = self._socket.recv(READ_SIZE)
+            except BlockingIOError:
+                return False
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
+            self._tls.incoming(data)
+
+    def write(self, wire: bytes) -> None:
+        """Takes a whole request, and writes of it what the socket takes now."""
+        self._unsent = memoryview(wire if self._tls is None else bytes(self._unsent) + self._tls.encrypt(wire))
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits and what the socket takes."""
+        while self._unsent:
+            try:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            except BlockingIOError:
+                return
+
+    def receive(self) -> tuple[bytes, list]:
+        """What one read gives, b"" at its end, and what the kernel tells of it. Raises BlockingIOError without data."""
+        data, ancillary, _, _ = self._socket.recvmsg(READ_SIZE, ANCILLARY_SIZE)
+        return data, ancillary
+
+    def decrypt(self, data: bytes) -> bytes:
+        """The plain bytes of what was read."""
+        return data if self._tls is None else self._tls.decrypt(data)
+
+    def stale(self) -> bool:
+        """Whether the server has closed it, or said something that nobody asked for."""
+        try:
+            self._socket.recv(1, MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Tls:
+    """The TLS of one connection, in memory: the socket stays the loop's."""
+
+    def __init__(self, context: ssl.SSLContext, host: str):
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._in, self._out, server_hostname=host)
+
+    def shake_hands(self) -> bool:
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def incoming(self, data: bytes) -> None:
+        self._in.write(data)
+
+    def outgoing(self) -> bytes:
+        return self._out.read()
+
+    def encrypt(self, wire: bytes) -> bytes:
+        self._object.write(wire)
+        return self._out.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Raises ssl.SSLError where it is not what the server encrypted."""
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+        plain = []
+        while True:
+            try:
+                piece = self._object.read(READ_SIZE)
+            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                break
+            if not piece:
+                break
+            plain.append(piece)
+        return b"".join(plain)

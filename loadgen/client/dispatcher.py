@@ -1,0 +1,209 @@
+"""The dispatcher: sends every request of a schedule at its moment, whatever the server does meanwhile (open loop).
+
+What hangs on replies, later turns of a session and the slots of a closed loop, is sent as `pace.py` says.
+"""
+
+import gc
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns
+
+import gevent
+import gevent.event
+from gevent import socket, ssl
+
+from loadgen.client.event_log import (
+    CANCELLED,
+    DUE,
+    FLUSH_SECONDS,
+    NO_REQUEST,
+    RAN_OUT,
+    STARTED,
+    EventLog,
+    warm_up,
+    write_events,
+    write_progress,
+)  # fmt: skip
+from loadgen.client.outgoing import Ended, Limits, Outgoing
+from loadgen.client.pace import Pace, Wire
+from loadgen.client.socket_loop import SocketLoop
+from loadgen.scenario.scenario import Target
+from loadgen.schedule.build import ScheduledRequest
+from loadgen.schedule.closed_loop import ClosedLoop
+from loadgen.target.endpoint import Endpoint, EndpointError
+
+LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule
+CONNECT_TIMEOUT_S = 5.0
+SHOW_SECONDS = 0.2
+SWITCH_S = 0.0005  # another thread of Python gives way to the socket loop after this long, not after 5 ms
+
+logger = logging.getLogger(__name__)
+
+OnFinished = Callable[[ScheduledRequest, float, int, str], None]  # request, latency_ms from due, bytes, "" or why not
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """All that one process needs, made before it starts."""
+
+    schedule: Sequence[ScheduledRequest]  # its own part, in order
+    wire: Wire
+    endpoint: Endpoint
+    target: Target
+    run_dir: Path
+    loop: ClosedLoop | None = None  # None for an open one
+    shard: int = 0
+    shift_ns: int = 0  # to add to a stamp of this host for the clock of the run
+
+
+def limits_of(target: Target) -> Limits:
+    return Limits(target.timeout_s, target.connect_timeout_s, target.first_byte_timeout_s, target.gap_timeout_s)
+
+
+class LoadClient:
+    """Owns the events that wait to be written, and what Locust has not been shown yet."""
+
+    def __init__(self, replay: Replay, on_finished: OnFinished):
+        self.run_dir = replay.run_dir
+        self._replay = replay
+        self._on_finished = on_finished
+        self._limits = limits_of(replay.target)
+        self._full: deque[EventLog] = deque()
+        self._num_written = 0
+        self._next_swap_ns = 0
+        self._ended: deque[tuple[int, int, Ended]] = deque()
+        self._closing = gevent.event.Event()
+        self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
+        self._requests = {request.index: request for request in replay.schedule}
+        self._pace = Pace(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel, self._ran_out)
+        address = _first_that_connects(replay.endpoint)
+        tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
+        reuse = replay.target.connections == "reuse"
+        self._loop = SocketLoop(address, tls, self._took_end, reuse=reuse, on_turn=self._swap_logs)
+
+    def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:
+        """Sends the prelude one by one, then replays the schedule and waits for the last reply.
+
+        `agree_start` gives the moment at which the schedule begins, once the prelude is over. Whatever ends the run,
+        the requests in flight are cancelled and everything stamped so far is written.
+        """
+        warm_up()
+        beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
+        try:
+            with _undisturbed():
+                for request in self._replay.schedule:
+                    if request.prelude:
+                        wire = self._replay.wire[request.index]
+                        self._send_all([Outgoing(request.index, monotonic_ns(), wire, self._limits)])
+                start_ns = agree_start()
+                self._loop.log.add(NO_REQUEST, start_ns, STARTED)
+                self._send_all(self._pace.begin(start_ns))
+                self._counts["total"] = self._counts["finished"] + self._counts["failed"]  # slots may not need all
+        finally:
+            self._closing.set()
+            gevent.joinall(beside)
+            self._loop.close()
+            self._full.append(self._loop.log)
+            self._flush()
+            self._show()
+
+    def _send_all(self, due: Iterable[Outgoing]) -> None:
+        """Sends these and returns when all have ended. The loop runs in a native thread; greenlets go on meanwhile."""
+        running = gevent.get_hub().threadpool.spawn(self._loop.run, due)
+        try:
+            running.get()
+        except BaseException:  # whoever kills the greenlet stops the loop
+            self._loop.stop()
+            while not running.ready():  # a second kill must not close the loop while its thread is in it
+                with suppress(gevent.GreenletExit):
+                    running.wait()
+            raise
+
+    def _took_end(self, outgoing: Outgoing, ended: Ended) -> None:
+        """In the loop's thread."""
+        self._counts["failed" if ended.reason else "finished"] += 1
+        self._ended.append((outgoing.index, outgoing.due_ns, ended))
+        following = self._pace.follow(outgoing, ended)
+        if following is not None:
+            self._loop.at(following)
+
+    def _cancel(self, requests: list[ScheduledRequest], ended: Ended, reason: str) -> None:
+        """In the loop's thread: records what will not be sent. It was due when it was known that it never will be."""
+        for request in requests:
+            self._counts["failed"] += 1
+            self._loop.log.add(request.index, ended.ended_ns, DUE)
+            self._loop.log.add(request.index, ended.ended_ns, CANCELLED, f"not sent: {reason}".encode())
+            self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
+
+    def _ran_out(self, free_ns: int) -> None:
+        """In the loop's thread."""
+        self._loop.log.add(NO_REQUEST, free_ns, RAN_OUT)
+
+    def _swap_logs(self, now_ns: int) -> None:
+        """In the loop's thread: hands over what is to be written."""
+        if now_ns >= self._next_swap_ns:
+            self._next_swap_ns = now_ns + int(FLUSH_SECONDS * 1e9)
+            self._full.append(self._loop.log)
+            self._loop.log = EventLog()
+
+    def _show_until_closing(self) -> None:
+        while not self._closing.wait(SHOW_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        while self._ended:
+            index, due_ns, ended = self._ended.popleft()
+            self._on_finished(self._requests[index], (ended.last_ns - due_ns) / 1e6, ended.num_bytes, ended.reason)
+
+    def _flush_until_closing(self) -> None:
+        threadpool = gevent.get_hub().threadpool
+        while not self._closing.wait(FLUSH_SECONDS):
+            try:
+                threadpool.apply(self._flush)
+            except OSError as error:
+                logger.warning("events stay in memory, as the run directory refuses them: %s", error)
+
+    def _flush(self) -> None:
+        """Writes what was handed over, a segment a log. What cannot be written stays at the head of the line."""
+        while self._full:
+            events = self._full[0]
+            if len(events):
+                write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
+                self._num_written += len(events)
+            self._full.popleft()
+        sent = self._loop.num_begun
+        write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
+
+
+@contextmanager
+def _undisturbed():
+    """The prebuilt requests are not walked by a collection in the middle of the run, and no thread holds the
+    interpreter for long."""
+    before_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
+        gc.unfreeze()
+
+
+def _first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:
+    """The first of the host's addresses that takes a connection: a name may stand for several."""
+    refusals = []
+    for family, address in endpoint.addresses():
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(CONNECT_TIMEOUT_S)
+            try:
+                probe.connect(address)
+                return family, address
+            except OSError as error:
+                refusals.append(f"{address[0]}: {error.strerror or error}")
+    raise EndpointError(f"no server answers at {endpoint.url} ({'; '.join(refusals)})")

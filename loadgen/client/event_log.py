@@ -1,0 +1,189 @@
+"""What the hot path stamped, on disk: one row an event, in segments, complete up to the last second."""
+
+import fcntl
+import json
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from metrics.run.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, replace_table, sources
+
+RAW_TABLE = "client_raw"
+PROGRESS_FILE = "progress-{}.json"
+FLUSH_SECONDS = 0.5
+BYTES_AT_ONCE = 2**26  # of events, when they are read: sorting them takes some five times as much
+ROW_BYTES = 33  # of an event beside its data
+
+STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
+TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
+# Index of a process's one STARTED event, whose stamp is the start of the schedule, and of the one RAN_OUT of a closed
+# loop: since then a slot was free, and nothing waited for it.
+NO_REQUEST = -1
+
+SCHEMA = pa.schema([
+    ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
+    ("index", pa.int64()),  # of the scheduled request
+    ("ns", pa.int64()),  # monotonic clock
+    ("kind", pa.int8()),  # STARTED to RAN_OUT
+    ("data", pa.large_binary()),  # the bytes read, or why it ended; a run has more than 32-bit offsets reach
+])  # fmt: skip
+
+
+class EventLog:
+    """Events as flat columns: an append makes no object that a garbage collection would walk."""
+
+    __slots__ = ("data", "index", "kind", "ns")
+
+    def __init__(self) -> None:
+        self.index, self.ns, self.kind = array("q"), array("q"), array("b")
+        self.data: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def add(self, index: int, ns: int, kind: int, data: bytes = b"") -> None:
+        self.index.append(index)
+        self.ns.append(ns)
+        self.kind.append(kind)
+        self.data.append(data)
+
+
+def write_events(run_dir: Path, events: EventLog, first_seq: int, shift_ns: int = 0) -> None:
+    """Writes events as one finished segment, in a native thread. `shift_ns` is added to every stamp: a worker on
+    another host tells the time of its master's clock."""
+    name = f"{time.time_ns():020d}-{os.getpid()}"
+    replace_table(run_dir / f"{RAW_TABLE}.parts" / f"{name}.parquet", _table(events, first_seq, shift_ns))
+
+
+def warm_up() -> None:
+    """Does once what a flush does: the first one loads libraries, and must not do so while requests are in flight."""
+    pq.write_table(_table(EventLog(), 0, 0), pa.BufferOutputStream())
+
+
+def _table(events: EventLog, first_seq: int, shift_ns: int) -> pa.Table:
+    size = len(events)
+    stamps = np.frombuffer(events.ns, np.int64) + shift_ns
+    ends = np.cumsum(np.fromiter(map(len, events.data), np.int64, size))
+    offsets = np.concatenate([np.zeros(1, np.int64), ends])
+    # From buffers: pa.array would import pandas first, which stops the process for a tenth of a second.
+    arrays = [
+        _numbers(np.arange(first_seq, first_seq + size, dtype=np.int64)),
+        _numbers(np.frombuffer(events.index, np.int64)),
+        _numbers(stamps),
+        _numbers(np.frombuffer(events.kind, np.int8)),
+        pa.Array.from_buffers(
+            pa.large_binary(), size, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(events.data))]
+        ),
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _numbers(values: np.ndarray) -> pa.Array:
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+@contextmanager
+def recording(run_dir: Path) -> Iterator[None]:
+    """Says that this process records into a run. The mark is a lock on the folder: it goes with the process."""
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def abandoned(run_dir: Path) -> Iterator[bool]:
+    """Whether nobody records into a run; if so, nobody can begin to, before this ends."""
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(folder)
+
+
+def event_files(run_dir: Path) -> list[Path]:
+    """The files that hold events, oldest first."""
+    return sources(run_dir, RAW_TABLE)
+
+
+def ordered_events(files: list[Path], most_bytes: int = BYTES_AT_ONCE) -> Iterator[pa.Table]:
+    """The events of these files, by request and in the order of stamping. Each table holds whole requests of about
+    `most_bytes` together, so that a run of any length is read in the memory that one of them takes."""
+    sizes, reach = _survey(files)
+    begins = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // most_bytes, prepend=-1)) + NO_REQUEST
+    for begin, end in pairwise([*begins.tolist(), len(sizes) + NO_REQUEST]):
+        within = [("index", ">=", begin), ("index", "<", end)]
+        tables = [
+            pq.read_table(file, schema=SCHEMA, filters=within)
+            for file, (lowest, highest) in reach.items()
+            if lowest < end and highest >= begin
+        ]
+        yield pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by([("index", "ascending"), ("seq", "ascending")])
+
+
+def _survey(files: list[Path]) -> tuple[np.ndarray, dict[Path, tuple[int, int]]]:
+    """[index − NO_REQUEST] bytes of each request's events, and the lowest and highest index in each file."""
+    sizes, reach = np.zeros(0, np.int64), {}
+    for file in files:
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(ROWS_AT_ONCE, columns=["index", "data"]):
+                index = batch.column("index").to_numpy()
+                if not len(index):
+                    continue
+                lowest, highest = int(index.min()), int(index.max())
+                before = reach.get(file, (lowest, highest))
+                reach[file] = min(lowest, before[0]), max(highest, before[1])
+                if (missing := highest - NO_REQUEST + 1 - len(sizes)) > 0:
+                    sizes = np.pad(sizes, (0, max(missing, len(sizes))))
+                lengths = pc.binary_length(batch.column("data")).to_numpy(zero_copy_only=False)
+                np.add.at(sizes, index - NO_REQUEST, lengths + ROW_BYTES)
+    return np.trim_zeros(sizes, "b"), reach
+
+
+def first_stamp(files: list[Path]) -> int:
+    """The earliest stamp of all events; 0 where there are none."""
+    found = (pc.min(pq.read_table(file, columns=["ns"])["ns"]).as_py() for file in files)
+    return min((ns for ns in found if ns is not None), default=0)
+
+
+def compact_events(run_dir: Path) -> None:
+    """One file of all segments, once nobody writes. Nothing is removed before the whole stands under its name."""
+    files, final = event_files(run_dir), run_dir / f"{RAW_TABLE}.parquet"
+    if files and files != [final]:
+        replace_in_pieces(final, SCHEMA, ordered_events(files), holds=files)
+    discard_segments(run_dir, RAW_TABLE)
+
+
+def write_progress(run_dir: Path, counts: dict[str, int], shard: int = 0) -> None:
+    """How far one process of the run is, for whoever watches: `total, sent, finished, failed`."""
+    partial = run_dir / f".progress-{shard}.tmp"
+    partial.write_text(json.dumps(counts), encoding="utf-8")
+    os.replace(partial, run_dir / PROGRESS_FILE.format(shard))
+
+
+def read_progress(run_dir: Path) -> dict[str, int] | None:
+    """The last progress written, of all processes together, or None before the first."""
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(run_dir.glob(PROGRESS_FILE.format("*")))]
+    return {name: sum(counts[name] for counts in told) for name in told[0]} if told else None
+
+
+def discard_progress(run_dir: Path) -> None:
+    """Removes what only told of a run under way."""
+    for file in run_dir.glob(PROGRESS_FILE.format("*")):
+        file.unlink(missing_ok=True)

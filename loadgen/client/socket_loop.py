@@ -1,0 +1,252 @@
+"""The one socket loop: sends each request at its moment, stamps what comes back, and understands none of it.
+
+It runs in a native thread of its own, so that what Locust's greenlets do beside it delays no read for long, and takes
+its sockets from below gevent. What is read of a reply is where its HTTP message ends (httptools: 0.1 µs a read).
+"""
+
+import heapq
+import os
+import select
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from time import monotonic_ns
+
+from gevent.monkey import get_original
+
+from loadgen.client.connection import Connection, Exchange, HttpEnd
+from loadgen.client.event_log import BYTES, CANCELLED, CLOSED, DISPATCHED, DUE, ERROR, RECONNECTED, SENT, EventLog
+from loadgen.client.kernel_timestamps import KernelClock
+from loadgen.client.outgoing import STOPPED, Ended, Outgoing
+
+SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; what is left is waited for in turns without a sleep
+READS_A_TURN = 64  # between two looks at what is due: some 0.4 ms
+IDLE_NS = 500_000_000
+READABLE, WRITABLE = select.POLLIN, select.POLLOUT  # epoll's have the same values
+
+OnEnded = Callable[[Outgoing, Ended], None]
+
+
+class SocketLoop:
+    """Owns the sockets, what is due, and the log that is being filled.
+
+    `on_ended` is called in the loop's thread after each request. It may call `at`: what is sent next in a closed loop
+    or a conversation is decided there.
+    """
+
+    def __init__(
+        self, address: tuple[int, tuple], tls: tuple[ssl.SSLContext, str] | None, on_ended: OnEnded, *,
+        reuse: bool = False, on_turn: Callable[[int], None] = lambda _: None,
+    ):  # fmt: skip
+        self.log = EventLog()
+        self._address, self._tls, self._on_ended, self._reuse, self._on_turn = address, tls, on_ended, reuse, on_turn
+        self._due: list[tuple[int, int, Outgoing]] = []
+        self._deadlines: list[tuple[int, int, Exchange]] = []
+        self._order = count()  # among equal moments, the first that was asked for is the first that is sent
+        self._connections: dict[int, Connection] = {}
+        self._idle: deque[Connection] = deque()
+        self.num_begun = 0
+        self._num_open = 0
+        self._clock = KernelClock()
+        self._stopping = False
+        self._poller = _Poller()
+        self._wake_out, self._wake_in = os.pipe()
+        self._poller.register(self._wake_out, READABLE)
+
+    def at(self, outgoing: Outgoing) -> None:
+        """Sends a request at its `due_ns`, or at once if that has passed. In the loop's thread, or before it runs."""
+        heapq.heappush(self._due, (outgoing.due_ns, next(self._order), outgoing))
+
+    def stop(self) -> None:
+        """From any thread: cancels what is in flight, and lets `run` return."""
+        self._stopping = True
+        os.write(self._wake_in, b"x")
+
+    def run(self, arrivals: Iterable[Outgoing] = ()) -> None:
+        """Returns once nothing is due and nothing is in flight, or after `stop`. May be called again.
+
+        `arrivals` are in order of their moments. Each is made when the one before it begins, so that a million of them
+        take no time between the agreed start and the first.
+        """
+        due, deadlines, connections = self._due, self._deadlines, self._connections
+        arrivals = iter(arrivals)
+        upcoming = self._take_up(arrivals)
+        while not self._stopping and (due or self._num_open):
+            now_ns = monotonic_ns()
+            while due and due[0][0] <= now_ns:
+                outgoing = heapq.heappop(due)[2]
+                if outgoing is upcoming:
+                    upcoming = self._take_up(arrivals)
+                self._begin(outgoing)
+                now_ns = monotonic_ns()
+            while deadlines and deadlines[0][0] <= now_ns:
+                self._look_at_deadline(heapq.heappop(deadlines)[2], now_ns)
+            next_ns = min(due[0][0] if due else now_ns + IDLE_NS, deadlines[0][0] if deadlines else now_ns + IDLE_NS)
+            ready = self._poller.wait(next_ns - monotonic_ns())
+            self._clock.compare()
+            for descriptor, mask in ready:
+                connection = connections.get(descriptor)
+                if connection is None:
+                    continue
+                if connection.exchange is None:
+                    self._idle.remove(connection)
+                    self._drop(connection)
+                    continue
+                if mask & WRITABLE or not connection.ready:
+                    self._advance(connection)
+                if mask & ~WRITABLE and connection.ready and connection.exchange is not None:
+                    self._read(connection)
+            self._on_turn(monotonic_ns())
+        if self._stopping:
+            self._cancel_all()
+
+    def close(self) -> None:
+        """Closes kept connections and the loop's own descriptors."""
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._idle.clear()
+        self._poller.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+    def _take_up(self, arrivals: Iterator[Outgoing]) -> Outgoing | None:
+        outgoing = next(arrivals, None)
+        if outgoing is not None:
+            self.at(outgoing)
+        return outgoing
+
+    def _begin(self, outgoing: Outgoing) -> None:
+        exchange = Exchange(outgoing, monotonic_ns())
+        if outgoing.tells_due:
+            self.log.add(outgoing.index, outgoing.due_ns, DUE)
+        self.log.add(outgoing.index, exchange.dispatched_ns, DISPATCHED)
+        self._num_open += 1
+        self.num_begun += 1
+        try:
+            self._take_connection(exchange)
+        except OSError as error:
+            self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
+            return
+        self._watch_deadline(exchange)
+        self._advance(exchange.connection)
+
+    def _take_connection(self, exchange: Exchange) -> None:
+        """One that was kept and still stands, else a new one. One that went stale is booked: nothing was sent on it."""
+        while self._idle:
+            connection = self._idle.popleft()
+            if not connection.stale():
+                connection.take(exchange)
+                return
+            self._drop(connection)
+            self.log.add(exchange.outgoing.index, monotonic_ns(), RECONNECTED, b"a kept connection was closed")
+        connection = Connection(self._address, self._tls)
+        self._connections[connection.descriptor] = connection
+        connection.take(exchange)
+        connection.watched = connection.wants
+        self._poller.register(connection.descriptor, connection.watched)
+
+    def _advance(self, connection: Connection) -> None:
+        """Connects, shakes hands and sends, as far as the socket lets it."""
+        exchange = connection.exchange
+        try:
+            if connection.connect():
+                if exchange.sent_ns is None:
+                    exchange.sent_ns = monotonic_ns()
+                    self.log.add(exchange.outgoing.index, exchange.sent_ns, SENT)
+                    connection.write(exchange.outgoing.wire)
+                    if exchange.outgoing.limits.first_byte_timeout_s is not None:
+                        self._watch_deadline(exchange)
+                else:
+                    connection.flush()
+        except OSError as error:
+            self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
+            return
+        if connection.wants != connection.watched:
+            connection.watched = connection.wants
+            self._poller.modify(connection.descriptor, connection.watched)
+
+    def _read(self, connection: Connection) -> None:
+        exchange = connection.exchange
+        try:
+            raw, ancillary = connection.receive()
+            now_ns = self._clock.stamp(ancillary)
+            data = connection.decrypt(raw)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
+            return
+        if data:
+            self.log.add(exchange.outgoing.index, now_ns, BYTES, data)
+            try:
+                complete = exchange.feed(data, now_ns)
+            except HttpEnd.FAULTS as error:
+                self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
+                return
+            if exchange.first_read and exchange.outgoing.limits.gap_timeout_s is not None:
+                self._watch_deadline(exchange)
+            if complete:
+                self._end(exchange, CLOSED, "" if exchange.status == 200 else f"HTTP {exchange.status}")
+                return
+        if not raw:
+            status = exchange.status
+            self._end(exchange, CLOSED, "no reply" if not status else "" if status == 200 else f"HTTP {status}")
+
+    def _watch_deadline(self, exchange: Exchange) -> None:
+        heapq.heappush(self._deadlines, (exchange.deadline()[0], next(self._order), exchange))
+
+    def _look_at_deadline(self, exchange: Exchange, now_ns: int) -> None:
+        """Gives up what is over its time. What has gone on meanwhile gets the time that it then has."""
+        if exchange.connection is None:
+            return
+        deadline_ns, kind, reason = exchange.deadline()
+        if deadline_ns <= now_ns:
+            self._end(exchange, kind, reason)
+        else:
+            self._watch_deadline(exchange)
+
+    def _end(self, exchange: Exchange, kind: int, reason: str) -> None:
+        """The last word on a request: its terminal event, its connection, whoever waits for it."""
+        connection, outgoing = exchange.connection, exchange.outgoing
+        ended_ns = monotonic_ns()
+        self.log.add(outgoing.index, ended_ns, kind, b"" if kind == CLOSED else reason.encode())
+        self._num_open -= 1
+        exchange.connection = None
+        if connection is not None:
+            connection.exchange = None
+            if kind == CLOSED and self._reuse and exchange.keeps_alive:
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
+        last_ns = exchange.last_ns or ended_ns
+        self._on_ended(outgoing, Ended(ended_ns, last_ns, exchange.num_bytes, reason, b"".join(exchange.pieces)))
+
+    def _drop(self, connection: Connection) -> None:
+        del self._connections[connection.descriptor]
+        self._poller.unregister(connection.descriptor)
+        connection.close()
+
+    def _cancel_all(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.exchange is not None:
+                self._end(connection.exchange, CANCELLED, STOPPED)
+        self._due.clear()
+
+
+class _Poller:
+    """epoll, or poll where there is none: which of the registered descriptors are ready, soonest after `wait_ns`."""
+
+    def __init__(self) -> None:
+        # Locust has gevent take both out of the module `select`.
+        self._is_epoll = hasattr(select, "EPOLLIN")
+        self._poll = get_original("select", "epoll")() if self._is_epoll else get_original("select", "poll")()
+        self.register, self.unregister, self.modify = self._poll.register, self._poll.unregister, self._poll.modify
+
+    def wait(self, wait_ns: int) -> list[tuple[int, int]]:
+        wait_ms = max(wait_ns - SPIN_NS, 0) // 1_000_000
+        return self._poll.poll(wait_ms / 1e3, READS_A_TURN) if self._is_epoll else self._poll.poll(wait_ms)
+
+    def close(self) -> None:
+        if self._is_epoll:
+            self._poll.close()

@@ -1,0 +1,186 @@
+"""Scheduled request + prompt → the bytes that go on the wire. All are made before the first one is sent."""
+
+import json
+from typing import Any
+
+from loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
+from loadgen.prompts.conversation import TurnParts
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario, Target
+from loadgen.schedule.build import ScheduledRequest
+from loadgen.schedule.ideal_prefix_hits import tree_path
+from loadgen.target.endpoint import Endpoint, authorisation
+
+PASSED_ON = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_SLOT = "\0 the conversation so far"
+_NO_LENGTH = b"Content-Length: 0"
+
+
+def build_wire_requests(
+    scenario: Scenario, seed: int, schedule: list[ScheduledRequest], endpoint: Endpoint, model: str,
+    tokenizer: str | None = None, part: list[ScheduledRequest] | None = None,
+) -> dict[int, bytes | TurnParts]:  # fmt: skip
+    """Bytes by index; of a session's turns the parts that become bytes when the answers are known.
+
+    `part` are those of the schedule that are wanted, by default all; a request has the same bytes in any part. Raises
+    ScenarioError where the tokenizer or the prose cannot be read.
+    """
+    wanted = {request.index for request in (schedule if part is None else part)}
+    in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
+    wire: dict[int, bytes | TurnParts] = {}
+    with tokenizer_of(tokenizer or scenario.target.tokenizer, endpoint, model) as encoder:
+        writer = PromptWriter(scenario, PromptSource(seed, encoder))
+        for request in schedule:
+            if request.index not in wanted:
+                writer.skip(request)
+                continue
+            body = json_body(scenario, request, writer.prompt(request), model)
+            if request.klass in in_turns and not request.prelude:
+                wire[request.index] = _turn_parts(endpoint, scenario.target, request, body)
+            else:
+                wire[request.index] = http_bytes(endpoint, scenario.target, request, _json(body))
+    return wire
+
+
+def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> TurnParts:
+    key = "messages" if target.api == "chat" else "prompt"
+    said = body[key] if target.api == "chat" or not request.turn else f" {body[key]}"
+    message, slot = _json(said)[1:-1], _json(_SLOT)
+    opening, closing = (b"[", b"]") if target.api == "chat" else (b'"', b'"')
+    before, after = _json(body | {key: _SLOT}).split(slot)
+    # The length is known with the answer: headers are made around that of no body.
+    head, headers = http_bytes(endpoint, target, request, b"").split(_NO_LENGTH)
+    return TurnParts(target.api, head + _NO_LENGTH[:-1], headers, before + opening, message, closing + after)
+
+
+class PromptWriter:
+    """Owns the prefixes that prompts share, each written once."""
+
+    def __init__(self, scenario: Scenario, source: PromptSource):
+        self._classes = {klass.klass: klass for klass in scenario.workload.classes}
+        self._source = source
+        self._prefixes: dict[tuple, str] = {}
+
+    def prompt(self, request: ScheduledRequest) -> Prompt | list[dict[str, Any]]:
+        """What the request asks; recorded messages as they are. Requests in order of the schedule, each once."""
+        if request.content:
+            said = json.loads(request.content)
+            return Prompt("", said) if isinstance(said, str) else said
+        if request.block_ids:
+            blocks = (request.block_ids, request.block_tokens, request.prompt_tokens, request.index)
+            return Prompt("", self._source.by_name.blocks(*blocks))
+        klass = self._classes[request.klass]
+        if request.turn:  # the conversation so far stands before it
+            prefix, size, shared = "", request.message_tokens, 0
+        else:
+            prefix, size, shared = self._prefix(request), request.prompt_tokens, prefix_tokens(request)
+        if klass.content == "random":
+            return Prompt(prefix, " ".join(self._source.by_name.words(("random", request.index), size - shared)))
+        return self._source.prompt(size, prefix, shared)
+
+    def skip(self, request: ScheduledRequest) -> None:
+        """Stands for `prompt` where another process writes it: the prose of those behind it stays where it is."""
+        if not request.content and not request.block_ids and self._classes[request.klass].content != "random":
+            self._source.skip()
+
+    def _prefix(self, request: ScheduledRequest) -> str:
+        if request.shared_prefix < 0:
+            return ""
+        klass = self._classes[request.klass]
+        if klass.prefix_tree is None:
+            return self._written((request.klass, request.shared_prefix), request.shared_prefix_tokens, "")
+        text = ""
+        for level, node in tree_path(klass.prefix_tree, request):
+            added = self._written((request.klass, level, node), klass.prefix_tree.node_tokens, text)
+            text = f"{text} {added}" if text else added
+        return text
+
+    def _written(self, name: tuple, num_tokens: int, behind: str) -> str:
+        if name not in self._prefixes:
+            if self._classes[name[0]].content == "random":
+                written = " ".join(self._source.by_name.words(("prefix", *name), num_tokens))
+            else:
+                written = self._source.shared_prefix(" ".join(map(str, name)), num_tokens, behind)
+            self._prefixes[name] = written
+        return self._prefixes[name]
+
+
+def prefix_tokens(request: ScheduledRequest) -> int:
+    return request.shared_prefix_tokens if request.shared_prefix >= 0 else 0
+
+
+def json_body(
+    scenario: Scenario, request: ScheduledRequest, prompt: Prompt | list[dict[str, Any]], model: str
+) -> dict[str, Any]:
+    """The request in OpenAI's words. Defaults of a scenario are left out: not every server knows them."""
+    target = scenario.target
+    body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": request.temperature}
+    if isinstance(prompt, list):
+        if target.api != "chat":
+            raise ScenarioError(
+                [f"class {request.klass} sends recorded messages, but target.api is {target.api}; set it to chat"]
+            )
+        body["messages"] = prompt
+    elif target.api == "chat":
+        system = [{"role": "system", "content": prompt.prefix}] if prompt.prefix else []
+        body["messages"] = [*system, {"role": "user", "content": prompt.body}]
+    else:
+        body["prompt"] = prompt.text
+    if request.temperature > 0:
+        body["seed"] = request.seed
+    if request.top_k is not None:
+        body["top_k"] = request.top_k
+    if request.top_p is not None:
+        body["top_p"] = request.top_p
+    body |= _sampling(scenario, request)
+    if request.ignore_eos:
+        body["ignore_eos"] = True
+    if request.priority:
+        body["priority"] = request.priority
+    if target.stream:
+        body["stream"] = True
+        if target.usage != "none":
+            body["stream_options"] = {"include_usage": True}
+            if target.usage == "continuous":
+                body["stream_options"]["continuous_usage_stats"] = True
+    return body
+
+
+def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
+    """What the class, and above it the request's variant, says of sampling and of the answer's form."""
+    klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
+    layers = [klass, *([klass.variants[request.variant]] if request.variant >= 0 else [])]
+    said: dict[str, Any] = {}
+    for layer in layers:
+        said |= {name: value for name in PASSED_ON if (value := getattr(layer, name)) is not None}
+        if layer.response_format is not None or layer.regex is not None:  # an answer has one form
+            said.pop("response_format", None), said.pop("structured_outputs", None)
+        if layer.response_format is not None:
+            said["response_format"] = layer.response_format
+        if layer.regex is not None:
+            said["structured_outputs"] = {"regex": layer.regex}
+        said |= layer.extra_body
+    return said
+
+
+def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, content: bytes) -> bytes:
+    """One HTTP/1.1 request, on a connection of its own unless the target reuses them."""
+    headers = {
+        "Host": endpoint.authority,
+        "Connection": "close" if target.connections == "per_request" else "keep-alive",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        "Accept": "text/event-stream" if target.stream else "application/json",
+        "User-Agent": "sojourn",
+        "x-request-id": request.request_id,
+        **({"x-sojourn-class": request.klass} if request.klass else {}),
+        **({"x-sojourn-tenant": request.tenant} if request.tenant else {}),
+        **authorisation(),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {endpoint.path}{_PATHS[target.api]} HTTP/1.1\r\n{lines}\r\n".encode() + content
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""The cold path: events of the client become its table."""

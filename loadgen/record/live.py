@@ -1,0 +1,58 @@
+"""Raw events → rows of the client table while the run goes on, in a process that sends nothing itself."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from loadgen.client.event_log import NO_REQUEST, STARTED, TERMINAL, event_files
+from loadgen.record.parse import Event, client_record, due_time, events_by_request
+from loadgen.schedule.build import SCHEDULE_FILE, read_schedule
+from metrics.records import SCHEMAS, row
+from metrics.run.segments import write_segment
+
+
+class LiveTable:
+    """Owns the events of requests that have not ended yet. Reads every segment once.
+
+    What it writes are segments of `client`; the table that is built after the run takes their place.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._read: set[Path] = set()
+        self._open: dict[int, list[Event]] = {}
+        self._start_ns: int | None = None
+        self._schedule, self._scenario = [], ""
+
+    def update(self) -> None:
+        """Writes the requests that ended since the last time. A disk that refuses costs the view, never the run."""
+        with suppress(OSError, pa.ArrowException):
+            self._update()
+
+    def _update(self) -> None:
+        if not self._schedule:
+            if not (self._run_dir / SCHEDULE_FILE).exists():
+                return
+            self._schedule, self._scenario = read_schedule(self._run_dir)
+        fresh = [file for file in event_files(self._run_dir) if file not in self._read]
+        ended = []
+        for index, events in events_by_request(fresh):
+            if index == NO_REQUEST:
+                self._start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self._start_ns)
+                continue
+            self._open.setdefault(index, []).extend(events)
+            if events[-1][2] in TERMINAL:
+                ended.append(index)
+        self._read.update(fresh)
+        rows = [row(self._record(index, self._open.pop(index))) for index in ended]
+        if rows:
+            name = f"{time.time_ns():020d}-{os.getpid()}"
+            write_segment(self._run_dir, "client", rows, name, SCHEMAS["client"])
+
+    def _record(self, index: int, events: list[Event]):
+        request = self._schedule[index]
+        due_ns = due_time(request, self._start_ns, events)
+        return client_record(request, self._scenario, due_ns, events)

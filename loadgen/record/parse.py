@@ -1,0 +1,231 @@
+"""Raw events + schedule → `client.parquet`. Pure over what is on disk: the same after a run, and after a kill -9."""
+
+from array import array
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from loadgen.client.event_log import (
+    BYTES,
+    CANCELLED,
+    DISPATCHED,
+    DUE,
+    ERROR,
+    NO_REQUEST,
+    RAN_OUT,
+    RECONNECTED,
+    SENT,
+    STARTED,
+    TERMINAL,
+    TIMEOUT,
+    compact_events,
+    event_files,
+    first_stamp,
+    ordered_events,
+)  # fmt: skip
+from loadgen.client.outgoing import STOPPED
+from loadgen.replies.reply import Reply, ReplyReader
+from loadgen.schedule.build import ScheduledRequest, read_schedule, read_warmup_s
+from metrics.records import NO_END, SCHEMAS, ClientRecord, row
+from metrics.request.goodput import after_warmup
+from metrics.run.segments import discard_segments, replace_in_pieces
+
+RAW_COLUMNS = ("index", "ns", "kind", "data")
+EVENTS_AT_ONCE = 8192  # as Python objects: some 500 bytes each
+RECORDS_AT_ONCE = 1024
+
+NOT_SENT = -1
+
+Event = tuple[int, int, int, bytes]  # index, ns, kind, data
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a run's raw events say of all its requests together."""
+
+    started: bool  # whether the schedule began at all
+    num_records: int
+    num_unfinished: int  # of them: never sent, or without a recorded end
+    num_never_due: int  # of a closed loop: built, but no slot came to them
+    ran_out: bool  # of a closed loop: a slot was free, but nothing was left for it
+    client_error: dict[str, float | None]
+    streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
+    sent: list[ScheduledRequest]  # in the order of sending
+    measured: Container[int]  # indexes of the requests that count
+
+
+class Reading:
+    """Reads a run's records one by one, and adds up what is to be known of all of them."""
+
+    def __init__(self, run_dir: Path):
+        self._schedule, self._scenario = read_schedule(run_dir)
+        self._warmup_s = read_warmup_s(run_dir)
+        self._files = event_files(run_dir)
+        self._started = self._ran_out = False
+        self._num_unfinished = self._num_stale = 0
+        self._moments = array("q")  # of each record: index of its request, ns when it was due, dispatched, sent
+        self._streams = array("q")
+
+    def records(self) -> Iterator[ClientRecord]:
+        """In order of the schedule. Requests without an end are `missing`, whatever came of them.
+
+        One of a closed loop whose turn never came was not meant to be sent, and has none. Where the schedule never
+        began, the first stamp of all stands for its start.
+        """
+        stream = events_by_request(self._files)
+        upcoming = next(stream, None)
+        start_ns = None
+        if upcoming is not None and upcoming[0] == NO_REQUEST:
+            start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == STARTED), None)
+            self._ran_out = any(kind == RAN_OUT for _, _, kind, _ in upcoming[1])
+            upcoming = next(stream, None)
+        self._started = start_ns is not None
+        start_ns = first_stamp(self._files) if start_ns is None else start_ns
+        before_ns = None  # when the turn before was due, in a session that an open loop began
+        for request in self._schedule:
+            events: list[Event] = []
+            if upcoming is not None and upcoming[0] == request.index:
+                events, upcoming = upcoming[1], next(stream, None)
+            due_ns = due_time(request, start_ns, events)
+            if due_ns is None and request.prelude:
+                due_ns = start_ns
+            elif due_ns is None and request.turn:
+                due_ns = before_ns
+            before_ns = (
+                due_ns if request.due_offset_ns is not None or (request.turn and before_ns is not None) else None
+            )
+            if due_ns is not None:
+                record = client_record(request, self._scenario, due_ns, events)
+                self._count(request, record, events)
+                yield record
+
+    def parsed(self) -> Parsed:
+        """What is known once all records are read.
+
+        `lag_…` is how late the generator itself was, due → sent; `dispatch_…` its part before the socket was opened:
+        both of the requests that count. Where connections are reused, `stale_connections` counts those that the server
+        had closed before they were wanted.
+        """
+        index, due_ns, dispatched_ns, sent_ns = np.array(self._moments, dtype=np.int64).reshape(-1, 4).T
+        counts = after_warmup(due_ns, self._warmup_s, sum(self._schedule[place].prelude for place in index))
+        was_sent = sent_ns != NOT_SENT
+        timed = counts & was_sent
+        client_error = (
+            {f"lag_{name}_ms": value for name, value in _quantiles_ms((sent_ns - due_ns)[timed]).items()}
+            | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms((dispatched_ns - due_ns)[timed]).items()}
+            | ({"stale_connections": self._num_stale} if self._num_stale else {})
+        )
+        in_order = index[was_sent][np.argsort(sent_ns[was_sent], kind="stable")]
+        return Parsed(
+            started=self._started, num_records=len(index), num_unfinished=self._num_unfinished,
+            num_never_due=len(self._schedule) - len(index), ran_out=self._ran_out, client_error=client_error,
+            streams=np.array(self._streams, dtype=np.int64).reshape(-1, 3),
+            sent=[self._schedule[place] for place in in_order], measured=set(index[counts].tolist()),
+        )  # fmt: skip
+
+    def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:
+        self._num_unfinished += record.status == "missing" or record.error == STOPPED
+        self._num_stale += sum(kind == RECONNECTED for _, _, kind, _ in events)
+        if record.chunk_ns:
+            self._streams.extend((record.chunk_ns[0], record.chunk_ns[-1], len(record.chunk_ns)))
+        stamps = {kind: ns for _, ns, kind, _ in events if kind in (SENT, DISPATCHED)}
+        sent = (stamps[DISPATCHED], stamps[SENT]) if SENT in stamps else (NOT_SENT, NOT_SENT)
+        self._moments.extend((request.index, record.due_ns, *sent))
+
+
+def read_records(run_dir: Path) -> list[ClientRecord]:
+    """All records of a run that is short enough to stand in memory."""
+    return list(Reading(run_dir).records())
+
+
+def build_client_table(run_dir: Path) -> Parsed:
+    """Writes `client.parquet` from the schedule and the raw events, in place of what was parsed under way.
+
+    Only once nobody writes events: makes one file of their segments too.
+    """
+    compact_events(run_dir)
+    reading = Reading(run_dir)
+    records = reading.records()
+    pieces = iter(lambda: [row(record) for record in islice(records, RECORDS_AT_ONCE)], [])
+    schema = SCHEMAS["client"]
+    tables = (pa.Table.from_pylist(piece, schema=schema) for piece in pieces)
+    replace_in_pieces(run_dir / "client.parquet", schema, tables)
+    discard_segments(run_dir, "client")
+    return reading.parsed()
+
+
+def events_by_request(files: list[Path]) -> Iterator[tuple[int, list[Event]]]:
+    """(index, events in the order of stamping) of each request that has any, in order of the index."""
+    rows = (
+        row
+        for table in ordered_events(files)
+        for batch in table.to_batches(max_chunksize=EVENTS_AT_ONCE)
+        for row in zip(*(batch.column(name).to_pylist() for name in RAW_COLUMNS), strict=True)
+    )
+    for index, group in groupby(rows, key=itemgetter(0)):
+        yield index, list(group)
+
+
+def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event]) -> int | None:
+    """When a request was meant to be sent: at its moment of the schedule, or when what it hung on was over.
+
+    One of the prelude was due when its turn came. None for what has no moment, and nothing that was stamped tells one.
+    """
+    if request.prelude:
+        return events[0][1] if events else None
+    if request.due_offset_ns is not None:
+        return start_ns + request.due_offset_ns
+    return next((ns for _, ns, kind, _ in events if kind == DUE), None)
+
+
+def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
+    """What the events of a request say of it."""
+    reader = ReplyReader()
+    sent_ns = last_byte_ns = None
+    end, reason = None, ""
+    for _, ns, kind, data in events:
+        if kind == SENT:
+            sent_ns = ns
+        elif kind == BYTES:
+            reader.feed(data, ns)
+            last_byte_ns = ns
+        elif kind in TERMINAL:
+            end, reason = kind, data.decode("utf-8", "replace")
+    reply = reader.end() if end is not None else reader.reply
+    status, error = _status(reply, end, reason, last_byte_ns is not None)
+    return ClientRecord(
+        request_id=request.request_id, scenario=scenario, due_ns=due_ns, status=status,
+        tenant=request.tenant, klass=request.klass, session_id=request.session_id, turn=request.turn, sent_ns=sent_ns,
+        first_token_ns=reply.chunk_ns[0] if reply.chunk_ns else None, last_byte_ns=last_byte_ns, error=error,
+        prompt_tokens=reply.prompt_tokens, output_tokens=reply.output_tokens, cached_tokens=reply.cached_tokens,
+        chunk_ns=reply.chunk_ns, chunk_tokens=reply.chunk_tokens,
+    )  # fmt: skip
+
+
+def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple[str, str | None]:
+    """One of CLIENT_STATUSES, and why. A whole answer counts whatever happened to the connection afterwards."""
+    if reply.error:
+        return "error", reply.error
+    if reply.finished and (reply.complete or end is not None):
+        return "ok", None
+    if end == TIMEOUT:
+        return "timeout", reason or "no complete reply within target.timeout_s"
+    if end == CANCELLED:
+        return "cancelled", reason or STOPPED
+    if end == ERROR:
+        return "error", reason
+    if end is None:
+        return "missing", NO_END
+    return "error", "the stream ended before its last event" if answered else "closed without a reply"
+
+
+def _quantiles_ms(durations_ns: np.ndarray) -> dict[str, float | None]:
+    if not len(durations_ns):
+        return {"p50": None, "p99": None, "max": None}
+    p50, p99 = np.quantile(durations_ns, [0.5, 0.99])
+    return {name: round(value / 1e6, 4) for name, value in (("p50", p50), ("p99", p99), ("max", durations_ns.max()))}

@@ -1,0 +1,57 @@
+"""What a conversation goes on with: the text of a reply, cut out of its bytes as JSON already has it written.
+
+This runs between two turns, beside requests that are being timed, so nothing is decoded: the pieces of a JSON string
+that a stream sends one after another are, end to end, the JSON string of the whole. Reasoning and tool calls are not
+part of it. Only a reply that looks as if it had failed is read in full, as the cold path does.
+"""
+
+import re
+
+import httptools
+
+from loadgen.replies.reply import ReplyReader
+
+_STRING = rb'[^"\\]*(?:\\.[^"\\]*)*'
+TEXT_KEYS = {
+    "chat": re.compile(rb'"content"\s*:\s*"(%s)"' % _STRING, re.DOTALL),
+    "completions": re.compile(rb'"text"\s*:\s*"(%s)"' % _STRING, re.DOTALL),
+}
+_LAST_EVENT = b"\ndata: [DONE]"
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+# What `reply.py` counts as text: the first of it ends a client's wait for a first token.
+FIRST_TEXT = re.compile(
+    rb'(?:"(?:text|content|reasoning_content|reasoning|arguments)"|"function"\s*:\s*\{[^}]*"name")\s*:\s*"[^"]'
+)
+
+
+class _Body:
+    """Collects what httptools takes out of its frames."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+
+
+def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
+    """The text of a whole HTTP reply, JSON-escaped, and why the reply failed: "" where it did not."""
+    collected = _Body()
+    parser = httptools.HttpResponseParser(collected)
+    try:
+        parser.feed_data(reply)
+        body = b"".join(collected.parts)
+        finished = body.rstrip().endswith(_LAST_EVENT) or _FINISHED.search(body)  # the first costs nothing
+        doubtful = parser.get_status_code() != 200 or b'"error"' in body or not finished
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        body, doubtful = b"", True
+    if doubtful and (fault := _fault(reply)):
+        return b"", fault
+    return b"".join(TEXT_KEYS[api].findall(body)), ""
+
+
+def _fault(reply: bytes) -> str:
+    reader = ReplyReader()
+    reader.feed(reply, 0)
+    read = reader.end()
+    return read.error or ("" if read.finished else "the reply ended before its last event")

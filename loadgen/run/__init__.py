@@ -1,0 +1,1 @@
+"""One experiment: server, load, run directory."""

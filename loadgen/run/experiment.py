@@ -1,0 +1,256 @@
+"""One experiment: a server, a load, one run directory. Each part is a process of its own, so that none slows another.
+
+Whatever ends an experiment early (Ctrl-C, a crashed server, a killed load generator), what was recorded is parsed, and
+the run directory reads; it then says `valid: false`, and why.
+"""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from loadgen.client.event_log import read_progress, recording
+from loadgen.prompts.build import load_tokenizer
+from loadgen.record.live import LiveTable
+from loadgen.run.run_files import begin_run, finish_run, repeat_command
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.closed_loop import closed_loop
+from loadgen.schedule.shards import loop_of
+from loadgen.schedule.workload_facts import repeated_texts, workload_facts
+from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model, served_models
+from loadgen.target.processes import (
+    ExperimentError,
+    ServerDied,
+    free_port,
+    load_command,
+    serve_command,
+    start,
+    stop,
+    tail,
+    wait_ready,
+)
+from loadgen.target.scrape import Scraper
+from loadgen.target.server_tokenizer import SERVER
+from metrics.run.adoption import adopt
+from metrics.run.directory import SERVER_KEYS, RunDirectory, RunError
+from metrics.run.recorder import FLUSH_SECONDS
+
+__all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]
+
+POLL_S = 0.2
+LIVE_S = 2.0
+SERVER_LOG, LOAD_LOG, SCENARIO_FILE = "server.log", "loadgen.log", "scenario.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an experiment is. The counts are of requests, and 0 before the load has begun."""
+
+    stage: Literal["starting server", "preparing load", "sending", "stopping server", "gathering"]
+    sent: int = 0
+    finished: int = 0
+    failed: int = 0
+    total: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_scenario(
+    scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
+    seed: int | None = None, processes: int = 1, progress: OnProgress = lambda _: None,
+) -> RunDirectory:  # fmt: skip
+    """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
+
+    `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. Raises
+    ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
+    """
+    settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
+    if not settings.get("model"):
+        raise ExperimentError(
+            f"scenario {scenario.name} names no engine.model; add one (such as model: tiny-model) to its engine block, "
+            "or replay it against a running server with `sojourn load`"
+        )
+    tokenizer = scenario.target.tokenizer or str(settings["model"])
+    seed = scenario.measure.seed if seed is None else seed
+    workload = _check(scenario, seed, tokenizer, processes)
+    command = repeat_command("run", scenario, seed, set=engine_overrides or {}, processes=_several(processes))
+    run = _begin(scenario, run_dir, seed, settings, command, workload)
+    endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
+    server = start(serve_command(settings, endpoint.port, run.path), run.path / SERVER_LOG)
+    try:
+        progress(Progress("starting server"))
+        wait_ready(server, endpoint, run.path / SERVER_LOG, lambda: progress(Progress("starting server")))
+        served = served_models(endpoint)[0]
+    except BaseException as error:
+        stop(server)
+        shutil.rmtree(run.path)
+        if isinstance(error, EndpointError):
+            raise ExperimentError(str(error)) from None
+        raise
+    run.update_meta(engine=settings | {"served": served})  # apart: what was chosen, and what the server made of it
+    with _finishing(run, progress) as reasons:
+        try:
+            _load(scenario, run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
+        finally:
+            progress(Progress("stopping server"))
+            stop(server)
+    return run
+
+
+def load_url(
+    scenario: Scenario, base_url: str, run_dir: Path | str, *, model: str | None = None, tokenizer: str | None = None,
+    seed: int | None = None, server_run: Path | str | None = None, processes: int = 1,
+    progress: OnProgress = lambda _: None,
+) -> RunDirectory:  # fmt: skip
+    """Replays the scenario against a running OpenAI-compatible server, and scrapes its /metrics if it has one.
+
+    `server_run` is the run directory of our own server on this host (`serve --run-dir`): its records of this load are
+    joined to the client's, so that the diagnosis sees what it sees of a `run`.
+
+    Raises ExperimentError, and leaves nothing behind, if nobody answers there; ScenarioError for a bad scenario.
+    """
+    seed = scenario.measure.seed if seed is None else seed
+    repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": server_run}
+    repeat["processes"] = _several(processes)
+    try:
+        server = RunDirectory.open(server_run) if server_run is not None else None
+    except RunError as error:
+        raise ExperimentError(str(error)) from None
+    tokenizer = tokenizer or scenario.target.tokenizer
+    workload = _check(scenario, seed, tokenizer, processes)
+    if told := repeated_texts(scenario):
+        workload["notes"] = [*workload.get("notes", []), *told]
+    try:
+        endpoint = parse_base_url(base_url)
+        found = served_model(endpoint, model or scenario.target.model)
+    except EndpointError as error:
+        raise ExperimentError(str(error)) from None
+    chosen = found["id"]
+    served = {"served": found} if len(found) > 1 else {}  # more than its name
+    engine = {"base_url": endpoint.url, "model": chosen} | served
+    run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
+    scraper = Scraper(endpoint, run.path)
+    with _finishing(run, progress) as reasons:
+        try:
+            scraper.start()
+            begin_ns = time.monotonic_ns()
+            _load(scenario, run, endpoint, seed, chosen, tokenizer, processes, None, progress, reasons)
+            if server is not None:
+                with suppress(EndpointError):
+                    get(endpoint, "/metrics")  # for which it works out the steps that it holds back
+                time.sleep(2 * FLUSH_SECONDS)  # until the server's last records are on disk
+                tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
+                if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
+                    reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
+                told = server.meta()
+                run.update_meta(**{key: told[key] for key in SERVER_KEYS if key in told})
+        finally:
+            scraper.stop()
+            run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
+    return run
+
+
+def _several(processes: int) -> str | None:
+    """The option for Locust and for whoever repeats the run; one process is the default of both."""
+    return str(processes) if processes > 1 else None
+
+
+def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int) -> dict[str, Any]:
+    """What is known of the workload before it is sent.
+
+    Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there, more
+    processes than a closed loop has slots.
+    """
+    loop_of(closed_loop(scenario.arrivals), 0, processes)
+    build_schedule(scenario, seed, id_prefix="check")
+    if tokenizer and tokenizer != SERVER:
+        load_tokenizer(tokenizer)
+    return workload_facts(scenario, seed)
+
+
+def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:
+    """What was chosen, and the objectives of all classes, for the goodput that our engine exports while it serves.
+
+    Without telemetry there is no such goodput, and the engine refuses objectives.
+    """
+    if chosen.get("telemetry") == "off":
+        return chosen
+    bounds = {}
+    for objective in scenario.objectives:
+        if objective.klass == "all":
+            bounds |= {f"objective_{name}": getattr(objective, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    return {name: bound for name, bound in bounds.items() if bound is not None} | chosen
+
+
+def _begin(
+    scenario: Scenario, run_dir: Path | str, seed: int, engine: dict[str, Any], command: list[str],
+    workload: dict[str, Any],
+) -> RunDirectory:  # fmt: skip
+    path = Path(run_dir)
+    if path.is_dir() and any(path.iterdir()):
+        raise ExperimentError(f"{path} is not empty; choose another folder for the run, or remove it first")
+    try:
+        run = begin_run(path, scenario, seed, engine, command, workload)
+    except (RunError, OSError) as error:
+        raise ExperimentError(f"the run cannot be recorded: {error}") from None
+    document = yaml.safe_dump(scenario.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    (run.path / SCENARIO_FILE).write_text(document, encoding="utf-8")
+    return run
+
+
+def _load(
+    scenario: Scenario, run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
+    processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
+) -> None:  # fmt: skip
+    """Runs the load generator to its end and shows how far it is. A server that dies ends the load."""
+    log = run.path / LOAD_LOG
+    options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
+    load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
+    live, live_due_s = LiveTable(run.path), time.monotonic() + LIVE_S
+    try:
+        while load.poll() is None:
+            if time.monotonic() >= live_due_s:
+                live.update()
+                live_due_s = time.monotonic() + LIVE_S
+            counts = read_progress(run.path)
+            progress(Progress("sending", **counts) if counts else Progress("preparing load"))
+            if server is not None and server.poll() is not None:
+                reasons.append(f"the server ended with exit code {server.returncode} during the run")
+                raise ServerDied(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")
+            time.sleep(POLL_S)
+        counts = read_progress(run.path)
+        if counts:
+            progress(Progress("sending", **counts))
+        if load.returncode != 0:
+            reasons.append(f"the load generator ended with exit code {load.returncode}")
+            raise ExperimentError(f"{reasons[-1]}; its last lines:\n{tail(log)}")
+    finally:
+        stop(load)
+
+
+@contextmanager
+def _finishing(run: RunDirectory, progress: OnProgress) -> Iterator[list[str]]:
+    """Gathers the run however its load ends. Gives the list of reasons why it is not valid, to be added to."""
+    reasons: list[str] = []
+    with recording(run.path):
+        try:
+            yield reasons
+        except KeyboardInterrupt:
+            reasons.append("stopped with Ctrl-C")
+            raise
+        except Exception as error:
+            if not reasons:
+                reasons.append(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C does not leave the run unread
+                progress(Progress("gathering"))
+                finish_run(run, reasons)

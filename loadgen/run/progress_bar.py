@@ -1,0 +1,45 @@
+"""An experiment under way, on a terminal or in a log."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from loadgen.run.experiment import Progress
+
+
+class ProgressBar:
+    """Shows what an experiment does now and how many requests were answered: a bar, or a line a stage in a log."""
+
+    def __init__(self, out: Console):
+        self._out = out
+
+    def __enter__(self) -> "ProgressBar":
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description:<16}"), BarColumn(), TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )  # fmt: skip
+        self._bar = Bar(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
+        self._task = self._bar.add_task("", total=None, note="")
+        self._stage = self._summary = ""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        if self._summary:
+            self._out.print(f"{self._summary}\n", highlight=False)
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            if not self._out.is_terminal:
+                self._out.print(progress.stage, highlight=False)
+        changes: dict[str, Any] = {"description": progress.stage, "note": ""}
+        if progress.total:
+            failed = f", {progress.failed} failed" if progress.failed else ""
+            note = f"{progress.finished} of {progress.total} answered{failed}"
+            self._summary = f"{progress.sent} of {progress.total} requests sent, {progress.finished} ended{failed}"
+            changes |= {"total": progress.total, "completed": progress.finished, "note": note}
+        self._bar.update(self._task, **changes)

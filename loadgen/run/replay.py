@@ -1,0 +1,193 @@
+"""What a process of the load needs: a run directory begun, a part of its schedule made ready, the run finished."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gevent
+
+from loadgen.client.dispatcher import LoadClient, OnFinished, Replay
+from loadgen.client.event_log import recording, write_progress
+from loadgen.client.pace import Wire
+from loadgen.prompts.bodies import build_wire_requests
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario, load_scenario
+from loadgen.schedule.build import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule, schedule_digest
+from loadgen.schedule.closed_loop import ClosedLoop, closed_loop
+from loadgen.schedule.shards import loop_of, part_of
+from loadgen.schedule.workload_facts import workload_facts
+from loadgen.target.endpoint import EndpointError, parse_base_url, served_model
+from metrics.run.exit_code import NOT_VALID, exit_code
+
+if TYPE_CHECKING:
+    from metrics.run.directory import RunDirectory
+
+
+class ReplayError(Exception):
+    """A replay that cannot begin, with a sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every process of a run has to know, in words that a message can carry."""
+
+    scenario: dict[str, Any]
+    seed: int
+    id_prefix: str
+    base_url: str
+    model: str
+    tokenizer: str | None
+    run_dir: str
+    schedule_digest: str  # of the one that the master saved
+
+    def as_message(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that has begun. `run` is None where `sojourn run` began it and will finish it."""
+
+    plan: Plan
+    schedule: list[ScheduledRequest]
+    loop: ClosedLoop | None
+    run: "RunDirectory | None"
+
+
+def begin_replay(options, host: str | None) -> Begun:
+    """Reads, checks and saves what all processes share; nothing is sent yet. Raises ReplayError."""
+    if not host:
+        raise ReplayError("no server is named; add --host, such as --host http://127.0.0.1:8000")
+    try:
+        scenario = load_scenario(options.scenario)
+        seed = scenario.measure.seed if options.seed is None else options.seed
+        run_dir = Path(options.run_dir or f"runs/{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        if (run_dir / SCHEDULE_FILE).exists():
+            raise ReplayError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
+        endpoint = parse_base_url(host)
+        model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
+        id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
+        schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
+        begun = (run_dir / "run.json").exists()
+        given = {
+            "base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None,
+            "processes": options.processes or None,
+        }  # fmt: skip
+        engine = {"base_url": endpoint.url, "model": model}
+        run = None if begun else _begin(run_dir, scenario, seed, engine, given)
+        save_schedule(run_dir, schedule, scenario)
+    except (ScenarioError, EndpointError, OSError) as error:
+        raise ReplayError(str(error)) from None
+    document = scenario.model_dump(mode="json", exclude_none=True)
+    digest = beside_the_hub(lambda: schedule_digest(schedule))
+    plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
+    return Begun(plan, schedule, closed_loop(scenario.arrivals), run)
+
+
+def prepare_part(
+    plan: Plan, number: int, of: int, on_finished: OnFinished, schedule: list[ScheduledRequest] | None = None,
+    shift_ns: int = 0,
+) -> LoadClient:  # fmt: skip
+    """Builds the requests of one part of the schedule. Raises ReplayError.
+
+    A process that was not given the schedule makes it again: the same scenario and seed give the same one, and a
+    process with other code, another numpy or another trace file is refused.
+    """
+    try:
+        scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
+        loop = closed_loop(scenario.arrivals)
+
+        def build() -> tuple[list[ScheduledRequest], Wire]:
+            whole = schedule
+            if whole is None:
+                whole = build_schedule(scenario, plan.seed, plan.id_prefix)
+                _refuse_other_schedule(plan, schedule_digest(whole))
+            mine = part_of(whole, number, of, loop)
+            return mine, build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer, mine)
+
+        mine, wire = beside_the_hub(build)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        slots = loop_of(loop, number, of)
+        replay = Replay(mine, wire, endpoint, scenario.target, run_dir, slots, number, shift_ns)
+        client = LoadClient(replay, on_finished)
+        write_progress(run_dir, {"total": len(mine), "sent": 0, "finished": 0, "failed": 0}, number)
+    except (ScenarioError, EndpointError, OSError) as error:
+        raise ReplayError(str(error)) from None
+    return client
+
+
+def _refuse_other_schedule(plan: Plan, digest: str) -> None:
+    if digest != plan.schedule_digest:
+        raise ReplayError(
+            f"this worker makes another schedule of the same scenario and seed than the master (digest {digest}, not "
+            f"{plan.schedule_digest}); give it the same version of Sojourn and of numpy, and the same files of traces, "
+            "under the same paths"
+        )
+
+
+def beside_the_hub(work: Callable[[], Any]) -> Any:
+    """Does what takes long in a native thread: a process that is silent for three seconds counts as lost."""
+
+    def fails_quietly() -> tuple[Any, Exception | None]:
+        try:
+            return work(), None
+        except Exception as error:  # gevent would print it before it raises it
+            return None, error
+
+    done, error = gevent.get_hub().threadpool.apply(fails_quietly)
+    if error is not None:
+        raise error
+    return done
+
+
+def finish_replay(begun: Begun) -> None:
+    """Parses and closes the run directory if it began here."""
+    if begun.run is not None:
+        from loadgen.run.run_files import finish_run
+
+        finish_run(begun.run, [])
+        print(f"recorded in {begun.run.path}", flush=True)
+
+
+def ended_with(begun: Begun) -> int:
+    """The exit code of a finished replay; what it says is said on stderr, too. 0 where another process finishes it."""
+    if begun.run is None:
+        return 0
+    from metrics.request.goodput import measured
+
+    meta = begun.run.meta()
+    served = int((measured(begun.run.table("client"), meta).status == "ok").sum())
+    code = exit_code(meta["valid"], served)
+    if code:
+        why = (
+            f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
+            if code == NOT_VALID
+            else "no measured request was served"
+        )
+        print(f"{why}. Its report: sojourn diagnose {begun.run.path}", file=sys.stderr, flush=True)
+    return code
+
+
+def replay_alone(begun: Begun, on_finished: OnFinished) -> None:
+    """Sends the whole schedule from this process. Raises ReplayError."""
+    with recording(Path(begun.plan.run_dir)):
+        try:
+            prepare_part(begun.plan, 0, 1, on_finished, begun.schedule).run()
+        finally:
+            finish_replay(begun)
+
+
+def _begin(
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None]
+) -> "RunDirectory":
+    from loadgen.run.run_files import (
+        begin_run,
+        repeat_command,
+    )  # duckdb and pandas stay out of a process that `sojourn run` finishes for
+
+    command = repeat_command("load", scenario, seed, **given)
+    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, seed))

@@ -1,0 +1,149 @@
+"""Begins a run directory before the load and finishes it after: whoever begins it finishes it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
+from loadgen.record.parse import Parsed, build_client_table
+from loadgen.record.prefix_facts import with_prefix
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.arrival_facts import arrival_facts
+from loadgen.schedule.build import SCHEDULE_FILE
+from loadgen.schedule.closed_loop import loop_doubt
+from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
+from loadgen.truth.accuracy import with_calibration
+from metrics.machine.client_error import beyond_capacity
+from metrics.machine.host import hardware, versions
+from metrics.run.directory import RunDirectory, wall_anchor
+
+UNFINISHED = "the run did not finish"
+# A generator that is late by more than this share of the tightest TTFT objective decides by itself who keeps it.
+LAG_SHARE_OF_TTFT = 0.10
+LAG_BOUND_WITHOUT_TTFT_MS = 50.0
+
+
+def begin_run(
+    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None,
+    workload: dict[str, Any] | None = None,
+) -> RunDirectory:  # fmt: skip
+    """Makes the run directory. Until it is finished it says that it is not valid. Raises RunError.
+
+    `command` are the words that repeat the run (see `repeat_command`), or None where no command does;
+    `workload` is what `workload_facts` found.
+    """
+    return RunDirectory.create(
+        run_dir,
+        {
+            "scenario": scenario.model_dump(mode="json"),
+            "seed": seed,
+            "command": command,
+            "workload": workload or {},
+            "arrivals": arrival_facts(scenario, _quantised_into_s(scenario, workload or {})),
+            "engine": engine,
+            "hardware": hardware(),
+            "versions": versions(),
+            "wall_anchor": wall_anchor(),
+            "objectives": [objective.model_dump(mode="json") for objective in scenario.objectives],
+            "client_error": None,
+            "valid": False,
+            "load_reasons": [UNFINISHED],  # of `invalid_reasons`, those that no table tells
+            "invalid_reasons": [UNFINISHED],
+        },
+    )
+
+
+def _quantised_into_s(scenario: Scenario, workload: dict[str, Any]) -> float | None:
+    if scenario.arrivals.process != "trace":
+        return None
+    return workload.get("traces", {}).get(scenario.arrivals.file, {}).get("quantised_into_s")
+
+
+def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:
+    """The words that repeat a run, but for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives none."""
+    words = ["sojourn", verb, scenario.given_as]
+    for name, value in options.items():
+        entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        words += [word for entry in entries if entry is not None for word in (f"--{name.replace('_', '-')}", entry)]
+    return [*words, "--seed", str(seed)]
+
+
+def _as_yaml(value: Any) -> str:
+    """What `--set` reads back as the value: 4, true, cpu, '4' for the text."""
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("\n").removesuffix("\n...")
+
+
+def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
+    """Parses what was recorded, compacts it and says whether the run is valid; `reasons` are those known already."""
+    parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
+    run.compact()
+    _judge(run, parsed, reasons)
+    return parsed
+
+
+def recover(run_dir: Path | str) -> bool:
+    """Builds the client table of a run whose processes were all killed, or to which the events that workers recorded on
+    other hosts were brought since, and judges it anew. Returns whether there was anything to do.
+
+    Cheap where there is not, and never in the way of a run under way: call it before reading any run.
+    """
+    run_dir = Path(run_dir)
+    segments, schedule = run_dir / f"{RAW_TABLE}.parts", run_dir / SCHEDULE_FILE
+    if not schedule.exists() or ((run_dir / "client.parquet").exists() and not segments.is_dir()):
+        return False
+    with abandoned(run_dir) as is_abandoned:
+        if is_abandoned:
+            run = RunDirectory(run_dir)
+            meta = run.meta()
+            _judge(run, build_client_table(run_dir), meta.get("load_reasons", meta.get("invalid_reasons", [])))
+    return is_abandoned
+
+
+def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None:
+    """Says in `run.json` how far the run can be trusted: `reasons` are what ended its load, the others are told by what
+    was recorded, and found anew each time."""
+    discard_progress(run.path)
+    meta = run.meta()
+    shards = read_shards(run.path, meta.get("load_processes") or ())
+    client_error = with_calibration(parsed.client_error, parsed.streams, shards) if parsed else None
+    found = [*reasons, *doubts_about(shards), *_doubts(parsed, meta["objectives"])]
+    arrivals = meta["scenario"]["arrivals"]
+    if parsed and (doubt := loop_doubt(arrivals, parsed.num_records, parsed.num_never_due, parsed.ran_out)):
+        found.append(doubt)
+    if client_error and (beyond := beyond_capacity(client_error["calibration"])):
+        found.append(beyond)
+    run.update_meta(
+        load_processes=[asdict(shard) for shard in shards],
+        client_error=client_error,
+        workload=with_prefix(run, meta, parsed) if parsed else meta.get("workload"),
+        valid=not found,
+        load_reasons=reasons,
+        invalid_reasons=list(dict.fromkeys(found)),
+    )
+    (run.path / SHARDS_FILE).unlink(missing_ok=True)
+
+
+def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str]:
+    """Why the figures of a run cannot be trusted."""
+    if parsed is None:
+        return ["nothing was sent"]
+    if not parsed.started:
+        return ["the load stopped before its schedule began"]
+    found = []
+    if parsed.num_unfinished:
+        found.append(
+            f"{parsed.num_unfinished} of {parsed.num_records} scheduled requests were never sent or have no recorded "
+            "end"
+        )
+    bounds = [objective["ttft_ms"] for objective in objectives if objective.get("ttft_ms")]
+    bound_ms = LAG_SHARE_OF_TTFT * min(bounds) if bounds else LAG_BOUND_WITHOUT_TTFT_MS
+    late_ms = parsed.client_error["dispatch_p99_ms"]
+    if late_ms is not None and late_ms > bound_ms:
+        found.append(
+            f"the load generator sent late: p99 {late_ms:.1f} ms, above {bound_ms:.1f} ms"
+            f"{f' ({LAG_SHARE_OF_TTFT:.0%} of the tightest TTFT objective)' if bounds else ''}; "
+            "lower the rate, or give it a core of its own"
+        )
+    return found

@@ -1,0 +1,203 @@
+"""What a scenario file may say: five blocks, units in the key names, every unknown key refused.
+
+`engine` says how `sojourn run` starts our engine, `target` how to speak to the server, `arrivals` when requests come,
+`workload` what they ask for, `objectives` what is good enough (with the source of that claim), `measure` what counts.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from loadgen.scenario.arrivals import Arrivals
+from loadgen.scenario.block import Block, Number, Whole
+from loadgen.scenario.faults import ScenarioError, UniqueKeys, describe_faults, describe_yaml_error, nearest
+from loadgen.scenario.workload import Workload
+from loadgen.schedule.closed_loop import closed_loop
+
+SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
+
+
+class Target(Block):
+    """How to speak to the server."""
+
+    api: Literal["completions", "chat"] = "completions"
+    stream: bool = True
+    usage: Literal["continuous", "final", "none"] = Field(
+        "continuous", description="token counts to ask for: with every chunk, with the last one, or none"
+    )
+    timeout_s: Number = Field(120.0, gt=0, le=86_400, description="from the moment a request was due to its last byte")
+    connect_timeout_s: Number | None = Field(
+        None, gt=0, le=86_400, description="from dispatch to a connection, TLS included; by default only timeout_s"
+    )
+    first_byte_timeout_s: Number | None = Field(
+        None, gt=0, le=86_400, description="from the request's last word to the first of the reply"
+    )
+    gap_timeout_s: Number | None = Field(None, gt=0, le=86_400, description="between two reads of a reply")
+    connections: Literal["per_request", "reuse"] = Field(
+        "per_request", description="a new connection for each request, or one that an earlier request has left"
+    )
+    model: str | None = Field(None, min_length=1, description="by default the first one that GET /v1/models names")
+    tokenizer: str | None = Field(
+        None,
+        min_length=1,
+        description="tokenizer.json, its folder, `tiny-model`, or `server`: POST /tokenize; without one, in words",
+    )
+
+
+class Objective(Block):
+    """What is good enough for a class, and who says so."""
+
+    klass: str = "all"
+    ttft_ms: Number | None = Field(None, gt=0)
+    tpot_ms: Number | None = Field(None, gt=0)
+    e2e_ms: Number | None = Field(None, gt=0)
+    ttft_ms_per_prompt_token: Number | None = Field(
+        None, gt=0, le=10_000, description="added to ttft_ms for the first token's deadline (fluidity, smooth goodput)"
+    )
+    source: str = Field(min_length=1, description="where the numbers come from, and how they were scaled")
+
+    @model_validator(mode="after")
+    def _says_something(self):
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
+            raise ValueError("names no bound; give at least one of ttft_ms, tpot_ms and e2e_ms")
+        if self.ttft_ms_per_prompt_token is not None and (self.ttft_ms is None or self.tpot_ms is None):
+            raise ValueError(
+                f"has ttft_ms_per_prompt_token {self.ttft_ms_per_prompt_token:g}, but tokens have deadlines only where "
+                "ttft_ms and tpot_ms stand too; add both, or leave it out"
+            )
+        return self
+
+
+class Measure(Block):
+    """What counts. Warm-up requests are sent and recorded, but no analysis counts them."""
+
+    seed: Whole = Field(0, ge=0, lt=2**63)
+    warmup_requests: Whole = Field(0, ge=0, le=10_000, description="sent and awaited before the first arrival")
+    warmup_s: Number = Field(0.0, ge=0, le=86_400, description="arrivals this soon after the first are not measured")
+    usd_per_hour: Number | None = Field(
+        None, gt=0, le=1_000_000, description="price of the server's machine: gives dollars per million tokens"
+    )
+
+
+class Scenario(Block):
+    """One experiment. `name` is the file's, without its ending."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str = Field(min_length=1)
+    engine: dict[str, Any] = Field(default_factory=dict, description="settings of engine/config.py, as they are")
+    target: Target = Target()
+    arrivals: Arrivals
+    workload: Workload
+    objectives: list[Objective] = Field(min_length=1)
+    measure: Measure = Measure()
+    _given_as: str = PrivateAttr("")
+
+    @property
+    def given_as(self) -> str:
+        """What `load_scenario` was asked for: a path or a bundled name. The bare name where no file was read."""
+        return self._given_as or self.name
+
+    def given_as_file(self, path: Path) -> "Scenario":
+        """The same, as if it had been read from there: the command that repeats its run names that file."""
+        same = self.model_copy()
+        same._given_as = str(path)
+        return same
+
+    @model_validator(mode="after")
+    def _blocks_agree(self):
+        """Raises with all faults between blocks at once, a line each."""
+        if faults := "\n".join(self._disagreements()):
+            raise ValueError(faults)
+        return self
+
+    def _disagreements(self) -> Iterator[str]:
+        for key, value in self.engine.items():
+            if not isinstance(value, bool | int | float | str):
+                yield f"`engine.{key}` is {value!r}; it must be a number, a text or true/false; or leave it out"
+        if not self.target.stream:
+            yield from self._objectives_of_a_stream()
+        names = [each.klass for each in self.workload.classes]
+        if len(set(names)) < len(names):
+            yield f"workload.classes name {', '.join(names)}: a klass stands twice; give each its own name"
+        if "all" in names:
+            yield "workload.classes: klass `all` stands for every class; choose another name"
+        for objective in self.objectives:
+            if objective.klass not in ("all", *names):
+                yield (
+                    f"objectives: klass `{objective.klass}` is none of the workload's ({', '.join(names)}) nor `all`"
+                    f"{nearest(objective.klass, [*names, 'all'])}"
+                )
+        yield from self._rows_from_nowhere()
+        yield from self._several_requests_of_one_slot()
+
+    def _rows_from_nowhere(self) -> Iterator[str]:
+        if self.arrivals.process == "trace":
+            return
+        for each in self.workload.classes:
+            lengths = (each.prompt_tokens.distribution, each.output_tokens.distribution)
+            if each.from_file is None and ("trace" in lengths or each.content in ("blocks", "recorded")):
+                what = f"content {each.content}" if "trace" not in lengths else "a length has distribution trace"
+                yield (
+                    f"workload: {what}, but arrivals.process is {self.arrivals.process} and class {each.klass} has no "
+                    "from_file; set arrivals.process to trace, give the class a from_file, or take lengths from "
+                    "another distribution"
+                )
+
+    def _several_requests_of_one_slot(self) -> Iterator[str]:
+        if self.workload.each_arrival == "every_class" and closed_loop(self.arrivals) is not None:
+            yield (
+                f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
+                "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "
+                "weight, or take an open process"
+            )
+
+    def _objectives_of_a_stream(self) -> Iterator[str]:
+        for position, objective in enumerate(self.objectives):
+            for name in ("ttft_ms", "tpot_ms"):
+                if (bound := getattr(objective, name)) is not None:
+                    yield (
+                        f"`objectives[{position}].{name}` is {bound:g}, but `target.stream` is false: a reply that "
+                        "comes as a whole has no first token; set e2e_ms instead, or target.stream to true"
+                    )
+
+
+def bundled_scenarios() -> list[str]:
+    """Names of the scenarios that come with Sojourn."""
+    return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
+
+
+def load_scenario(path_or_name: str | Path) -> Scenario:
+    """Reads a scenario file, or a bundled one by its bare name. Raises ScenarioError, one sentence a fault."""
+    path = _find(str(path_or_name))
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+    except OSError as error:
+        raise ScenarioError([f"{path} cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ScenarioError([f"{path} is not UTF-8 text, so it is not a scenario file"]) from None
+    except yaml.YAMLError as error:
+        raise ScenarioError([f"{path.name}: {describe_yaml_error(error)}"]) from None
+    if not isinstance(content, dict):
+        raise ScenarioError([f"{path.name} holds no blocks; see scenarios/demo.yaml for the form"])
+    try:
+        scenario = Scenario(**{"name": path.stem, **{str(key): value for key, value in content.items()}})
+    except ValidationError as error:
+        raise ScenarioError([f"{path.name}: {fault}" for fault in describe_faults(error, Scenario)]) from None
+    scenario._given_as = str(path_or_name)
+    return scenario
+
+
+def _find(path_or_name: str) -> Path:
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    known = bundled_scenarios()
+    if path_or_name in known:
+        return SCENARIO_FOLDER / f"{path_or_name}.yaml"
+    raise ScenarioError(
+        [f"scenario {path_or_name!r} is neither a file nor bundled{nearest(path_or_name, known)}; bundled are: "
+         f"{', '.join(known)}"]
+    )  # fmt: skip

@@ -1,0 +1,225 @@
+"""The flags of `vllm bench serve` 0.33 → a scenario, so that who knows them needs to learn nothing.
+
+A flag means here what it means there, or it is refused with a sentence: none is accepted and ignored. What differs:
+gaps are drawn absolutely and not rescaled to the mean, and lengths are exact with `--tokenizer` (else in words).
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loadgen.scenario.faults import nearest
+from loadgen.scenario.scenario import Scenario
+from loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
+from metrics.export.vllm_result import COLUMNS
+from metrics.run.exit_code import EXIT_CODES
+
+MOST_PROCESSES = 64
+# Flags of vLLM that are known and have no counterpart: the way out of each.
+REFUSED = {
+    "--ramp-up-strategy": "vLLM ramps over the number of requests; write a scenario with a ramp over time",
+    "--ramp-up-start-rps": "write a scenario with a ramp over time",
+    "--ramp-up-end-rps": "write a scenario with a ramp over time",
+    "--header": "headers cannot be added; a server that needs a key cannot be asked",
+    "--insecure": "https is not spoken; put the server's plain port in --base-url",
+    "--tokenizer-mode": "a tokenizer.json is read as it is; leave it out",
+    "--trust-remote-code": "no code of a model is ever run; leave it out",
+    "--use-beam-search": "beam search is not asked for; leave it out",
+    "--logprobs": "set extra_body of a class in a scenario, or --extra-body '{\"logprobs\": 1}'",
+    "--probe-request-rate": "give the probes a class of their own in a scenario",
+    "--profile": "profile the server by its own means",
+    "--self-timed": "timed_trace keeps its own times; for other times choose another dataset",
+    "--no-self-timed": "use --dataset-name burstgpt or custom with --request-rate for the lengths alone",
+    "--request-id-prefix": "ids are the run's own",
+    "--lora-modules": "name one adapter with --served-model-name",
+    "--lora-assignment": "name one adapter with --served-model-name",
+    "--ready-check-timeout-sec": "a server that does not answer is told at once",
+    "--chat-template-kwargs": "use --extra-body '{\"chat_template_kwargs\": {...}}'",
+    "--plot-timeline": "see the run with `sojourn ui`",
+    "--timeline-itl-thresholds": "see the run with `sojourn ui`",
+    "--plot-dataset-stats": "see the run with `sojourn ui`",
+    "--disable-shuffle": "the seed always shuffles the rows; leave it out, or give them times and take timed_trace",
+    "--no-oversample": "give --num-prompts of at most the rows that the file has",
+    "--random-batch-size": "a request asks for one prompt; leave it out",
+    "--hf-split": "download the data set, and name its file with --dataset-path",
+    "--hf-subset": "download the data set, and name its file with --dataset-path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchServe:
+    """What was asked for: the load, the server, and the result file."""
+
+    scenario: Scenario
+    base_url: str
+    model: str | None
+    tokenizer: str | None
+    seed: int
+    run_dir: Path | None
+    processes: int
+    show_progress: bool
+    save: "SaveResult | None"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """The file in vLLM's form: where, and what goes into it."""
+
+    folder: Path
+    filename: str | None
+    detailed: bool
+    append: bool
+    metrics: tuple[str, ...]
+    percentiles: tuple[float, ...]
+    metadata: dict[str, str]
+    label: str | None
+
+    def path(self, document: dict[str, Any]) -> Path:
+        """vLLM's own name of the file unless another was asked for."""
+        closed = f"-concurrency{document['max_concurrency']}" if document["max_concurrency"] else ""
+        model = str(document["model_id"]).rsplit("/", 1)[-1]
+        usual = f"{self.label or document['backend']}-{document['request_rate']}qps{closed}-{model}-{document['date']}"
+        return self.folder / (self.filename or f"{usual}.json")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def parse(words: list[str]) -> BenchServe:
+    """Raises FlagError or ScenarioError."""
+    parser = flag_parser()
+    for word in words:
+        name = word.split("=", 1)[0]
+        if name in REFUSED:
+            raise FlagError(f"`{name}` of vllm bench serve cannot be honoured here: {REFUSED[name]}")
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        raise FlagError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
+    stated = {name for name, value in vars(given).items() if value is not None}
+    given.dataset_name = given.dataset_name or "random"
+    scenario = scenario_of(given, stated)
+    return BenchServe(
+        scenario=scenario,
+        base_url=_base_url(given),
+        model=given.served_model_name or given.model,
+        tokenizer=_tokenizer(given),
+        seed=given.seed or 0,
+        run_dir=Path(given.run_dir) if given.run_dir else None,
+        processes=_processes(given),
+        show_progress=not given.disable_tqdm,
+        save=_save(given, stated),
+    )
+
+
+def flag_parser() -> argparse.ArgumentParser:
+    """Every flag defaults to None, so that what was said can be told from what was not."""
+    parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None,
+                     epilog=EXIT_CODES)  # fmt: skip
+    server = parser.add_argument_group("server")
+    server.add_argument("--backend", choices=list(BACKENDS), help="openai and vllm: completions; openai-chat: chat")
+    server.add_argument("--base-url", help="such as http://127.0.0.1:8000")
+    server.add_argument("--host", help="default 127.0.0.1")
+    server.add_argument("--port", type=int, help="default 8000")
+    server.add_argument("--endpoint", choices=list(ENDPOINTS.values()))
+    server.add_argument("--model", help="default: the first that the server names")
+    server.add_argument("--served-model-name", help="the name to ask for, where it differs from --model")
+    server.add_argument("--tokenizer", help="folder with tokenizer.json; without one, prompts are counted in words")
+    server.add_argument("--skip-tokenizer-init", action="store_true", help="the same as no --tokenizer")
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-prompts", type=int, help="default 1000")
+    load.add_argument("--request-rate", type=float, help="per second; default inf: all at once")
+    load.add_argument("--burstiness", type=float, help="1 Poisson, below bursty, above regular, inf constant")
+    load.add_argument("--max-concurrency", "--concurrency", type=int, help="closed loop: so many in flight")
+    load.add_argument("--num-warmups", type=int, help="sent and awaited before, and not measured")
+    load.add_argument("--seed", type=int, help="default 0")
+    data = parser.add_argument_group("prompts and answers")
+    data.add_argument("--dataset-name", choices=DATASETS, help="default random")
+    data.add_argument("--dataset-path")
+    data.add_argument("--input-len", type=int)
+    data.add_argument("--output-len", type=int)
+    data.add_argument("--random-input-len", "--isl", type=int, help="default 1024")
+    data.add_argument("--random-output-len", "--osl", type=int, help="default 128")
+    data.add_argument("--random-range-ratio", help="default 0; a number, or JSON with input and output")
+    data.add_argument("--random-prefix-len", type=int, help="default 0: shared by all, before --random-input-len")
+    data.add_argument("--prefix-repetition-prefix-len", type=int, help="default 256")
+    data.add_argument("--prefix-repetition-suffix-len", type=int, help="default 256")
+    data.add_argument("--prefix-repetition-num-prefixes", type=int, help="default 10")
+    data.add_argument("--prefix-repetition-output-len", type=int, help="default 128")
+    data.add_argument("--sharegpt-output-len", type=int, help="default: what was answered")
+    data.add_argument("--custom-output-len", type=int, help="default 256; -1: what the file says")
+    data.add_argument("--ignore-eos", action="store_true", help="random and timed_trace do it anyway")
+    for name in ("temperature", "top-p", "min-p", "presence-penalty", "frequency-penalty", "repetition-penalty"):
+        data.add_argument(f"--{name}", type=float)
+    data.add_argument("--top-k", type=int, help="-1 and 0: off")
+    data.add_argument("--extra-body", type=_json_object, metavar="JSON", help="further keys of each request")
+    told = parser.add_argument_group("results")
+    told.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="ttft:500 tpot:50 e2el:20000")
+    told.add_argument("--percentile-metrics", help="default ttft,tpot,itl")
+    told.add_argument("--metric-percentiles", help="default 99")
+    told.add_argument("--save-result", action="store_true", help="write vLLM's JSON")
+    told.add_argument("--save-detailed", action="store_true", help="with a row a request")
+    told.add_argument("--append-result", action="store_true", help="as one more line of the file")
+    told.add_argument("--result-dir")
+    told.add_argument("--result-filename")
+    told.add_argument("--metadata", nargs="+", metavar="KEY=VALUE")
+    told.add_argument("--label")
+    told.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    told.add_argument("--run-dir", help="where the run goes; default: a new folder below runs/")
+    told.add_argument("--processes", type=int, help=f"of the load generator, 1 to {MOST_PROCESSES}; default 1")
+    for action in parser._actions:
+        if action.const is True:  # a switch that was not given was not said
+            action.default = None
+    return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
+def _base_url(given: argparse.Namespace) -> str:
+    if given.base_url and (given.host or given.port):
+        raise FlagError("--base-url names the server, and so do --host and --port; keep one of the two")
+    return given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}"
+
+
+def _processes(given: argparse.Namespace) -> int:
+    if given.processes is not None and not 1 <= given.processes <= MOST_PROCESSES:
+        raise FlagError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
+    return given.processes or 1
+
+
+def _tokenizer(given: argparse.Namespace) -> str | None:
+    if given.tokenizer and given.skip_tokenizer_init:
+        raise FlagError("--tokenizer names a tokenizer that --skip-tokenizer-init would not read; keep one of the two")
+    return given.tokenizer
+
+
+def _save(given: argparse.Namespace, stated: set[str]) -> SaveResult | None:
+    if not (given.save_result or given.append_result):
+        if idle := stated & {"save_detailed", "result_dir", "result_filename", "metadata", "label",
+                             "percentile_metrics", "metric_percentiles"}:  # fmt: skip
+            raise FlagError(f"{flag(sorted(idle)[0])} is of the result file, which nobody asked for; add --save-result")
+        return None
+    metrics = tuple((given.percentile_metrics or "ttft,tpot,itl").split(","))
+    for name in metrics:
+        if name not in COLUMNS:
+            raise FlagError(f"--percentile-metrics names {name!r}; it takes {', '.join(COLUMNS)}")
+    try:
+        percentiles = tuple(float(each) for each in (given.metric_percentiles or "99").split(","))
+    except ValueError:
+        raise FlagError(f"--metric-percentiles is {given.metric_percentiles!r}; it takes numbers: 50,90,99") from None
+    if wrong := [each for each in percentiles if not 0 <= each <= 100]:
+        raise FlagError(f"--metric-percentiles has {wrong[0]:g}; a percentile lies between 0 and 100")
+    return SaveResult(
+        folder=Path(given.result_dir or "."), filename=given.result_filename, detailed=bool(given.save_detailed),
+        append=bool(given.append_result), metrics=metrics, percentiles=percentiles, label=given.label,
+        metadata=dict(pair(each, "=", "--metadata") for each in given.metadata or ()),
+    )  # fmt: skip

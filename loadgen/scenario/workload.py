@@ -1,0 +1,191 @@
+"""What the `workload` block of a scenario file may say: classes of requests, their lengths and what they share."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from loadgen.scenario.block import Block, Number, Whole
+from loadgen.scenario.durations import Seconds, Turns
+from loadgen.scenario.lengths import Length
+
+# What a body has from other keys of the scenario, so that extra_body may not have it.
+OWN_KEYS = frozenset((
+    "model", "prompt", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "ignore_eos",
+    "priority", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
+    "response_format", "structured_outputs",
+))  # fmt: skip
+
+
+FORMATS = ("text", "json_object", "json_schema")
+
+
+class PrefixTree(Block):
+    """Prefixes that share prefixes: a request takes one of `branching` ways at each of `depth` levels."""
+
+    depth: Whole = Field(ge=1, le=64)
+    branching: Whole = Field(ge=1, le=10_000)
+    node_tokens: Whole = Field(ge=1, le=1_000_000, description="that each level adds")
+
+    @model_validator(mode="after")
+    def _countable(self):
+        if self.branching**self.depth > 2**53:
+            raise ValueError(f"has {self.branching}^{self.depth} paths, more than 2^53; lower depth or branching")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return self.depth * self.node_tokens
+
+
+class Sampling(Block):
+    """How a request's tokens are chosen. What is not set is not sent."""
+
+    top_k: Whole | None = Field(None, ge=1)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    min_p: Number | None = Field(None, ge=0, le=1)
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    repetition_penalty: Number | None = Field(None, gt=0, le=2)
+    n: Whole | None = Field(None, ge=1, le=128, description="answers to one prompt; their tokens are counted together")
+    response_format: dict[str, Any] | None = Field(
+        None, description="as OpenAI has it: {type: json_object}, or {type: json_schema, json_schema: {...}}"
+    )
+    regex: str | None = Field(
+        None, min_length=1, description="sent as structured_outputs: {regex: ...}, as vLLM has it"
+    )
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict, description="further keys of the request's JSON, as they are"
+    )
+
+    @model_validator(mode="after")
+    def _honest(self):
+        if self.response_format is not None and self.regex is not None:
+            raise ValueError("has response_format and regex; an answer has one form: keep one of the two")
+        if self.response_format is not None and self.response_format.get("type") not in FORMATS:
+            raise ValueError(
+                f"has response_format {self.response_format!r:.60}; its type must be one of {', '.join(FORMATS)}"
+            )
+        if taken := sorted(OWN_KEYS & self.extra_body.keys()):
+            raise ValueError(f"has extra_body.{taken[0]}, which another key of the scenario says; leave it out there")
+        return self
+
+
+class Variant(Sampling):
+    """One of the ways in which requests of a class are sampled: what it sets replaces what the class sets."""
+
+    weight: Number = Field(1.0, gt=0, le=1_000_000)
+    temperature: Number | None = Field(None, ge=0, le=2)
+
+
+class Session(Block):
+    """Requests that follow one another and carry the conversation so far, the server's real answers included.
+
+    Either a person thinks between turns, or a tool works and gives its result.
+    """
+
+    turns: Turns
+    think_time_s: Seconds | None = Field(None, description="from the end of an answer to the person's next message")
+    turn_tokens: Length | None = Field(None, description="what a person adds with every turn after the first")
+    tool_pause_s: Seconds | None = Field(None, description="from the end of an answer to the tool's result")
+    tool_result_tokens: Length | None = Field(None, description="what a tool adds with every turn after the first")
+
+    @model_validator(mode="after")
+    def _one_partner(self):
+        person, tool = (self.think_time_s, self.turn_tokens), (self.tool_pause_s, self.tool_result_tokens)
+        for here, other in ((person, tool), (tool, person)):
+            if None not in here and other == (None, None):
+                return self
+        raise ValueError(
+            "needs think_time_s and turn_tokens (a person), or tool_pause_s and tool_result_tokens (an agent's tool); "
+            "give one pair, and leave the other out"
+        )
+
+
+class RequestClass(Sampling):
+    """One kind of request. `prompt_tokens` counts the shared prefix too, but not what a chat template adds."""
+
+    klass: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    tenant: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")
+    priority: Whole = Field(0, ge=-1_000_000, le=1_000_000, description="lower goes first, where the policy asks")
+    weight: Number = Field(1.0, gt=0, le=1_000_000)
+    prompt_tokens: Length
+    output_tokens: Length
+    shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000)
+    num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000)
+    prefix_tree: PrefixTree | None = None
+    content: Literal["prose", "random", "blocks", "recorded"] = Field(
+        "prose", description="what prompts are made of: prose, random words, a trace's blocks, or its own text"
+    )
+    from_file: str | None = Field(
+        None, min_length=1, description="a trace whose rows are dealt to this class's requests"
+    )
+    block_tokens: Whole | None = Field(
+        None, ge=8, le=65_536, description="that one of the trace's blocks becomes; by default as many as it had"
+    )
+    variants: list[Variant] | None = Field(None, min_length=1, max_length=1_000)
+    temperature: Number = Field(0.0, ge=0, le=2)
+    ignore_eos: bool = Field(False, description="generate all of output_tokens even if the model would stop")
+    session: Session | None = None
+    patience_s: Seconds | None = Field(None, description="from the due time; then the client closes the connection")
+    patience_for: Literal["first_token", "answer"] | None = Field(None, description="first_token, unless said")
+
+    @model_validator(mode="after")
+    def _session_draws_its_lengths(self):
+        if self.session is not None:
+            later = (self.session.turn_tokens, self.session.tool_result_tokens, self.output_tokens)
+            if any(length is not None and length.distribution == "trace" for length in later):
+                raise ValueError(
+                    "has a session and a length of distribution trace, but a row of a trace has no later turns; "
+                    "take output_tokens, turn_tokens and tool_result_tokens from another distribution"
+                )
+            if any((each.n or 1) > 1 for each in (self, *(self.variants or ()))):
+                raise ValueError("has a session and n above 1; a conversation goes on with one answer: leave n out")
+        if self.patience_s is None and self.patience_for is not None:
+            raise ValueError("has patience_for but no patience_s; add it, or leave patience_for out")
+        return self
+
+    @model_validator(mode="after")
+    def _prefix_fits(self):
+        shortest = self.prompt_tokens.bounds[0]
+        if self.prefix_tree is not None and self.shared_prefix_tokens:
+            raise ValueError(
+                "has shared_prefix_tokens and prefix_tree; a tree of depth 1 is a pool: keep one of the two"
+            )
+        if self.prefix_tree is not None and self.prefix_tree.tokens >= shortest:
+            raise ValueError(
+                f"prefix_tree is {self.prefix_tree.tokens} deep and must be below the shortest prompt, {shortest} "
+                "tokens; shorten the tree, or raise the lower bound of prompt_tokens"
+            )
+        if self.shared_prefix_tokens >= shortest:
+            raise ValueError(
+                f"shared_prefix_tokens {self.shared_prefix_tokens} must be below the shortest prompt, {shortest} "
+                "tokens; shorten the prefix, or raise the lower bound of prompt_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _content_has_its_source(self):
+        if self.block_tokens is not None and self.content != "blocks":
+            raise ValueError(f"has block_tokens, but content is {self.content}; set content: blocks, or leave it out")
+        if self.content in ("prose", "random"):
+            return self
+        if self.session is not None:
+            raise ValueError(
+                f"has content {self.content} and a session, whose later turns no row of a trace tells; leave one out"
+            )
+        if self.prompt_tokens.distribution != "trace" or self.prompt_tokens.scale != 1:
+            raise ValueError(
+                f"has content {self.content}, so its prompts are as long as the trace says: set prompt_tokens to "
+                "{distribution: trace, min_tokens: ..., max_tokens: ...} without scale"
+                + ("; block_tokens scales them" if self.content == "blocks" else "")
+            )
+        if self.shared_prefix_tokens or self.prefix_tree is not None:
+            raise ValueError(f"has content {self.content}, which tells what is shared; leave the prefixes out")
+        return self
+
+
+class Workload(Block):
+    """What the requests ask for. `one_class` draws a class by weight; `every_class` sends one of each together."""
+
+    each_arrival: Literal["one_class", "every_class"] = "one_class"
+    classes: list[RequestClass] = Field(min_length=1)

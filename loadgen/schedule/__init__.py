@@ -1,0 +1,1 @@
+"""What will be sent and when, fixed before the first request."""

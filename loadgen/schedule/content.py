@@ -1,0 +1,126 @@
+"""What a request is made of beside its moment and its class: the row it stands for, its blocks or text, its variant."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.scenario.faults import ScenarioError, nearest
+from loadgen.scenario.scenario import Scenario
+from loadgen.scenario.workload import RequestClass
+from loadgen.seeds import stable_seed
+from loadgen.traces.reader import find_trace, read_trace
+from loadgen.traces.row import TraceRow
+
+if TYPE_CHECKING:
+    from loadgen.schedule.build import ScheduledRequest
+
+
+class Contents:
+    """Owns the decks of rows and the generators of variants and trees: none of them moves arrivals or lengths."""
+
+    def __init__(self, scenario: Scenario, seed: int):
+        self._classes = {klass.klass: klass for klass in scenario.workload.classes}
+        self._mix_rng = np.random.default_rng(stable_seed(seed, "variants"))
+        self._tree_rng = np.random.default_rng(stable_seed(seed, "trees"))
+        self._decks = {
+            name: Deck(klass, np.random.default_rng(stable_seed(seed, "rows", name)))
+            for name, klass in self._classes.items()
+            if klass.from_file is not None
+        }
+
+    def class_of(self, row: TraceRow | None) -> RequestClass | None:
+        """The class that a row names, None where it names none. Raises ScenarioError for an unknown one."""
+        if row is None or not row.klass:
+            return None
+        if row.klass not in self._classes:
+            raise ScenarioError(
+                [f"the trace names class {row.klass!r}, which is none of the workload's ({', '.join(self._classes)})"
+                 f"{nearest(row.klass, list(self._classes))}"]
+            )  # fmt: skip
+        return self._classes[row.klass]
+
+    def row_of(self, klass: RequestClass, row: TraceRow | None) -> TraceRow | None:
+        """The row that a request of this class stands for, its blocks scaled as the class says; None for none."""
+        row = self._decks[klass.klass].deal() if klass.klass in self._decks else row
+        if row is None:
+            return None
+        if klass.output_tokens.distribution == "trace" and row.output_tokens is None:
+            raise ScenarioError(
+                [f"class {klass.klass} takes output_tokens from the trace, but a row tells none; add output_tokens "
+                 "to the file, or take them from another distribution"]
+            )  # fmt: skip
+        return scaled(row, klass)
+
+    def fill(self, request: "ScheduledRequest", klass: RequestClass, row: TraceRow | None) -> "ScheduledRequest":
+        """The request with its blocks, its text, its path through the tree and its variant."""
+        changes = {}
+        if klass.prefix_tree is not None:
+            tree = klass.prefix_tree
+            changes = {"shared_prefix": int(self._tree_rng.integers(tree.branching**tree.depth)),
+                       "shared_prefix_tokens": tree.tokens}  # fmt: skip
+        if klass.variants is not None:
+            weights = np.array([variant.weight for variant in klass.variants])
+            changes["variant"] = chosen = int(self._mix_rng.choice(len(weights), p=weights / weights.sum()))
+            variant = klass.variants[chosen]
+            set_there = {name: getattr(variant, name) for name in ("temperature", "top_k", "top_p")}
+            changes |= {name: value for name, value in set_there.items() if value is not None}
+        if row is not None and not request.prelude:
+            changes |= {"session_id": row.session_id} if row.session_id else {}
+            if klass.content == "blocks":
+                num_blocks = -(-request.prompt_tokens // row.block_tokens)
+                changes |= {"block_ids": row.hash_ids[:num_blocks], "block_tokens": row.block_tokens}
+            elif klass.content == "recorded":
+                changes |= {"content": _recorded(row, klass)}
+        return replace(request, **changes) if changes else request
+
+
+class Deck:
+    """The rows of a class's `from_file`, dealt in an order that the seed shuffles, again and again."""
+
+    def __init__(self, klass: RequestClass, rng: np.random.Generator):
+        found = read_trace(find_trace(klass.from_file))
+        low, high = klass.prompt_tokens.bounds
+        rows = found.rows
+        if klass.content == "recorded":  # a text is not cut, so that one too long for the bounds cannot be sent
+            rows = [row for row in rows if row.content and low <= row.prompt_tokens <= high]
+        if not rows:
+            raise ScenarioError(
+                [f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
+                 f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"]
+            )  # fmt: skip
+        self._rows = [rows[place] for place in rng.permutation(len(rows))]
+        self._dealt = 0
+
+    def deal(self) -> TraceRow:
+        row = self._rows[self._dealt % len(self._rows)]
+        self._dealt += 1
+        return row
+
+
+def scaled(row: TraceRow, klass: RequestClass) -> TraceRow:
+    """The row with blocks of the class's `block_tokens`: as many of them, the last one as full as it was."""
+    if klass.content != "blocks":
+        return row
+    if not row.block_tokens:
+        raise ScenarioError(
+            [f"class {klass.klass} has content blocks, but its trace has no hash_ids; take a trace with hashes of "
+             "blocks (mooncake, bailian), or content: prose"]
+        )  # fmt: skip
+    size = klass.block_tokens or row.block_tokens
+    return replace(row, prompt_tokens=max(1, -(-row.prompt_tokens * size // row.block_tokens)), block_tokens=size)
+
+
+def _recorded(row: TraceRow, klass: RequestClass) -> str:
+    low, high = klass.prompt_tokens.bounds
+    if not row.content:
+        raise ScenarioError(
+            [f"class {klass.klass} has content recorded, but a row of its trace has no text; give prompt or messages "
+             "in every row, or take content: prose"]
+        )  # fmt: skip
+    if not low <= row.prompt_tokens <= high:
+        raise ScenarioError(
+            [f"class {klass.klass} sends recorded text of {low} to {high} tokens, but a row has {row.prompt_tokens}; "
+             "widen the bounds of prompt_tokens"]
+        )  # fmt: skip
+    return row.content

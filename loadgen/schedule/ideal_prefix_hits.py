@@ -1,0 +1,100 @@
+"""What an infinite prefix cache would find in a schedule: the ideal that a server's hit rate is held against. Pure.
+
+A prompt is a path of segments (a trace's blocks, a shared prefix, the nodes of a tree, the turns of a conversation with
+their answers at full length) and then tokens of its own. What it shares is the longest path that an earlier request has
+taken, in whole blocks of the cache, and never the last token: a server has to compute one to answer. It cannot tell
+what a chat template adds, what recorded texts share, nor that two requests in flight together find nothing of each
+other.
+"""
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from loadgen.scenario.workload import Workload
+from loadgen.schedule.build import ScheduledRequest
+
+Segment = tuple[object, int]  # what it is, tokens
+
+
+@dataclass(slots=True)
+class Node:
+    """One segment behind one path. `seen` is the longest beginning of it that a request has had."""
+
+    children: dict[object, "Node"]
+    seen: int = 0
+
+
+def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) -> Iterator[int]:
+    """Tokens of each prompt (its segments, its length) that an infinite cache has, in the order of the prompts."""
+    root = Node({})
+    for segments, num_tokens in prompts:
+        shared, node, on_the_way = 0, root, True
+        for name, size in segments:
+            known = node.children.get(name)
+            if on_the_way:
+                shared += min(known.seen, size) if known else 0
+                on_the_way = known is not None  # only what was there in full has children
+            if known is None:
+                known = node.children[name] = Node({})
+            known.seen = max(known.seen, size)
+            node = known
+        yield max(0, min(shared, num_tokens - 1)) // block_tokens * block_tokens
+
+
+def segments_of(request: ScheduledRequest, workload: Workload) -> list[Segment]:
+    """What of a request's prompt others may share; [] where all of it is its own."""
+    if request.block_ids:
+        size, length = request.block_tokens, request.prompt_tokens
+        return [(block, min(size, length - place * size)) for place, block in enumerate(request.block_ids)]
+    if request.shared_prefix < 0:
+        return []
+    klass = next(each for each in workload.classes if each.klass == request.klass)
+    if klass.prefix_tree is None:
+        return [((request.klass, request.shared_prefix), request.shared_prefix_tokens)]
+    return [((request.klass, node), klass.prefix_tree.node_tokens) for node in tree_path(klass.prefix_tree, request)]
+
+
+def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
+    """(level, number of the node on it) from the root down to the leaf that `shared_prefix` counts."""
+    return [(level, request.shared_prefix // tree.branching ** (tree.depth - 1 - level)) for level in range(tree.depth)]
+
+
+def ideal_hit_rate(
+    workload: Workload, sent: Iterable[ScheduledRequest], measured: Container[int], block_tokens: int
+) -> dict[str, float | int] | None:
+    """Of requests in the order in which they were sent: the share of the prompt tokens of those that are `measured`
+    (by index) that an infinite cache has, 0 where nothing is shared; None where recorded texts are all that could be,
+    and where nothing is measured."""
+    prompts = list(_prompts(workload, sent))
+    recorded = any(klass.content == "recorded" for klass in workload.classes)
+    if recorded and not any(segments for _, segments, _ in prompts):
+        return None
+    hits = ideal_hits(((segments, num_tokens) for _, segments, num_tokens in prompts), block_tokens)
+    found = total = 0
+    for hit, (index, _, num_tokens) in zip(hits, prompts, strict=True):
+        if index is not None and index in measured:
+            found, total = found + hit, total + num_tokens
+    if not total:
+        return None
+    return {
+        "ideal_hit_rate": found / total, "ideal_hit_tokens": found, "prompt_tokens": total,
+        "block_tokens": block_tokens,
+    }  # fmt: skip
+
+
+def _prompts(workload: Workload, sent: Iterable[ScheduledRequest]) -> Iterator[tuple[int | None, list[Segment], int]]:
+    """Index, segments and length of each prompt; after one that a session goes on from, None and the same with its
+    answer, which the cache then has too. Answers at full length."""
+    in_turns = {klass.klass for klass in workload.classes if klass.session is not None}
+    histories: dict[str, list[Segment]] = {}  # by session
+    for request in sent:
+        if request.klass not in in_turns or request.prelude:
+            yield request.index, segments_of(request, workload), request.prompt_tokens
+            continue
+        session = request.session_id
+        before = histories.get(session) or segments_of(request, workload)
+        said = request.prompt_tokens - sum(size for _, size in before)
+        asked = [*before, ((session, request.turn), said)]
+        yield request.index, asked, request.prompt_tokens
+        histories[session] = [*asked, ((session, request.turn, "answer"), request.max_tokens)]
+        yield None, histories[session], request.prompt_tokens + request.max_tokens

@@ -1,0 +1,57 @@
+"""Who sends: how many turns a session has, what each turn adds, the pauses between, and how long anyone waits."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.scenario.workload import RequestClass
+from loadgen.schedule.durations import draw_ns, draw_turns
+from loadgen.schedule.lengths import draw_length
+from loadgen.seeds import stable_seed
+
+if TYPE_CHECKING:
+    from loadgen.schedule.build import ScheduledRequest
+
+
+class People:
+    """Owns the generators of sessions and of patience: neither moves arrivals, classes or first prompts."""
+
+    def __init__(self, seed: int):
+        self._sessions_rng = np.random.default_rng(stable_seed(seed, "sessions"))
+        self._patience_rng = np.random.default_rng(stable_seed(seed, "patience"))
+        self._num_sessions = 0
+
+    def turns(
+        self, first: "ScheduledRequest", klass: RequestClass, seed: int, id_prefix: str
+    ) -> "list[ScheduledRequest]":
+        """All requests of the session that `first` begins; `first` alone where its class has none."""
+        first = replace(first, **self._patience(klass)) if klass.patience_s is not None else first
+        if klass.session is None:
+            return [first]
+        rng, session = self._sessions_rng, klass.session
+        pause = session.think_time_s or session.tool_pause_s
+        message = session.turn_tokens or session.tool_result_tokens
+        chain = [replace(first, session_id=f"{id_prefix}-s{self._num_sessions:06d}")]
+        self._num_sessions += 1
+        for turn in range(1, draw_turns(session.turns, rng)):
+            before, index, added = chain[-1], first.index + turn, draw_length(message, None, rng)
+            chain.append(
+                replace(
+                    before, index=index, request_id=f"{id_prefix}-{index:06d}", due_offset_ns=None, turn=turn,
+                    prompt_tokens=before.prompt_tokens + before.max_tokens + added, message_tokens=added,
+                    block_ids=(), content="",
+                    max_tokens=draw_length(klass.output_tokens, None, rng, "output_tokens"),
+                    pause_ns=draw_ns(pause, rng),
+                    seed=stable_seed(seed, index) >> 1, **self._patience(klass),
+                )
+            )  # fmt: skip
+        return chain
+
+    def _patience(self, klass: RequestClass) -> dict[str, int | str]:
+        if klass.patience_s is None:
+            return {}
+        return {
+            "patience_ns": draw_ns(klass.patience_s, self._patience_rng),
+            "patience_for": klass.patience_for or "first_token",
+        }

@@ -1,0 +1,85 @@
+"""What `run.json` says of the workload beforehand: which traces, what was left out of them, how blocks were scaled."""
+
+from typing import Any
+
+from loadgen.scenario.scenario import Scenario
+from loadgen.schedule.arrivals import arrivals_rng, recorded_slice
+from loadgen.traces.reader import TraceSlice, find_trace, read_trace
+from loadgen.traces.servegen import SERVEGEN
+
+
+def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
+    """`traces`, `blocks` and `notes` (the same in words), each only where there is something to say."""
+    facts: dict[str, Any] = {}
+    if traces := _traces(scenario, seed):
+        facts["traces"] = traces
+    if blocks := _blocks(scenario, traces):
+        facts["blocks"] = blocks
+    if notes := _in_words(facts):
+        facts["notes"] = notes
+    return facts
+
+
+def repeated_texts(scenario: Scenario) -> list[str]:
+    """What to know where runs follow each other on one server: which texts no seed changes."""
+    recorded = [klass.klass for klass in scenario.workload.classes if klass.content == "recorded"]
+    if not recorded:
+        return []
+    return [
+        f"class {', '.join(recorded)} sends recorded texts, the same ones with every seed: a server that had them in a "
+        "run before finds them in its prefix cache; restart it before each run, or serve without a prefix cache"
+    ]
+
+
+def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
+    """Facts by the name that the scenario has for a trace."""
+    dealt = {klass.from_file for klass in scenario.workload.classes if klass.from_file}
+    found = {file: read_trace(find_trace(file)) for file in sorted(dealt)}
+    if scenario.arrivals.process == "trace":
+        found[scenario.arrivals.file] = recorded_slice(scenario.arrivals, arrivals_rng(seed))
+    return {
+        file: {
+            "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
+            "left_out": slice_.left_out, "in_sessions": _in_sessions(slice_),
+            "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
+        }
+        for file, slice_ in found.items()
+    }  # fmt: skip
+
+
+def _in_sessions(found: TraceSlice) -> int:
+    """Rows that the trace says belong to a session. ServeGen names clients, whose requests do not follow each other."""
+    return 0 if found.form is SERVEGEN else sum(bool(row.session_id) for row in found.rows)
+
+
+def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By class: the tokens of a block in the trace and as sent, and what all prompts are multiplied by."""
+    blocks = {}
+    for klass in scenario.workload.classes:
+        if klass.content != "blocks":
+            continue
+        recorded = traces[klass.from_file or scenario.arrivals.file]["block_tokens"]
+        sent = klass.block_tokens or recorded
+        blocks[klass.klass] = {"trace_block_tokens": recorded, "block_tokens": sent, "prompt_scale": sent / recorded}
+    return blocks
+
+
+def _in_words(facts: dict[str, Any]) -> list[str]:
+    """A line for each thing that a reader of the results has to know."""
+    lines = []
+    for file, trace in facts.get("traces", {}).items():
+        dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())
+        if dropped:
+            lines.append(f"{file}: {trace['requests']:,} requests{dropped}")
+        if trace["in_sessions"]:
+            lines.append(
+                f"{file}: {trace['in_sessions']:,} requests belong to sessions, but each is sent at its own recorded "
+                "time, also where the answer before it has not ended yet"
+            )
+    for klass, scale in facts.get("blocks", {}).items():
+        if scale["prompt_scale"] != 1:
+            lines.append(
+                f"class {klass}: blocks of {scale['trace_block_tokens']} tokens are sent as {scale['block_tokens']}: "
+                f"prompts have {scale['prompt_scale']:.4g} of their length in the trace"
+            )
+    return lines

@@ -1,0 +1,114 @@
+"""Measures our own client: real runs of it, each against a truth server that is a process of its own, by load."""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from loadgen.record.parse import read_records
+from loadgen.run.experiment import ExperimentError, load_url
+from loadgen.scenario.scenario import Scenario
+from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url
+from loadgen.target.processes import free_port, start, stop, tail
+from loadgen.truth.accuracy import client_fingerprint, compare
+from loadgen.truth.instructions import Truth, TruthLog
+from metrics.compute.roofline import device_name
+from metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
+from metrics.machine.host import company, versions
+
+GRID = [(streams, rate) for rate in (20.0, 50.0) for streams in (1, 16, 64, 128, 256, 512)]
+QUICK_GRID = [(streams, 50.0) for streams in (16, 128, 512)]
+STREAM_S = 3.0  # how long one reply streams: after it, as many streams are open as the point asks for
+WINDOW_S, QUICK_WINDOW_S = 5.0, 3.0
+TTFT_S = 0.1
+# Fewest tokens for a p99: the early-stopping rule of MLPerf LoadGen at 99 % confidence.
+FEWEST_TOKENS = 662
+ANSWER_TIMEOUT_S = 10.0
+
+
+def calibrate(
+    grid: list[tuple[int, float]], window_s: float, bound_ms: float = DEFAULT_BOUND_MS,
+    progress: Callable[[int, int, float], None] = lambda *_: None,
+) -> Calibration:  # fmt: skip
+    """Measures every point of the grid, (streams, tokens a second of each). Raises CalibrationError, ExperimentError.
+
+    `progress` is told the number of points done, and the point that is begun.
+    """
+    busy, points = company(), []
+    for done, (streams, tokens_per_s) in enumerate(grid):
+        progress(done, streams, tokens_per_s)
+        points.append(measure_point(streams, tokens_per_s, window_s))
+    return Calibration(
+        machine=device_name(), client=client_fingerprint(), measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(), bound_ms=bound_ms, points=points, company=busy,
+    )  # fmt: skip
+
+
+def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: float = STREAM_S) -> Point:
+    """One run of the real client at one load. Only what is written while all streams are open is compared."""
+    window_s = max(window_s, FEWEST_TOKENS / (streams * tokens_per_s))
+    scenario = open_streams(streams, tokens_per_s, window_s, stream_s, TTFT_S)
+    truth = Truth(ttft_s=TTFT_S, token_s=1 / tokens_per_s, in_step=True)
+    folder = Path(tempfile.mkdtemp(prefix="sojourn-calibrate-"))
+    try:
+        with truth_server(truth, folder / "server.log") as endpoint:
+            load_url(scenario, endpoint.url, folder / "run")
+            log = truth_log(endpoint)
+        records = read_records(folder / "run")
+    finally:
+        shutil.rmtree(folder)
+    begin_ns = min(record.due_ns for record in records) + round((TTFT_S + stream_s) * 1e9)
+    window_ns = (begin_ns, begin_ns + round(window_s * 1e9))
+    return compare(records, log.answers, window_ns, streams, tokens_per_s)
+
+
+@contextmanager
+def truth_server(truth: Truth, log: Path) -> Iterator[Endpoint]:
+    """A truth server in a process of its own, ready to be asked. Raises ExperimentError where it does not start."""
+    endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
+    told = json.dumps(msgspec.to_builtins(truth))
+    server = start([sys.executable, "-m", "loadgen.truth.server", told, "--port", str(endpoint.port)], log)
+    try:
+        _wait_for_an_answer(server, endpoint, log)
+        yield endpoint
+    finally:
+        stop(server)
+
+
+def _wait_for_an_answer(server, endpoint: Endpoint, log: Path) -> None:
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            get(endpoint, "/health", timeout_s=1.0)
+            return
+        except EndpointError:
+            if server.poll() is not None:
+                break
+        time.sleep(0.05)
+    raise ExperimentError(f"the truth server did not begin within {ANSWER_TIMEOUT_S:.0f} s:\n{tail(log)}")
+
+
+def truth_log(endpoint: Endpoint) -> TruthLog:
+    """All that a truth server did since it began."""
+    return msgspec.json.decode(get(endpoint, "/truth", timeout_s=60.0)[1], type=TruthLog)
+
+
+def open_streams(streams: int, tokens_per_s: float, window_s: float, stream_s: float, ttft_s: float) -> Scenario:
+    """Requests at a constant rate, each streaming for `stream_s`: as many are open then as begin in that time."""
+    duration_s = stream_s / streams + ttft_s + stream_s + window_s  # the first one begins after a gap
+    return Scenario(
+        name=f"calibrate-{streams}x{tokens_per_s:g}",
+        description="the client against a server of known truth",
+        arrivals={"process": "constant", "rate_rps": streams / stream_s, "duration_s": duration_s},
+        workload={
+            "classes": [{"klass": "stream", "prompt_tokens": 32, "output_tokens": round(stream_s * tokens_per_s)}]
+        },
+        objectives=[{"e2e_ms": 1000 * (ttft_s + 2 * stream_s), "source": "none: the server's times are known"}],
+    )  # fmt: skip

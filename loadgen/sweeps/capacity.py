@@ -1,0 +1,109 @@
+"""`sojourn capacity`: drives the search of metrics/search/bisection.py with real runs, one a trial, kept on disk."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.run.experiment import OnProgress
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario
+from loadgen.sweeps.folder import SearchFolder
+from loadgen.sweeps.run_point import Target, at_rate
+from loadgen.sweeps.sweep import OnNote
+from metrics.search.bisection import (
+    Goal,
+    Judgement,
+    Outcome,
+    Proposal,
+    fewest_to_meet,
+    judgements,
+    next_trial,
+    trial_sentence,
+)
+
+UNCOUNTED = 0.25  # of a trial, at its begin: until the queues are as full as they get
+OnTrial = Callable[[int, Proposal, list[Judgement]], None]  # number of the trial, from 1; what it is; what is known
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """A trial lasts at least `trial_s` and counts at least `trial_requests`."""
+
+    scenario: Scenario
+    goal: Goal
+    trial_s: float
+    trial_requests: int
+    seed: int
+    target: Target
+
+    def document(self) -> dict[str, Any]:
+        """What makes it this search and no other. How many trials it may take is not: it can go on with more."""
+        goal = msgspec.structs.asdict(self.goal)
+        kept = {name: value for name, value in goal.items() if not name.startswith("most_")}
+        return {
+            "scenario": self.scenario.model_dump(mode="json"), "goal": kept, "trial_s": self.trial_s,
+            "trial_requests": self.trial_requests, "seed": self.seed, **self.target.document(),
+        }  # fmt: skip
+
+    def trial(self, rate_rps: float) -> Scenario:
+        """The scenario of one trial: at this rate, long enough, its begin not counted.
+
+        What arrives at the edge of the warm-up may count or not, so that the counted requests vary a little.
+        """
+        counted = max(self.trial_requests, math.ceil(self.trial_s * rate_rps))
+        count = math.ceil(counted / (1 - UNCOUNTED))
+        timed = at_rate(self.scenario, rate_rps, count=count, duration_s=None)
+        warmup_s = min((count - counted) / rate_rps, 86_400.0)
+        measure = self.scenario.measure.model_copy(update={"warmup_s": warmup_s})
+        return timed.model_copy(update={"measure": measure})
+
+    def doubts(self) -> list[str]:
+        """What to know before the search begins: of its target, and of trials too short to tell anything alone."""
+        known, fewest = self.target.doubts(self.scenario), fewest_to_meet(self.goal)
+        if self.trial_requests >= fewest:
+            return known
+        return [
+            *known,
+            f"a trial counts {self.trial_requests} requests where the rate is low, and to be sure that a rate keeps "
+            f"{self.goal.attainment:.0%} takes {fewest} independent ones at least, all good: each rate will be tried "
+            f"{math.ceil(fewest / self.trial_requests)} times or more. --trial-requests {fewest} needs fewer trials",
+        ]
+
+
+def find_capacity(
+    plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress, on_note: OnNote = lambda _: None
+) -> Outcome:
+    """Searches until `next_trial` says that it has ended. Interrupted, it keeps every finished trial.
+
+    Raises ScenarioError for a scenario that has no rate, and ExperimentError.
+    """
+    try:
+        plan.trial(plan.goal.start_rps)
+    except ValueError as error:
+        raise error if isinstance(error, ScenarioError) else ScenarioError([str(error)]) from None
+    with SearchFolder(folder, "capacity", plan.document()) as held:
+        if kept := held.kept():
+            on_note(kept)
+        held.write()
+        while True:
+            trials = [point.trial() for point in held.points]
+            step = next_trial(trials, plan.goal)
+            if isinstance(step, Outcome):
+                held.finish(msgspec.to_builtins(step))
+                return step
+            on_trial(len(trials) + 1, step, judgements(trials, plan.goal))
+            rate = step.rate_rps
+            repeat = 1 + sum(point.rate_rps == rate for point in held.points)
+            scenario, path, seed = plan.trial(rate), held.run_path(rate, repeat), held.next_seed()
+            point = plan.target.measure(
+                scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
+            )
+            held.add(point)
+            trials.append(point.trial())
+            on_note(f"trial {len(trials)}: {trial_sentence(trials[-1], judgements(trials, plan.goal))}")
+            for note in point.notes:
+                on_note(note)

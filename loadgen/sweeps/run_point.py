@@ -1,0 +1,91 @@
+"""One run of a search: a scenario at another rate, against our engine or a running server."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadgen.run.experiment import OnProgress, load_url, run_scenario
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Objective, Scenario
+from loadgen.schedule.workload_facts import repeated_texts
+from loadgen.target.processes import ServerDied
+from metrics.machine.host import hardware, versions
+from metrics.run.directory import RunDirectory
+from metrics.search.points import Point, point_of
+
+ENGINE = Path(__file__).parents[2] / "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the load goes: a running server by its `base_url`, or our engine, started anew for each run."""
+
+    base_url: str | None = None
+    model: str | None = None
+    tokenizer: str | None = None
+    engine_overrides: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1  # of the load generator, for each run
+
+    def document(self) -> dict[str, Any]:
+        """What a search has to find again to go on: the same server, by the same machine and programs.
+
+        How many processes send is not of it: the load is the same.
+        """
+        machine = {name: value for name, value in hardware().items() if name != "boot_id"}
+        return {
+            "target": {
+                "base_url": self.base_url, "model": self.model, "tokenizer": self.tokenizer,
+                "engine": self.engine_overrides, "engine_build": None if self.base_url else engine_build(),
+            },
+            "hardware": machine, "versions": versions(),
+        }  # fmt: skip
+
+    def doubts(self, scenario: Scenario) -> list[str]:
+        """What to know of several runs of a scenario one after another."""
+        return repeated_texts(scenario) if self.base_url else []
+
+    def measure(
+        self, scenario: Scenario, run_dir: Path, progress: OnProgress, *, rate_rps: float, repeat: int, seed: int,
+        warm_up: bool = False,
+    ) -> Point:  # fmt: skip
+        """Runs it and reads what came of it, also where our server died of it. Raises ExperimentError or
+        ScenarioError."""
+        died = False
+        try:
+            run = self._replay(scenario, run_dir, seed, progress)
+        except ServerDied:
+            run, died = RunDirectory.open(run_dir), True
+        return point_of(run, rate_rps=rate_rps, repeat=repeat, seed=seed, warm_up=warm_up, died=died)
+
+    def _replay(self, scenario: Scenario, run_dir: Path, seed: int, progress: OnProgress) -> RunDirectory:
+        sent = {"seed": seed, "processes": self.processes, "progress": progress}
+        if self.base_url is None:
+            return run_scenario(scenario, run_dir, engine_overrides=self.engine_overrides, **sent)
+        return load_url(scenario, self.base_url, run_dir, model=self.model, tokenizer=self.tokenizer, **sent)
+
+
+def engine_build() -> str:
+    """Names the code of our engine: another build of it is another server."""
+    digest = hashlib.sha256()
+    for file in sorted(file for kind in ("py", "cpp", "h") for file in ENGINE.rglob(f"*.{kind}")):
+        digest.update(file.relative_to(ENGINE).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
+    """The same scenario at another rate; `changes` are of its arrivals. Raises ScenarioError if it has no rate."""
+    arrivals = scenario.arrivals
+    if "rate_rps" not in type(arrivals).model_fields:
+        raise ScenarioError(
+            [f"arrivals.process is {arrivals.process}, which has no rate_rps to search over; use one that has, such as "
+             "poisson, gamma or constant"]
+        )  # fmt: skip
+    changed = arrivals.model_dump() | {"rate_rps": rate_rps} | changes
+    return scenario.model_copy(update={"arrivals": type(arrivals)(**changed)})
+
+
+def with_objectives(scenario: Scenario, bounds: dict[str, float]) -> Scenario:
+    """The scenario with these bounds, in ms, for every class, in the place of its own objectives."""
+    objective = Objective(**bounds, source="given on the command line")
+    return scenario.model_copy(update={"objectives": [objective]})

@@ -1,0 +1,104 @@
+"""`sojourn sweep`: the same scenario at several rates, one run each, and the frontier that they give."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from loadgen.run.experiment import OnProgress
+from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.scenario import Scenario
+from loadgen.sweeps.folder import SearchFolder
+from loadgen.sweeps.run_point import Target, at_rate
+from metrics.request.objectives import EVERY_CLASS, objectives_of
+from metrics.search.document import Search
+from metrics.search.points import Point
+
+MOST_POINTS = 1_000
+OnNote = Callable[[str], None]  # a sentence for the user: what was there already, what is odd about a run
+OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """Every rate once, then all again, so that a server that drifts does not look like a rate."""
+
+    scenario: Scenario
+    rates_rps: tuple[float, ...]
+    repeats: int
+    seed: int
+    target: Target
+
+    def document(self) -> dict[str, Any]:
+        """What makes it this sweep and no other."""
+        return {
+            "scenario": self.scenario.model_dump(mode="json"), "rates_rps": list(self.rates_rps),
+            "repeats": self.repeats, "seed": self.seed, **self.target.document(),
+            "objectives_ms": objectives_of(EVERY_CLASS, [each.model_dump() for each in self.scenario.objectives]),
+        }  # fmt: skip
+
+
+def rate_grid(start_rps: float, end_rps: float, points: int, scale: Literal["linear", "log"]) -> tuple[float, ...]:
+    """Rates from start to end, both included, with equal differences or equal ratios, to four digits."""
+    if not 0 < start_rps < end_rps:
+        raise ScenarioError(
+            [f"--rate-from {start_rps:g} must be above 0 and below --rate-to {end_rps:g}; swap or change them"]
+        )
+    if not 2 <= points <= MOST_POINTS:
+        raise ScenarioError([f"--points is {points}; it must be 2 to {MOST_POINTS}, or name the rates with --rates"])
+    grid = np.linspace(start_rps, end_rps, points) if scale == "linear" else np.geomspace(start_rps, end_rps, points)
+    return tuple(float(f"{rate:.4g}") for rate in grid)
+
+
+def rate_list(text: str) -> tuple[float, ...]:
+    """`1,2,4` → rates, in the order given. Raises ScenarioError."""
+    rates = []
+    for word in text.split(","):
+        try:
+            rate = float(word)
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate <= 1_000_000:
+            raise ScenarioError([f"--rates has {word!r}; give numbers above 0 and at most 1000000, such as 1,2,4,8"])
+        rates.append(rate)
+    if len(set(rates)) < len(rates):
+        raise ScenarioError([f"--rates {text} names a rate twice; to measure it several times, use --repeats"])
+    return tuple(rates)
+
+
+def run_sweep(
+    plan: SweepPlan, folder: Path, *, on_point: OnPoint, progress: OnProgress, on_note: OnNote = lambda _: None
+) -> Search:
+    """Measures what is missing of the sweep in `folder`. Interrupted, it keeps every finished run.
+
+    Raises ScenarioError before anything runs where a rate cannot be scheduled, and ExperimentError.
+    """
+    scenarios = {rate: at_rate(plan.scenario, rate) for rate in plan.rates_rps}
+    wanted = schedule(plan.rates_rps, plan.repeats)
+    with SearchFolder(folder, "sweep", plan.document()) as held:
+        done = {(point.rate_rps, point.repeat) for point in held.points}
+        if kept := held.kept(len(wanted)):
+            on_note(kept)
+        held.write()
+        for position, (rate, repeat) in enumerate(wanted):
+            if (rate, repeat) in done:
+                continue
+            on_point(position + 1, len(wanted), rate)
+            seed, path = held.next_seed(), held.run_path(rate, repeat)
+            point = plan.target.measure(scenarios[rate], path, progress, rate_rps=rate, repeat=repeat, seed=seed)
+            held.add(point)
+            for note in point.notes:
+                on_note(note)
+        return held.search
+
+
+def schedule(rates_rps: Sequence[float], repeats: int) -> list[tuple[float, int]]:
+    """(rate, repeat), repeats from 1, in the order in which they run."""
+    return [(rate, repeat) for repeat in range(1, repeats + 1) for rate in rates_rps]
+
+
+def missing(plan: SweepPlan, points: Sequence[Point]) -> int:
+    """Runs of the plan that are not there yet."""
+    return len(plan.rates_rps) * plan.repeats - len(points)

@@ -1,0 +1,1 @@
+"""The server under test: its address, tokenizer, metrics and process."""

@@ -1,0 +1,124 @@
+"""Child processes: a server that must become ready and end cleanly, and the load generator."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loadgen.target.endpoint import Endpoint, EndpointError, get
+
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 20.0
+QUOTED_LOG_LINES = 15
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)  # loaded here: nothing may be loaded in a child between fork and exec
+
+
+class ExperimentError(Exception):
+    """An experiment that cannot begin or go on; `message` is a sentence for the user."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class ServerDied(ExperimentError):
+    """Our server ended during the load. The run is kept, up to then."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[str]:
+    """`sojourn serve` for the scenario's engine block: one flag a key, which `serve` checks itself."""
+    flags: list[str] = []
+    for key, value in settings.items():
+        flag = key.replace("_", "-")
+        if key in ("model", "host", "port", "run_dir") or value is None:  # None is the default of what it stands for
+            continue
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    fixed = ["--host", "127.0.0.1", "--port", str(port)]
+    if settings.get("telemetry") != "off":  # without telemetry the server has nothing to record, and refuses a folder
+        fixed += ["--run-dir", str(run_dir)]
+    return [sys.executable, "-m", "sojourn", "serve", str(settings["model"]), *fixed, *flags]
+
+
+def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict[str, Any]) -> list[str]:
+    """Locust, headless, on our locustfile; an option that is None is left out."""
+    locustfile = Path(__file__).parents[1] / "locustfile.py"
+    given = {"scenario": scenario_file, "host": base_url, "run-dir": run_dir, **options}
+    if given.get("processes"):
+        port = free_port()  # Locust's own is one for all runs of a machine
+        given |= {"master-host": "127.0.0.1", "master-port": port, "master-bind-host": "127.0.0.1"}
+        given["master-bind-port"] = port
+    flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+    return [sys.executable, "-m", "locust", "-f", str(locustfile), "--headless", "--only-summary", *flags]
+
+
+def start(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen:
+    """Starts a child whose output goes to `log`, out of reach of the terminal's Ctrl-C: we end it in order.
+
+    On Linux it is told to end, by SIGTERM, when the thread that started it is no more, even after a kill -9.
+    """
+    parent = os.getpid()
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            preexec_fn=(lambda: end_with(parent)) if sys.platform == "linux" else None,
+        )  # fmt: skip
+
+
+def end_with(parent: int) -> None:
+    """Asks the kernel for SIGTERM when that parent is no more. Between fork and exec: one system call, no lock."""
+    if sys.platform == "linux":
+        _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:  # it died before it could be watched
+        os._exit(1)
+
+
+def wait_ready(server: subprocess.Popen, endpoint: Endpoint, log: Path, still_waiting: Callable[[], None]) -> None:
+    """Returns once GET /ready says 200. Raises ExperimentError if the server exits first, or takes too long."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise ExperimentError(
+                f"the server ended with exit code {server.returncode} before it was ready; its last lines:\n{tail(log)}"
+            )
+        with suppress(EndpointError):
+            if get(endpoint, "/ready", timeout_s=2.0)[0] == 200:
+                return
+        still_waiting()
+        time.sleep(0.2)
+    raise ExperimentError(f"the server was not ready within {READY_TIMEOUT_S:.0f} s; its last lines:\n{tail(log)}")
+
+
+def stop(process: subprocess.Popen) -> None:
+    """SIGTERM, then SIGKILL for the whole group of processes that it started."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # the group is the child's own: it leads its session
+    process.wait()
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, to be quoted."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return "\n".join(f"  {line}" for line in lines[-QUOTED_LOG_LINES:]) or "  (it said nothing)"

@@ -1,0 +1,1 @@
+"""A server of known truth, which tells how wrong the client is."""

@@ -1,0 +1,108 @@
+"""How far the client's record is from the truth: measured against a truth server, and told of a run by its load."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadgen.schedule.shards import Shard
+from loadgen.truth.instructions import Answer
+from metrics.compute.roofline import device_name
+from metrics.machine.client_error import CalibrationError, Error, Point, error_at_load, load_calibration, stream_load
+from metrics.machine.host import hardware, versions
+from metrics.records import ClientRecord
+
+# The code between a due time and a stamp, all that runs in the loop's thread with it. Another version of it has another
+# error.
+CLIENT_FILES = (
+    "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/kernel_timestamps.py",
+    "client/outgoing.py", "client/pace.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
+    "replies/answer_text.py",
+)  # fmt: skip
+CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
+NOTHING_STREAMED = "not known: no reply came in more than one read, and what `sojourn calibrate` measures are streams"
+
+
+def client_fingerprint() -> str:
+    """Names the client that a calibration is of: its code and the libraries that it runs on."""
+    told = versions()
+    digest = hashlib.sha256(repr([told.get(name) for name in CLIENT_LIBRARIES]).encode())
+    for name in CLIENT_FILES:
+        digest.update((Path(__file__).parents[1] / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compare(
+    records: Iterable[ClientRecord], answers: Iterable[Answer], window_ns: tuple[int, int], streams: int,
+    tokens_per_s: float,
+) -> Point:  # fmt: skip
+    """The client's error over what the server wrote in a window, [from, to). Raises CalibrationError for an empty one.
+
+    A request of the client that the server does not know, or that has other tokens there, is a wrong count.
+    """
+    answers = {answer.request_id: answer for answer in answers}
+    begin_ns, end_ns = window_ns
+    stamp, first, gaps, send, late = [], [], [], [], []
+    num_requests = wrong = 0
+    for record in records:
+        num_requests += 1
+        if record.sent_ns is not None and begin_ns <= record.due_ns < end_ns:
+            send.append(np.array([record.sent_ns - record.due_ns]))
+        answer = answers.get(record.request_id)
+        if answer is None or record.status != "ok" or not _same_counts(record, answer):
+            wrong += 1
+            continue
+        written = np.array(answer.write_ns)
+        inside = (written >= begin_ns) & (written < end_ns)
+        error = np.array(record.chunk_ns) - written
+        stamp.append(error[inside])
+        first.append(error[:1][inside[:1]])
+        gaps.append(np.diff(error)[inside[1:]])
+        late.append((written - np.array(answer.due_ns))[inside])
+    num_tokens = sum(map(len, stamp))
+    if not num_tokens:
+        raise CalibrationError(
+            f"nothing can be compared at {streams} streams of {tokens_per_s:g} tokens/s: {wrong} of {num_requests} "
+            "requests failed or have other tokens than the server wrote"
+        )
+    return Point(
+        streams=streams, tokens_per_s=tokens_per_s, requests=num_requests, tokens=num_tokens, wrong_counts=wrong,
+        delivered=round(num_tokens / (streams * tokens_per_s * (end_ns - begin_ns) / 1e9), 4), stamp=_error(stamp),
+        ttft=_error(first), itl=_error(gaps), send=_error(send),
+        server_late_p99_ms=round(float(np.quantile(np.concatenate(late), 0.99)) / 1e6, 4),
+    )  # fmt: skip
+
+
+def _same_counts(record: ClientRecord, answer: Answer) -> bool:
+    return (record.chunk_tokens, record.output_tokens, record.prompt_tokens) == (
+        answer.tokens, sum(answer.tokens), answer.prompt_tokens,
+    )  # fmt: skip
+
+
+def _error(differences_ns: list[np.ndarray]) -> Error:
+    all_ns = np.concatenate(differences_ns) if differences_ns else np.empty(0)
+    if not len(all_ns):
+        return Error(0.0, 0.0)
+    return Error(round(float(all_ns.mean()) / 1e6, 4), round(float(np.quantile(np.abs(all_ns), 0.99)) / 1e6, 4))
+
+
+def with_calibration(client_error: dict[str, Any], streams: np.ndarray, shards: Sequence[Shard]) -> dict[str, Any]:
+    """A run's `client_error`, and below `calibration` the error at its load, or `unknown` with the reason.
+
+    `streams` [replies with text, 3]: ns of the first and of the last chunk, number of chunks. Several processes share
+    the load, as far as each can have a core of its own.
+    """
+    if any(shard.clock_uncertainty_ms is not None for shard in shards):
+        unknown = "not known: other hosts sent too, and what is kept here is of this one"
+        return client_error | {"calibration": {"unknown": unknown}}
+    num_streams, chunks_per_s = stream_load(*streams.T)
+    if not num_streams:
+        return client_error | {"calibration": {"unknown": NOTHING_STREAMED}}
+    processes = max(1, min(len(shards), hardware()["cores"]))
+    try:
+        calibration = load_calibration(device_name(), client_fingerprint())
+    except CalibrationError as error:
+        return client_error | {"calibration": {"unknown": str(error)}}
+    return client_error | {"calibration": error_at_load(calibration, num_streams, chunks_per_s, processes)}

@@ -1,0 +1,1 @@
+"""Whether one run is worse than another."""

@@ -1,0 +1,252 @@
+"""Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from metrics.compare.samples import (
+    METRICS,
+    SHARES,
+    CompareError,
+    Metric,
+    RunSamples,
+    alike_steps,
+    engine_of,
+    identity,
+    num_windows,
+    read_run,
+    same_schedule,
+    samples_of,
+    settings,
+    steps_of,
+)
+from metrics.compare.steal import left_out, undisturbed_requests, undisturbed_steps
+from metrics.compare.verdict import (
+    FEWEST_RUNS,
+    Compared,
+    Comparison,
+    counting_error,
+    outlasting,
+    runs_evidence,
+    statistic,
+    together,
+    untold,
+    weigh,
+    windows_evidence,
+)
+from metrics.compare.workload import Work, other_work, shifts, work_of
+from metrics.machine.steal import steal_sentence, steal_within
+from metrics.run.directory import RunDirectory
+from metrics.statistics.json_diff import differences
+
+OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
+OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
+NO_MARGINS: Mapping[str, float] = {}
+ONE_RUN = "one run a side: what differs from run to run of the same system is not in the intervals"
+
+
+def compare_runs(
+    a: Sequence[RunDirectory], b: Sequence[RunDirectory], *, metrics: Sequence[str] = (), margin: float = 0.05,
+    margins: Mapping[str, float] = NO_MARGINS, confidence: float = 0.95, force: bool = False,
+    max_steal: float | None = None, seed: int = 0,
+) -> Comparison:  # fmt: skip
+    """Whether B is worse than A. Without `metrics`: OF_REQUESTS, and OF_STEPS where both sides recorded steps; those
+    that no run has are left out. Where a request failed, how many were served is compared as well. `margins` are of
+    metrics that have one of their own. With `max_steal`, a share, requests and steps are left out that met a second in
+    which other machines took more of the CPU time; `served` counts all requests all the same.
+
+    Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware or did not
+    do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
+    there or not compared.
+    """
+    if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
+        raise CompareError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
+    if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
+        raise CompareError(
+            f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
+        )
+    notes = check(a, b, force)
+    whole = [[read_run(run) for run in side] for side in (a, b)]
+    several = _several(whole)
+    sides, steps, share, said = _undisturbed(whole, max_steal)
+    chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
+    of_steps = [name for name in chosen if METRICS[name].source == "steps"]
+    if of_steps and steps is None:
+        raise CompareError(
+            "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
+            "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
+        )
+    notes += [f"{name}: {sentence}" for name, sentence in zip("AB", said, strict=True) if sentence]
+    if of_steps:
+        notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
+    if not several:
+        notes.append(ONE_RUN)
+    paired = len(a) == len(b) and all(map(same_schedule, *whole))
+    work = work_of(whole[0]), work_of(whole[1])
+    if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did
+        same_settings = not differences(engine_of(a[0].meta()), engine_of(b[0].meta()))
+        faults = other_work(*whole, paired, same_settings, margin, confidence)
+        notes += _faults([f"the sides did not do the same work: {fault}" for fault in faults], force)
+        if "served" not in chosen and ("served" in margins or work[0].failed_share or work[1].failed_share):
+            chosen.append("served")
+    if idle := [name for name in margins if name not in chosen]:
+        raise CompareError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
+    kept_work = work_of(sides[0]), work_of(sides[1])
+    windows = 0 if several else num_windows(whole[0][0])[0]
+    random = np.random.default_rng(seed)
+    found = []
+    for name in chosen:
+        own, of = margins.get(name, margin), whole if name == "served" else sides
+        in_pairs = paired and all(map(same_schedule, *of))
+        if several:
+            each = _of_runs(name, of, steps, in_pairs, own, confidence)
+        else:
+            each = _of_windows(name, of, steps, in_pairs, windows, random, own, confidence)
+        found.append(_beside(each, METRICS[name], of, work if of is whole else kept_work))
+    return together(found, margin, confidence, notes, work)
+
+
+def _several(sides: list[list[RunSamples]]) -> bool:
+    """Whether runs are resampled, and not windows of one run a side. Raises CompareError where neither can be done."""
+    for each in (*sides[0], *sides[1]):
+        if not len(each.requests):
+            raise CompareError(f"{each.run.path} has no measured request, so there is nothing to compare")
+    fewest, most = sorted(map(len, sides))
+    if fewest < FEWEST_RUNS and most > 1:
+        raise CompareError(
+            f"A has {len(sides[0])} runs and B has {len(sides[1])}; give one run a side, or at least {FEWEST_RUNS} of "
+            "each"
+        )
+    if fewest < FEWEST_RUNS:
+        windows, reason = num_windows(sides[0][0])  # by A alone: a B that is too slow for them is worse, not untold
+        if not windows:
+            raise CompareError(reason)
+    elif dead := [each for each in (*sides[0], *sides[1]) if not each.requests.served.any()]:
+        raise CompareError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
+    return fewest >= FEWEST_RUNS
+
+
+def _stolen(side: list[RunSamples]) -> str | None:
+    """Of the run that lost most to other machines, where that is worth a word."""
+    found = [
+        steal_within(each.run.table("system"), each.begin_ns, each.begin_ns + round(each.span_s * 1e9)) for each in side
+    ]
+    said = steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
+    return f"in the worst run, {said}" if said and len(side) > 1 else said
+
+
+def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list[str]:
+    """The default metrics that a run has; what is left out is noted."""
+    known = [
+        name
+        for name in OF_REQUESTS
+        if any(each.requests[METRICS[name].what].notna().any() for side in sides for each in side)
+    ]
+    notes += [f"no run has {name}, so it is left out" for name in OF_REQUESTS if name not in known]
+    return [*known, *(OF_STEPS if steps else ())]
+
+
+def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> list[str]:
+    """What is to be said about the runs: the settings that differ, and with `force` what should not. Raises
+    CompareError."""
+    if twice := {run.path.resolve() for run in a} & {run.path.resolve() for run in b}:
+        raise CompareError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
+    metas = [(run, run.meta()) for run in (*a, *b)]
+    faults = [
+        f"{run.path} is not valid: {'; '.join(meta.get('invalid_reasons') or ['no reason is given'])}"
+        for run, meta in metas
+        if not meta.get("valid")
+    ]
+    first = metas[0][1]
+    for run, meta in metas[1:]:
+        if different := differences(identity(first), identity(meta)):
+            faults.append(f"{run.path} is not comparable with {metas[0][0].path}: {'; '.join(different[:5])}")
+    for side in (a, b):
+        for run in side[1:]:
+            if different := differences(settings(side[0].meta()), settings(run.meta())):
+                faults.append(f"{run.path} is no repetition of {side[0].path}: {'; '.join(different[:5])}")
+    changed = differences(settings(a[0].meta()), settings(b[0].meta()), sides=("in A", "in B"))
+    return _faults(faults, force) + ([f"what differs: {'; '.join(changed[:8])}"] if changed else [])
+
+
+def _faults(faults: list[str], force: bool) -> list[str]:
+    """With `force` notes, else a CompareError."""
+    if faults and not force:
+        raise CompareError(f"{faults[0]}; measure again alike, or compare all the same with --force")
+    return [f"forced: {fault}" for fault in faults]
+
+
+def _undisturbed(
+    whole: list[list[RunSamples]], max_steal: float | None
+) -> tuple[list[list[RunSamples]], list[list[pd.DataFrame]] | None, float, list[str | None]]:
+    """The runs, or what is left of them; their alike steps and the share of these; what is to be said of each side."""
+    tables = [[steps_of(each) for each in side] for side in whole]
+    if max_steal is None:
+        return (whole, *_alike(tables), [_stolen(side) for side in whole])
+    sides = undisturbed_requests(whole, 100 * max_steal)
+    kept = undisturbed_steps(whole, tables, 100 * max_steal)
+    alike, share = _alike(kept)
+    if alike is None and _alike(tables)[0] is not None:
+        raise CompareError(
+            f"with at most {100 * max_steal:.3g}% of the CPU time taken no steps are left that have their like on both "
+            "sides; allow more, or measure again"
+        )
+    said = [
+        left_out(runs, left, steps, left_steps, 100 * max_steal) or _stolen(runs)  # what is allowed is told, too
+        for runs, left, steps, left_steps in zip(whole, sides, tables, kept, strict=True)
+    ]
+    return sides, alike, share, said
+
+
+def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] | None, float]:
+    if any(not len(steps) for side in tables for steps in side):
+        return None, 0.0
+    alike, share = alike_steps(tables)
+    return (alike, share) if all(len(steps) for side in alike for steps in side) else (None, 0.0)
+
+
+def _of_windows(name, sides, steps, paired, windows, random, margin, confidence) -> Compared:
+    metric = METRICS[name]
+    a, b = (
+        samples_of(side[0], metric, windows, steps[place][0] if steps else None) for place, side in enumerate(sides)
+    )
+    if not len(a.values) or not len(b.values):
+        return untold(name, margin, f"{'B' if len(a.values) else 'A'} has no such value")
+    # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
+    pairs = paired and metric.source == "requests"
+    evidence = windows_evidence(a, b, metric, pairs, random)
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
+
+
+def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
+    metric = METRICS[name]
+    values = [
+        [
+            statistic(samples_of(each, metric, 1, steps[place][number] if steps else None), metric)
+            for number, each in enumerate(side)
+        ]
+        for place, side in enumerate(sides)
+    ]
+    if not np.isfinite(values[0] + values[1]).all():
+        return untold(name, margin, "a run has no such value, or too many of its requests failed")
+    evidence = runs_evidence(values[0], values[1], metric, paired)
+    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
+
+
+def _counted(metric: Metric, sides: list[list[RunSamples]], steps, paired: bool) -> float:
+    if metric.what == "steady":  # steps are matched by what they hold, and not one by one
+        return counting_error(*(np.concatenate([each.steady for each in side]) for side in steps), False)
+    if metric.what not in SHARES:
+        return 0.0
+    return counting_error(*(np.concatenate([each.requests[metric.what] for each in side]) for side in sides), paired)
+
+
+def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> Compared:
+    """What failed requests and the client itself may have added to a latency, a verdict has to outlast."""
+    if metric.source != "requests" or found.a is None or found.b is None:
+        return found
+    slowest = max(float(each.requests[metric.what].max()) for side in sides for each in side)
+    for shift in shifts(metric, *work, (found.a, found.b), slowest):
+        found = outlasting(found, shift)
+    return found

@@ -1,0 +1,225 @@
+"""What one run gives to a comparison: for each metric its samples, each in a window of the run. Pure.
+
+Requests of a run are not independent: one long queue makes a hundred of them slow. Windows of the run, long beside a
+request, are resampled whole (block bootstrap: Künsch, 1989), so that a queue counts once.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from metrics.records import composition
+from metrics.request.goodput import judged, measured, measured_steps, window_ns
+from metrics.run.directory import RunDirectory
+
+Statistic = Literal["p50", "p90", "p95", "mean"]
+QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95}
+FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
+WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
+WINDOW_REQUESTS = 5  # ... and has so many requests, on average
+SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
+MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
+SHARES = ("good", "served")  # of all requests, whatever came of them
+CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
+# A step is unsteady if it sticks out alone: it took more than so much of what is usual then, of the median of so many
+# steps around it, each over what its like take, and neither the step before nor the one after did. What lasts for
+# seconds (a busy host, a low clock) is usual, and what meets several steps in a row (another process or machine that
+# takes the core) is the machine's: it differs from run to run four times as much as what is left.
+STEADY_RATIO, STEPS_AROUND = 1.1, 21
+
+
+class CompareError(Exception):
+    """Runs that cannot be compared, with a sentence."""
+
+
+class Metric(NamedTuple):
+    """`lower`: whether less is better."""
+
+    what: str
+    statistic: Statistic
+    lower: bool
+    source: Literal["requests", "tokens", "steps"]
+
+
+METRICS: dict[str, Metric] = {
+    **{
+        f"{name}_{statistic}": Metric(f"{name}_ms", statistic, True, "requests")
+        for name in ("ttft", "tpot", "e2e")
+        for statistic in ("p50", "p90", "mean")
+    },
+    "attainment": Metric("good", "mean", False, "requests"),
+    "served": Metric("served", "mean", False, "requests"),
+    "tokens_per_s": Metric("tokens", "mean", False, "tokens"),
+    "step_p50": Metric("ratio", "p50", True, "steps"),
+    "step_p95": Metric("ratio", "p95", True, "steps"),
+    "step_mean": Metric("ratio", "mean", True, "steps"),
+    "steady_steps": Metric("steady", "mean", False, "steps"),
+}  # fmt: skip
+
+
+class Samples(NamedTuple):
+    """Values [n] and the window of each [n], of `windows` windows. A request that failed is infinitely slow."""
+
+    values: np.ndarray
+    window: np.ndarray
+    windows: int
+
+
+class RunSamples(NamedTuple):
+    """One run, from `begin_ns`, when its first measured request was due, for `span_s`."""
+
+    run: RunDirectory
+    requests: pd.DataFrame
+    begin_ns: int
+    span_s: float
+
+
+def read_run(run: RunDirectory) -> RunSamples:
+    """The measured requests of a run, judged by its objectives, and whether each was `served`."""
+    meta = run.meta()
+    requests = judged(measured(run.requests(), meta), meta.get("objectives") or [])
+    # Pairs are of one place in the schedule, also where all of it is due at once
+    requests = requests.sort_values(["due_ns", "request_id"], ignore_index=True)
+    requests["served"] = requests.status == "ok"
+    span = window_ns(requests)
+    begin, end = span if span else (0, 0)
+    return RunSamples(run, requests, begin, (end - begin) / 1e9)
+
+
+def same_schedule(first: RunSamples, second: RunSamples) -> bool:
+    """Whether both sent the same requests at the same moments, so that they can be compared pair by pair."""
+    a, b = first.requests, second.requests
+    if len(a) != len(b) or not len(a):
+        return False
+    due = np.abs((a.due_ns.to_numpy() - first.begin_ns) - (b.due_ns.to_numpy() - second.begin_ns))
+    return bool((due <= SAME_DUE_NS).all() and (a.klass.to_numpy() == b.klass.to_numpy()).all())
+
+
+def num_windows(each: RunSamples) -> tuple[int, str]:
+    """Windows that a run can be cut into, and why there are none: 0 where they would be fewer than FEWEST_WINDOWS."""
+    requests, due_s = each.requests, float(each.requests.due_ns.max() - each.begin_ns) / 1e9
+    sent = f"{each.run.path} has {len(requests):,} requests"
+    if not requests.served.any():
+        return 0, f"{sent} and served none, so nothing compares with it; measure it again"
+    if not due_s > 0:
+        return 0, f"{sent}, all due at once, so that one run has no windows in time; give two or more runs a side"
+    latency_s = float(np.nanmedian(requests.e2e_ms.astype("float64"))) / 1e3
+    found = min(MOST_WINDOWS, int(due_s / (WINDOW_LATENCIES * latency_s)), len(requests) // WINDOW_REQUESTS)
+    if found >= FEWEST_WINDOWS:
+        return found, ""
+    return 0, (
+        f"{sent} within {due_s:.3g} s, with a median latency of {latency_s:.3g} s: too short for {FEWEST_WINDOWS} "
+        f"windows of {WINDOW_LATENCIES:g} latencies and {WINDOW_REQUESTS} requests each; run at least "
+        f"{FEWEST_WINDOWS * WINDOW_REQUESTS} requests over {FEWEST_WINDOWS * WINDOW_LATENCIES * latency_s:.3g} s, or "
+        "give two or more runs a side"
+    )
+
+
+def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFrame | None = None) -> Samples:
+    """The samples of a metric of a run. `steps` are those of `alike_steps`, for metrics of steps."""
+    if metric.source == "steps":
+        offsets = steps.begin_ns.to_numpy(dtype="float64") - each.begin_ns
+        return _cut(steps[metric.what].to_numpy(dtype="float64"), offsets, each.span_s * 1e9, windows)
+    if metric.source == "tokens":
+        return _tokens(each, windows)
+    requests = each.requests
+    offsets = requests.due_ns.to_numpy(dtype="float64") - each.begin_ns
+    values = requests[metric.what].astype("float64").to_numpy(copy=True)
+    if metric.what not in SHARES:
+        failed = (requests.status != "ok").to_numpy()
+        values[failed] = math.inf if metric.statistic != "mean" else math.nan
+    kept = ~np.isnan(values)
+    return _cut(values[kept], offsets[kept], float(offsets.max()) if len(offsets) else 0.0, windows)
+
+
+def _tokens(each: RunSamples, windows: int) -> Samples:
+    """Output tokens a second, read in each window of the run's wall time."""
+    stamps, tokens = [], []
+    for chunk_ns, chunk_tokens in zip(each.requests.chunk_ns, each.requests.chunk_tokens, strict=True):
+        if chunk_ns is None or not len(chunk_ns):
+            continue
+        told = chunk_tokens is not None and len(chunk_tokens) == len(chunk_ns)
+        stamps.append(np.asarray(chunk_ns, dtype="float64"))
+        tokens.append(np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(chunk_ns)))
+    if not stamps:
+        return Samples(np.zeros(0), np.zeros(0, dtype=int), windows)
+    read = np.concatenate(stamps) - each.begin_ns
+    place = np.clip((read / (each.span_s * 1e9) * windows).astype(int), 0, windows - 1)
+    rate = np.bincount(place, weights=np.concatenate(tokens), minlength=windows) / (each.span_s / windows)
+    return Samples(rate, np.arange(windows), windows)
+
+
+def _cut(values: np.ndarray, offsets_ns: np.ndarray, span_ns: float, windows: int) -> Samples:
+    place = (offsets_ns / max(span_ns, 1.0) * windows).astype(int)
+    return Samples(values, np.clip(place, 0, windows - 1), windows)
+
+
+def steps_of(each: RunSamples) -> pd.DataFrame:
+    """The steps of a run with what makes them alike: composition, sequences, new tokens and context, in classes."""
+    steps = measured_steps(each.run.table("steps"), each.requests)
+    steps = steps[steps.new_tokens.map(len) > 0]
+    new = steps.new_tokens.map(np.sum).astype("float64")
+    context = steps.past_tokens.map(np.sum).astype("float64") + new
+    sequences = steps.new_tokens.map(len)
+    kinds = [composition(list(kind)) for kind in steps.kinds]
+    return pd.DataFrame(
+        {
+            "begin_ns": steps.begin_ns.astype("float64"),
+            "took_ns": (steps.end_ns - steps.begin_ns).astype("float64"),
+            "like": [
+                (kind, num, tokens if kind == "decode" else int(math.log(tokens, CONTEXT_RATIO)), reads)
+                for kind, num, tokens, reads in zip(
+                    kinds, sequences, new.astype(int), np.log(np.maximum(context, 1)) // math.log(CONTEXT_RATIO),
+                    strict=True,
+                )
+            ],
+        }
+    )  # fmt: skip
+
+
+def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tuple[list[list[pd.DataFrame]], float]:
+    """Of each run, in the order of time, the steps that have their like on both sides, with `ratio`: their time over
+    the median of their like on both sides, and `steady`. And the share of all steps that are in it."""
+    tables = [pd.concat(side).assign(side=place) for place, side in enumerate(sides)]
+    every = pd.concat(tables)
+    counts = every.groupby(["like", "side"], sort=False).size().unstack(fill_value=0)
+    shared = set(counts.index[(counts >= fewest).all(axis=1)]) if counts.shape[1] == len(sides) else set()
+    # The median of the sides' medians: the side with more steps does not decide what is usual.
+    medians = every.groupby(["like", "side"], sort=False).took_ns.median().groupby(level=0).mean()
+    found, kept = [], 0
+    for side in sides:
+        found.append([])
+        for steps in side:
+            alike = steps[steps.like.isin(shared)].sort_values("begin_ns")
+            alike["ratio"] = alike.took_ns / alike.like.map(medians)
+            usual = alike.ratio.rolling(STEPS_AROUND, center=True, min_periods=1).median()
+            long = alike.ratio > STEADY_RATIO * usual
+            alike["steady"] = ~long | long.shift(1, fill_value=False) | long.shift(-1, fill_value=False)
+            kept += len(alike)
+            found[-1].append(alike)
+    return found, kept / max(len(every), 1)
+
+
+def identity(meta: dict[str, Any]) -> dict[str, Any]:
+    """What two runs must have in common to be compared: load, objectives, model, hardware. Settings may differ."""
+    scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
+    engine, hardware = meta.get("engine") or {}, meta.get("server_hardware") or meta.get("hardware") or {}
+    measure = {name: value for name, value in (scenario.get("measure") or {}).items() if name != "seed"}
+    return {
+        "workload": scenario.get("workload"), "arrivals": scenario.get("arrivals"), "target": scenario.get("target"),
+        "measure": measure, "objectives": meta.get("objectives"), "model": engine.get("model"),
+        "hardware": {name: value for name, value in hardware.items() if name in MACHINE},
+    }  # fmt: skip
+
+
+def settings(meta: dict[str, Any]) -> dict[str, Any]:
+    """What may differ between the sides, and is told where it does: that is what is compared."""
+    return {"engine": engine_of(meta), "versions": meta.get("versions")}
+
+
+def engine_of(meta: dict[str, Any]) -> dict[str, Any]:
+    """What the engine was told; {} of a foreign server."""
+    return {name: value for name, value in (meta.get("engine") or {}).items() if name not in ("served", "base_url")}

@@ -1,0 +1,244 @@
+"""Whether B is worse than A, beyond a margin, from one or several runs of each: no worse, worse, or cannot tell. Pure.
+
+For each metric the ratio of B to A, turned so that above 1 is worse, with two one-sided tests on its logarithm: `worse`
+rejects ratio ≤ 1 + margin, `no worse` rejects ratio ≥ 1 + margin (non-inferiority). "Worse" as a whole takes one metric
+and is corrected for their number (Holm, 1979); "no worse" takes all of them, which needs no correction (Berger, 1982).
+
+The standard error is the bootstrap's: over windows of the run with one run a side, over runs with several; its quantile
+is Student's, for as many windows or runs as there are. With one run a side, what differs from run to run of the same
+system is not in it: the margin has to hold that. A share (attainment, served) is never surer than counting allows:
+windows or runs that agree by chance have no spread.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from metrics.compare.samples import FEWEST_WINDOWS, QUANTILES, Metric, Samples
+from metrics.compare.workload import Shift, Work
+from metrics.statistics.dependent_samples import t_quantile, t_tail
+
+Verdict = Literal["no worse", "worse", "cannot tell"]
+RESAMPLES = 400
+ROWS_AT_ONCE = 20  # resamples of a quantile that are in memory together
+FEWEST_RUNS = 2
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric. `ratio` is B / A; each of its bounds holds with the confidence."""
+
+    metric: str
+    verdict: Verdict
+    a: float | None
+    b: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    margin: float  # its own
+    paired: bool
+    clusters: int  # windows or runs that were resampled, of both sides
+    reason: str = ""
+    needs: float | None = None  # times as many runs, or times as long, until it could tell; where it cannot
+    p_worse: float = 1.0
+    p_no_worse: float = 1.0
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """All metrics, and what they say together."""
+
+    verdict: Verdict
+    margin: float  # of the metrics that have none of their own
+    confidence: float
+    metrics: list[Compared]
+    notes: list[str]
+    work: tuple[Work, Work] | None = None
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The logarithm of how much worse B is, its standard error and that error's degrees of freedom."""
+
+    a: float
+    b: float
+    effect: float
+    error: float
+    degrees: float
+    paired: bool
+    clusters: int
+
+
+def statistic(samples: Samples, metric: Metric) -> float:
+    """Of all samples; NaN without any."""
+    if not len(samples.values):
+        return math.nan
+    return float(_weighted(samples, metric, np.ones((1, samples.windows)))[0])
+
+
+def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, random: np.random.Generator) -> Evidence:
+    """From one run a side: windows are resampled, the same ones of both runs where they are `paired`."""
+    if not paired:
+        a, b = _without_empty(a), _without_empty(b)
+    found = statistic(a, metric), statistic(b, metric)
+    drawn_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
+    drawn_b = drawn_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
+    effects = _worsening(_weighted(a, metric, drawn_a), _weighted(b, metric, drawn_b), metric)
+    clusters = a.windows if paired else a.windows + b.windows
+    fewest = min(a.windows, b.windows)
+    degrees = (fewest - 1) * (1 if paired or fewest < FEWEST_WINDOWS else 2)
+    known = bool(np.isfinite(effects).all()) and fewest > 1
+    error = float(np.std(effects)) * math.sqrt(fewest / (fewest - 1)) if known else math.nan
+    effect = float(_worsening(np.array(found[0]), np.array(found[1]), metric))
+    return Evidence(a=found[0], b=found[1], effect=effect, error=error, degrees=degrees, paired=paired,
+                    clusters=clusters)  # fmt: skip
+
+
+def runs_evidence(a: Sequence[float], b: Sequence[float], metric: Metric, paired: bool) -> Evidence:
+    """From several runs a side, by the statistic of each: runs are resampled, in pairs where they are `paired`.
+
+    The bootstrap of a mean has its standard error in closed form, so nothing is drawn.
+    """
+    logs_a, logs_b = (np.log(_floor(np.asarray(side, dtype="float64"))) for side in (a, b))
+    sign = 1.0 if metric.lower else -1.0
+    if paired:
+        between = sign * (logs_b - logs_a)
+        effect, error = float(between.mean()), float(between.std(ddof=1)) / math.sqrt(len(between))
+        degrees: float = len(between) - 1
+    else:
+        parts = [float(side.var(ddof=1)) / len(side) for side in (logs_a, logs_b)]
+        effect, error = sign * float(logs_b.mean() - logs_a.mean()), math.sqrt(sum(parts))
+        scale = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (logs_a, logs_b), strict=True))
+        degrees = error**4 / scale if scale > 0 else len(logs_a) + len(logs_b) - 2  # Welch, 1947
+    means = (float(np.exp(logs_a.mean())), float(np.exp(logs_b.mean())))
+    return Evidence(a=means[0], b=means[1], effect=effect, error=error, degrees=degrees, paired=paired,
+                    clusters=len(logs_a) if paired else len(logs_a) + len(logs_b))  # fmt: skip
+
+
+def counting_error(a: np.ndarray, b: np.ndarray, paired: bool) -> float:
+    """Standard error of the logarithm of a ratio of two shares from counting alone, above 0 even where all agree.
+
+    `a` and `b` hold a yes or no for each request, in pairs where they are `paired`. A success and a failure are added
+    to each side (Agresti and Caffo, 2000), or a pair that differs in each of the two ways (Bonett and Price, 2012).
+    """
+    yes_a, yes_b = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
+    if not paired:
+        shares = [(float(side.sum()) + 1, len(side) + 2) for side in (yes_a, yes_b)]
+        return math.sqrt(sum((count - yes) / (count * yes) for yes, count in shares))
+    count = len(yes_a) + 2
+    lost, won = (float(np.sum(yes_a & ~yes_b)) + 1) / count, (float(np.sum(yes_b & ~yes_a)) + 1) / count
+    share = float(yes_a.sum() + yes_b.sum() + 2) / (2 * count)
+    return math.sqrt((lost + won - (lost - won) ** 2) / count) / share
+
+
+def weigh(
+    name: str, metric: Metric, evidence: Evidence, margin: float, confidence: float, counted: float = 0.0
+) -> Compared:
+    """One metric on its own: its verdict is not yet corrected for the number of metrics. `counted` is the
+    `counting_error` of a share."""
+    bound = math.log1p(margin)
+    if not math.isfinite(evidence.effect) or not math.isfinite(evidence.error):
+        return untold(name, margin, "a side has no such value, or too many requests failed", evidence)
+    error, degrees = max(
+        ((evidence.error, evidence.degrees), (counted, math.inf)),
+        key=lambda known: known[0] * t_quantile(confidence, known[1]),
+    )
+    quantile = t_quantile(confidence, degrees)
+    low, high = evidence.effect - quantile * error, evidence.effect + quantile * error
+    if error > 0:
+        p_worse = t_tail((evidence.effect - bound) / error, degrees)
+        p_no_worse = t_tail((bound - evidence.effect) / error, degrees)
+    else:  # a device without any noise
+        p_worse, p_no_worse = float(evidence.effect <= bound), float(evidence.effect >= bound)
+    verdict: Verdict = "no worse" if high < bound else "worse" if low > bound else "cannot tell"
+    distance = abs(bound - evidence.effect)
+    needs = (quantile * error / distance) ** 2 if verdict == "cannot tell" and distance > 0 else None
+    ratios = sorted(math.exp(value if metric.lower else -value) for value in (low, high))
+    return Compared(
+        metric=name, verdict=verdict, a=evidence.a, b=evidence.b, low=ratios[0], high=ratios[1], margin=margin,
+        ratio=math.exp(evidence.effect if metric.lower else -evidence.effect), paired=evidence.paired,
+        clusters=evidence.clusters, p_worse=p_worse, p_no_worse=p_no_worse, needs=needs,
+    )  # fmt: skip
+
+
+def outlasting(found: Compared, shift: Shift) -> Compared:
+    """The verdict, if it is the same with B / A shifted; else there is none."""
+    if found.verdict == "cannot tell" or found.low is None or found.high is None:
+        return found
+    low, high = (bound * math.exp(shift.log_ratio) for bound in (found.low, found.high))
+    holds = high < 1 + found.margin if found.verdict == "no worse" else low > 1 + found.margin
+    if holds:
+        return found
+    return msgspec.structs.replace(found, verdict="cannot tell", reason=shift.reason, p_worse=1.0, p_no_worse=1.0)
+
+
+def untold(name: str, margin: float, reason: str, evidence: Evidence | None = None) -> Compared:
+    """A metric that nothing can be said about."""
+    known = evidence if evidence is not None else None
+    return Compared(
+        metric=name, verdict="cannot tell", a=known.a if known else None, b=known.b if known else None, ratio=None,
+        low=None, high=None, margin=margin, paired=False, clusters=0, reason=reason,
+    )  # fmt: skip
+
+
+def together(
+    found: Sequence[Compared], margin: float, confidence: float, notes: Sequence[str] = (),
+    work: tuple[Work, Work] | None = None,
+) -> Comparison:  # fmt: skip
+    """The verdict of all metrics. A metric stays `worse` only where Holm's correction for their number lets it."""
+    alpha, ordered = 1 - confidence, sorted(found, key=lambda each: each.p_worse)
+    worse: set[str] = set()
+    for place, each in enumerate(ordered):
+        if each.verdict != "worse" or each.p_worse > alpha / (len(ordered) - place):
+            break
+        worse.add(each.metric)
+    corrected = [
+        msgspec.structs.replace(
+            each,
+            verdict="cannot tell",
+            reason="worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs",
+        )
+        if each.verdict == "worse" and each.metric not in worse
+        else each
+        for each in found
+    ]
+    verdict: Verdict = (
+        "worse" if worse else "no worse" if all(each.verdict == "no worse" for each in corrected) else "cannot tell"
+    )
+    return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes),
+                      work=work)  # fmt: skip
+
+
+def _without_empty(samples: Samples) -> Samples:
+    """A side that sent less, as a slow server does in a closed loop, has windows without a sample."""
+    kept, window = np.unique(samples.window, return_inverse=True)
+    return Samples(samples.values, window, len(kept))
+
+
+def _worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:
+    with np.errstate(invalid="ignore"):  # two infinities differ by nothing that is known
+        ratio = np.log(_floor(b)) - np.log(_floor(a))
+    return ratio if metric.lower else -ratio
+
+
+def _floor(values: np.ndarray) -> np.ndarray:
+    """A share of nothing has no logarithm: a thousandth stands for it."""
+    return np.maximum(values, 1e-3)
+
+
+def _weighted(samples: Samples, metric: Metric, weights: np.ndarray) -> np.ndarray:
+    """The statistic under each row of `weights` [resamples, windows]."""
+    if metric.statistic == "mean":
+        sums = np.bincount(samples.window, weights=samples.values, minlength=samples.windows)
+        counts = np.bincount(samples.window, minlength=samples.windows)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (weights @ sums) / (weights @ counts)
+    order = np.argsort(samples.values, kind="stable")
+    values, window = samples.values[order], samples.window[order]
+    found = []
+    for begin in range(0, len(weights), ROWS_AT_ONCE):
+        heaped = np.cumsum(weights[begin : begin + ROWS_AT_ONCE, window], axis=1)
+        wanted = QUANTILES[metric.statistic] * heaped[:, -1:]
+        place = (heaped < wanted).sum(axis=1)
+        found.append(values[np.minimum(place, len(values) - 1)])
+    return np.concatenate(found)

@@ -1,0 +1,53 @@
+"""What steps cost and what they should have cost, worked out where it delays nothing: where a batch of them arrives."""
+
+import numpy as np
+
+from metrics.compute.cost_model import ModelShape, StepWork, num_pairs, step_cost
+from metrics.compute.step_time import StepTimeModel, features
+from metrics.steps import NOTHING, Steps
+
+
+class Appraiser:
+    """Completes the steps of one model, batch by batch, in their order. The core leaves out what its time is too dear
+    for: FLOPs, bytes and the predicted time."""
+
+    def __init__(self, shape: ModelShape):
+        self.shape = shape
+        self.step_time = StepTimeModel()
+
+    def complete(self, steps: Steps) -> Steps:
+        """Fills in the costs; returns the very same."""
+        work = batch_work(self.shape, steps)
+        cost = step_cost(self.shape, work)
+        steps["flops"][:] = cost.flops
+        steps["flops_attention"][:] = cost.attention
+        steps["flops_mlp"][:] = cost.mlp
+        steps["flops_head"][:] = cost.head
+        steps["bytes"][:] = cost.moved_bytes
+        eager = np.ones(len(steps))
+        eager[[row for row, field, _ in steps.others if field == "graph"]] = 0
+        found = features(work, steps["padding_tokens"], eager=eager)
+        predicted = self.step_time.observe_all(found, steps["device_ns"])
+        steps["predicted_ns"][:] = np.where(np.isnan(predicted), NOTHING, predicted)
+        return steps
+
+
+def batch_work(shape: ModelShape, steps: Steps) -> StepWork:
+    """What `costmodel.step_work` counts of a step, of many: each field is an array [steps]."""
+    new, past = steps.new_tokens, steps.past_tokens
+    pairs, reads = np.zeros_like(new), np.zeros_like(new)
+    for window, layers in shape.windows:
+        pairs += layers * num_pairs(new, past, window)
+        seen = past + new
+        reads += layers * (seen if window is None else np.minimum(seen, window + new - 1))
+    single = new == 1
+    decodes = steps.summed(single)
+    return StepWork(
+        tokens=steps.tokens,
+        decodes=decodes,
+        decode_pairs=steps.summed(pairs * single),
+        chunks=steps.sequences - decodes,
+        chunk_pairs=steps.summed(pairs * ~single),
+        kv_reads=steps.summed(reads),
+        logit_rows=steps["logit_rows"],
+    )

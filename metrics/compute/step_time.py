@@ -1,0 +1,129 @@
+"""How long the device should take for a step, learnt from the steps that it took.
+
+Time is a sum of terms that cannot be negative: a constant, one for being launched kernel by kernel, a piecewise linear
+function of the rows that the matrix products have, and what sequences, their attention and their rows of logits cost.
+That holds for a GPU, whose graphs have padded rows, and for a CPU, whose threads and tiles bend the line at few rows.
+
+The coefficients are the non-negative least squares of the relative errors (by block pivoting: Portugal, Júdice and
+Vicente, 1994), forgetting slowly, with errors far beyond the usual clipped (Huber, 1964): one stall teaches nothing,
+and a device that has become slower is believed slowly. It tells unexpected time from expected time, not a slow device
+from a slow kernel, and it does not know what the draws ask for: penalties and sorting show as residual.
+"""
+
+import numpy as np
+
+from metrics.compute.cost_model import Count, StepWork
+
+KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
+NUM_FEATURES = len(KNOTS) + 7
+
+
+def features(work: StepWork, padding_tokens: Count = 0, *, eager: bool | np.ndarray = True) -> np.ndarray:
+    """What the time of a step is linear in: [NUM_FEATURES] of one, [steps, NUM_FEATURES] of several. Rows of padding
+    are computed like others."""
+    rows = work.tokens + padding_tokens
+    segments = [np.clip(rows - begin, 0, end - begin) for begin, end in _SEGMENTS]
+    found = (
+        1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows, *segments,
+    )  # fmt: skip
+    return np.stack(np.broadcast_arrays(*found), axis=-1).astype(float)
+
+
+class StepTimeModel:
+    """Predicts a step before it learns from it, so that the residual is honest; learns from a block of steps at once,
+    from a larger one when it has learnt."""
+
+    BLOCK, LARGE_BLOCK = 64, 256
+    LEARNT = 1024  # steps
+    MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
+    MIN_SEEN = 8  # ... and so it would for a step with something that fewer steps had
+    FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
+    RIDGE = 1e-4  # of a feature's own weight: decides between features that the traffic never tells apart
+    USUAL = (0.02, 0.1)  # bounds of the relative error that counts as usual; thrice that is clipped
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._coefficients = np.zeros(NUM_FEATURES)  # nanoseconds
+        self._unknown = np.arange(NUM_FEATURES)
+        self._seen = np.zeros(NUM_FEATURES)
+        self._gram = np.zeros((NUM_FEATURES, NUM_FEATURES))
+        self._moment = np.zeros(NUM_FEATURES)
+        self._passive = np.ones(NUM_FEATURES, dtype=bool)  # the coefficients above nought
+        self._usual = self.USUAL[1]
+        self._block: list[np.ndarray] = []  # of features
+        self._taken: list[int] = []
+
+    def predict(self, found: np.ndarray) -> float | None:
+        """Nanoseconds of a step, or None while it has seen too few steps, or too few like this one."""
+        (predicted,) = self._predicted(found[None])
+        return None if np.isnan(predicted) else float(predicted)
+
+    def observe_all(self, found: np.ndarray, device_ns: np.ndarray) -> np.ndarray:
+        """Predicts steps, [steps, NUM_FEATURES], and keeps them to learn from: whole nanoseconds [steps], NaN where
+        `predict` says None."""
+        predicted, first = [], 0
+        while first < len(found):
+            block = self.BLOCK if self.steps - len(self._taken) < self.LEARNT else self.LARGE_BLOCK
+            last = first + block - len(self._taken)
+            predicted.append(self._predicted(found[first:last]))
+            self._block.append(found[first:last])
+            self._taken += device_ns[first:last].tolist()
+            self.steps += len(predicted[-1])
+            if len(self._taken) == block:
+                self._learn()
+                self._block, self._taken = [], []
+            first = last
+        return np.rint(np.concatenate(predicted))
+
+    def _predicted(self, found: np.ndarray) -> np.ndarray:
+        known = np.full(len(found), np.nan)
+        if self.steps >= self.MIN_STEPS:
+            usable = ~found[:, self._unknown].any(axis=1)
+            known[usable] = found[usable] @ self._coefficients
+        return known
+
+    def _learn(self) -> None:
+        rows, taken = np.concatenate(self._block), np.maximum(self._taken, 1.0)
+        unit, trust = taken, np.ones(len(taken))
+        if self.steps > self.MIN_STEPS:
+            expected = np.maximum(rows @ self._coefficients, 1.0)
+            errors = np.abs(taken / expected - 1)
+            trust = np.minimum(1.0, 3 * self._usual / np.maximum(errors, 1e-9))
+            middle = float(np.sort(errors)[len(errors) // 2])
+            self._usual += (min(max(middle, self.USUAL[0]), self.USUAL[1]) - self._usual) / 8
+            # What is expected has no noise; but a guess that is far too high would make its own correction light.
+            unit = np.where(expected > 2 * taken, taken, expected)
+        weight = trust / unit**2
+        keep = self.FORGET ** len(taken)
+        weighted = rows * weight[:, None]
+        self._gram = keep * self._gram + weighted.T @ rows
+        self._moment = keep * self._moment + weighted.T @ taken
+        self._seen += (rows > 0).sum(axis=0)
+        self._seen[np.diagonal(self._gram) < _FORGOTTEN] = 0
+        self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN)
+        self._coefficients = self._solve()
+
+    def _solve(self) -> np.ndarray:
+        """The coefficients, none below nought, that fit best."""
+        scale = np.sqrt(np.diagonal(self._gram))
+        usable = self._seen > 0
+        scale = np.where(usable, scale, 1.0)
+        gram = self._gram / np.outer(scale, scale) + self.RIDGE * np.eye(NUM_FEATURES)
+        moment, passive = self._moment / scale, self._passive & usable
+        for attempt in range(4 * NUM_FEATURES):
+            found = np.zeros(NUM_FEATURES)
+            chosen = np.flatnonzero(passive)
+            found[chosen] = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
+            wrong = np.where(passive, found < 0, usable & (gram @ found - moment < -1e-9))
+            if not wrong.any():
+                break
+            if attempt < NUM_FEATURES:
+                passive ^= wrong
+            else:  # one at a time, so that it never goes round in circles (Murty, 1974)
+                passive[np.flatnonzero(wrong)[-1]] ^= True
+        self._passive = passive | ~usable
+        return np.maximum(found, 0) / scale
+
+
+_SEGMENTS = tuple(zip(KNOTS, (*KNOTS[1:], 2**62), strict=True))
+_FORGOTTEN = 1e-280  # near the smallest number that floats have

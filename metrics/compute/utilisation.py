@@ -1,0 +1,130 @@
+"""How much of the device a recorded run used: model FLOPs and bandwidth utilisation by phase; and what its tokens were.
+
+Everything is a quotient of sums over `steps.parquet`, against the ceilings in `run.json` (metrics/compute/roofline.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.compute.roofline import Ceilings
+from metrics.records import COMPOSITIONS, composition
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What some steps made of the device. Shares are None where its ceilings were never measured.
+
+    `busy` divides by the device's own time, `wall` adds the gaps before the steps, when the device waited for the host;
+    time without any work is in neither. MFU says nothing of steps that memory bounds, MBU nothing of those that
+    arithmetic bounds; `roofline` takes in each step the greater bound, so it is what a step could still gain.
+    """
+
+    phase: str  # one of COMPOSITIONS, or all
+    steps: int
+    tokens: int
+    device_ns: int
+    wall_ns: int | None  # None where a run is older than the record of gaps
+    flops: int
+    moved_bytes: int
+    mfu_busy: float | None = None
+    mfu_wall: float | None = None
+    mbu_busy: float | None = None
+    mbu_wall: float | None = None
+    roofline_busy: float | None = None
+
+
+class TokenNumbers(msgspec.Struct, frozen=True):
+    """What a run tells of its tokens beside how many there were; None where it does not."""
+
+    entropy_nats: float | None  # mean of the draws that were looked at
+    kept_mass: float | None  # ... of the share of the probability that truncation left
+    looks: int  # how many those were
+    prompt_characters_per_token: float | None  # None unless all prompts were sent as text
+    output_characters_per_token: float | None
+
+
+def phases(steps: pd.DataFrame) -> np.ndarray:
+    """The phase of each step."""
+    return np.array([composition(list(kinds)) for kinds in steps.kinds], dtype=object)
+
+
+def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
+    """Those of the device that a run was made on; None where `run.json` has none, because they were not measured."""
+    told = meta.get("ceilings")
+    return None if told is None else msgspec.convert(told, Ceilings)
+
+
+def arithmetic(meta: Mapping[str, Any]) -> str | None:
+    """The precision in which a run's matrix products were computed. Weights of 16 bits on a CPU are multiplied in the
+    dtype of the activations; those of 8 bits are not. None where no server of ours told."""
+    core = meta.get("core")
+    if core is None:
+        return None
+    return "int8" if core["weights"] == "int8" else core["dtype"]
+
+
+def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision: str | None = None) -> list[Use]:
+    """One Use a phase that occurred, and one of `all`. Raises CeilingError for a precision that was not measured."""
+    if steps.empty:
+        return []
+    names = phases(steps)
+    chosen = [(phase, names == phase) for phase in COMPOSITIONS if (names == phase).any()]
+    return [_use(phase, steps[mask], ceilings, precision) for phase, mask in chosen] + [
+        _use("all", steps, ceilings, precision)
+    ]
+
+
+def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: str | None) -> Use:
+    flops, moved = steps.flops.astype("float64"), steps.bytes.astype("float64")
+    device_ns = int(steps.device_ns.sum())
+    wall_ns = device_ns + int(steps.gap_ns.sum()) if steps.gap_ns.notna().all() else None
+    use = Use(
+        phase=phase,
+        steps=len(steps),
+        tokens=sum(int(sum(new)) for new in steps.new_tokens),
+        device_ns=device_ns,
+        wall_ns=wall_ns,
+        flops=int(flops.sum()),
+        moved_bytes=int(moved.sum()),
+    )
+    if ceilings is None or precision is None or device_ns <= 0:
+        return use
+    needed_ns = ceilings.roofline_ns(flops, moved, precision).sum()
+    return msgspec.structs.replace(
+        use,
+        mfu_busy=ceilings.mfu(use.flops, device_ns, precision),
+        mfu_wall=None if wall_ns is None else ceilings.mfu(use.flops, wall_ns, precision),
+        mbu_busy=ceilings.mbu(use.moved_bytes, device_ns),
+        mbu_wall=None if wall_ns is None else ceilings.mbu(use.moved_bytes, wall_ns),
+        roofline_busy=float(needed_ns) / device_ns,
+    )
+
+
+def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
+    """Of `steps.parquet` and `requests.parquet`, alone or joined to the client's; older runs lack some columns."""
+    entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "kept_mass_ppm"))
+    side = "server_" if "server_prompt_tokens" in requests else ""
+    prompt_tokens, prompt_characters = _total(requests, f"{side}prompt_tokens"), _total(requests, "prompt_characters")
+    output_tokens, output_characters = _total(requests, f"{side}output_tokens"), _total(requests, "output_characters")
+    # A request that the server has no record of has none of its columns.
+    as_text = bool(prompt_characters) and not (requests.prompt_characters.astype("float64") == 0).any()
+    return TokenNumbers(
+        entropy_nats=float(entropy.mean()) / 1e3 if len(entropy) else None,
+        kept_mass=float(kept.mean()) / 1e6 if len(kept) else None,
+        looks=len(entropy),
+        prompt_characters_per_token=prompt_characters / prompt_tokens if as_text else None,
+        output_characters_per_token=output_characters / output_tokens if output_characters else None,
+    )
+
+
+def _total(table: pd.DataFrame, column: str) -> int:
+    return int(table[column].fillna(0).sum()) if column in table else 0
+
+
+def _listed(table: pd.DataFrame, column: str) -> np.ndarray:
+    """All values of a column of lists, one after another."""
+    lists = [values for values in table[column] if values is not None] if column in table else []
+    return np.concatenate([np.zeros(0), *(np.asarray(values, dtype="float64") for values in lists)])

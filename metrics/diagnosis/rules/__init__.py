@@ -1,0 +1,1 @@
+"""Causes: one function each, over facts of a run."""

@@ -1,0 +1,211 @@
+"""What the step records tell: how busy the device was, who waited for what, and what a step costs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from metrics.records import PROMPT_KINDS, STAGES
+from metrics.request.waits import reasons
+
+FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
+OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model
+DEVICE_STAGES = ("wait", "sample")  # all other stages are the host's
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Wall time of a step by least squares: `step_ns + token_ns · tokens + context_ns · context`.
+
+    It describes the run that it was fitted to, host time included. What it cannot tell: the cost of batches far
+    larger than those that the run had.
+    """
+
+    step_ns: float
+    token_ns: float
+    context_ns: float
+
+    def predict(self, tokens: float, context: float) -> float:
+        return self.step_ns + self.token_ns * tokens + self.context_ns * context
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Sums and shares over all steps of a run. Times are nanoseconds; shares are 0 to 1."""
+
+    count: int
+    wall_ns: float
+    device_ns: float
+    stage_share: dict[str, float]  # of the wall time of steps
+    host_share: float  # of the wall time of steps, in host stages that the device did not hide
+    mean_batch: float  # requests of a step, weighted by its wall time
+    budget_use: float  # tokens / budget over steps in which somebody waited; of all steps if nobody did
+    waiting_share: float  # of the wall time, with at least one request waiting
+    waits: dict[str, float]  # reason → share of the request-seconds of waiting; behind_head goes to its head's reason
+    waited_with_kv_free: float  # share of the request-seconds of waiting with ≥ KV_FREE of the pool free or reusable
+    kv_use_p50: float
+    kv_use_max: float
+    pool_blocks: int
+    preemptions: int
+    tokens: float
+    recomputed_tokens: float
+    predicted_share: float  # of the device time, in steps that have a prediction
+    slowdown: float | None  # device time / predicted time over those steps
+    worst_slowdown: float | None  # the same over the worst quarter of the run
+    slowdown_with_prompts: float | None  # ... over the steps with prompt tokens, which arithmetic bounds
+    slowdown_without: float | None  # ... and over the others, which memory bounds
+    prefill_step_p95_ns: float | None  # wall time of steps that carry both prompt tokens and a decoding request
+    decode_step_p50_ns: float | None  # ... of steps with decodes only
+    prefill_tokens_p95: float | None  # prompt tokens in the steps that carry both
+    model: StepModel | None = None
+
+
+KV_FREE = 0.2  # a pool with a fifth of its blocks free or reusable is not what a request waits for
+
+
+def step_facts(steps: pd.DataFrame) -> StepFacts | None:
+    """The facts of a `steps` table; None where no step was recorded."""
+    if not len(steps):
+        return None
+    steps = steps.sort_values("step", ignore_index=True)
+    wall = (steps.end_ns - steps.begin_ns).to_numpy(dtype="float64")
+    device = steps.device_ns.to_numpy(dtype="float64")
+    mix = _composition(steps)
+    waits, waiting_ns, with_kv_free = _waits(steps, wall)
+    tokens = mix.prompt + mix.decode
+    pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
+    used = ((steps.blocks_active + steps.blocks_pinned) / np.maximum(pool, 1)).to_numpy(dtype="float64")
+    waiting = (steps.waiting > 0).to_numpy()
+    full = tokens / np.maximum(steps.budget.to_numpy(dtype="float64"), 1)
+    slowdown, worst, predicted_share = _residual(steps, device)
+    model = fit(tokens, mix.context, wall)
+    both = (mix.prompt > 0) & (mix.decoding > 0)
+    alone = (mix.prompt == 0) & (mix.decoding > 0)
+    stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / max(wall.sum(), 1)) for stage in STAGES}
+    host_share = sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES)
+    return StepFacts(
+        count=len(steps),
+        wall_ns=float(wall.sum()),
+        device_ns=float(device.sum()),
+        stage_share=stage_share,
+        host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / max(wall.sum(), 1)))),
+        mean_batch=float((mix.requests * wall).sum() / max(wall.sum(), 1)),
+        budget_use=float(full[waiting].mean() if waiting.any() else full.mean()),
+        waiting_share=float(wall[waiting].sum() / max(wall.sum(), 1)),
+        waits={reason: ns / waiting_ns for reason, ns in waits.items()} if waiting_ns else {},
+        waited_with_kv_free=with_kv_free / waiting_ns if waiting_ns else 0.0,
+        kv_use_p50=float(np.median(used)),
+        kv_use_max=float(used.max()),
+        pool_blocks=int(pool.max()),
+        preemptions=int(steps.preempted_ids.map(len).sum()),
+        tokens=float(tokens.sum()),
+        recomputed_tokens=float(mix.recomputed.sum()),
+        predicted_share=predicted_share,
+        slowdown=slowdown,
+        worst_slowdown=worst,
+        slowdown_with_prompts=_slowdown(steps, device, mix.prompt > 0),
+        slowdown_without=_slowdown(steps, device, mix.prompt == 0),
+        prefill_step_p95_ns=float(np.quantile(wall[both], 0.95)) if both.any() else None,
+        decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
+        prefill_tokens_p95=float(np.quantile(mix.prompt[both], 0.95)) if both.any() else None,
+        model=model,
+    )
+
+
+def fit(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel | None:
+    """Least squares with non-negative coefficients, once more without the outliers; None for too few steps."""
+    keep = tokens > 0
+    if keep.sum() < FEWEST_STEPS_FOR_A_FIT:
+        return None
+    model = _fit_once(tokens[keep], context[keep], wall[keep])
+    residual = wall - model.predict(tokens, context)
+    spread = 1.4826 * np.median(np.abs(residual[keep] - np.median(residual[keep])))  # 1.4826: MAD of a normal = 1 σ
+    keep &= np.abs(residual) <= OUTLIER_DEVIATIONS * max(spread, 1.0)
+    return _fit_once(tokens[keep], context[keep], wall[keep]) if keep.sum() >= FEWEST_STEPS_FOR_A_FIT else model
+
+
+def _fit_once(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel:
+    columns = {"step_ns": np.ones(len(tokens)), "token_ns": tokens, "context_ns": context}
+    names = list(columns)
+    while names:
+        solution, *_ = np.linalg.lstsq(np.column_stack([columns[name] for name in names]), wall, rcond=None)
+        if (solution >= 0).all():
+            return StepModel(**(dict.fromkeys(columns, 0.0) | dict(zip(names, map(float, solution), strict=True))))
+        del names[int(np.argmin(solution * [np.mean(columns[name]) for name in names]))]
+    return StepModel(float(np.mean(wall)), 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """Composition of each step: arrays over steps."""
+
+    requests: np.ndarray
+    prompt: np.ndarray  # tokens of kind prefill or recompute
+    recomputed: np.ndarray
+    decode: np.ndarray  # tokens of the other kinds
+    decoding: np.ndarray  # requests of the other kinds
+    context: np.ndarray  # past + new tokens
+
+
+def _composition(steps: pd.DataFrame) -> _Mix:
+    sizes = steps.request_ids.map(len).to_numpy(dtype="int64")
+    place = np.repeat(np.arange(len(steps)), sizes)
+    if not len(place):
+        zeros = np.zeros(len(steps))
+        return _Mix(zeros, zeros, zeros, zeros, zeros, zeros)
+    new = np.concatenate([np.asarray(row, dtype="float64") for row in steps.new_tokens])
+    past = np.concatenate([np.asarray(row, dtype="float64") for row in steps.past_tokens])
+    kinds = np.concatenate([np.asarray(row, dtype=object) for row in steps.kinds])
+    prompt = np.isin(kinds, PROMPT_KINDS)
+
+    def total(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(place, weights=weights, minlength=len(steps))
+
+    return _Mix(
+        requests=sizes.astype("float64"),
+        prompt=total(new * prompt),
+        recomputed=total(new * (kinds == "recompute")),
+        decode=total(new * ~prompt),
+        decoding=total((~prompt).astype("float64")),
+        context=total(new + past),
+    )
+
+
+def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], float, float]:
+    """Request-ns of waiting by root reason, their sum, and the part of it in which the KV pool was not short."""
+    pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
+    spare = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
+    by_reason: dict[str, float] = {}
+    free_ns = total_ns = 0.0
+    for refusals, ns, has_kv in zip(steps.refusals, wall, spare, strict=True):
+        counts = reasons(refusals)
+        behind = counts.pop("behind_head", 0)
+        if not counts and behind:
+            counts = {"behind_head": behind}
+        elif behind:
+            head = next(iter(counts))  # the scheduler names it first
+            counts[head] += behind
+        for reason, count in counts.items():
+            by_reason[reason] = by_reason.get(reason, 0.0) + count * ns
+            total_ns += count * ns
+            free_ns += count * ns * has_kv
+    return by_reason, total_ns, free_ns
+
+
+def _residual(steps: pd.DataFrame, device: np.ndarray) -> tuple[float | None, float | None, float]:
+    """Device time over predicted time: of the run, of its worst quarter, and the share of device time it rests on."""
+    predicted = steps.predicted_ns.astype("float64").to_numpy(copy=True)
+    known = ~np.isnan(predicted) & (predicted > 0)
+    if known.sum() < FEWEST_STEPS_FOR_A_FIT:
+        return None, None, 0.0
+    quarters = np.array_split(np.flatnonzero(known), 4)
+    worst = max(float(device[part].sum() / predicted[part].sum()) for part in quarters)
+    share = float(device[known].sum() / max(device.sum(), 1))
+    return float(device[known].sum() / predicted[known].sum()), worst, share
+
+
+def _slowdown(steps: pd.DataFrame, device: np.ndarray, chosen: np.ndarray) -> float | None:
+    """Device time over predicted time of some steps; None for too few."""
+    predicted = steps.predicted_ns.astype("float64").to_numpy()
+    known = chosen & (np.nan_to_num(predicted) > 0)
+    return float(device[known].sum() / predicted[known].sum()) if known.sum() >= FEWEST_STEPS_FOR_A_FIT else None

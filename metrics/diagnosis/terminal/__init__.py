@@ -1,0 +1,1 @@
+"""A diagnosis and the results of a run as text."""

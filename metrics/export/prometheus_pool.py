@@ -1,0 +1,68 @@
+"""Gauges of the batch, the queue and the KV pool, as of the last step or of what the core said after it."""
+
+from dataclasses import dataclass
+
+from metrics.export.prometheus_series import Series
+from metrics.steps import Steps
+
+_TOLD = ("waiting", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "slots_written")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """KV blocks by state; together they are the pool."""
+
+    free: int
+    active: int
+    reusable: int
+    pinned: int
+
+    @property
+    def usage(self) -> float:
+        """Share that live requests hold; what is reusable can be evicted."""
+        size = self.free + self.active + self.reusable + self.pinned
+        return (self.active + self.pinned) / size if size else 0.0
+
+
+class PoolGauges:
+    """Remembers the last state only; nothing is computed before a scrape."""
+
+    def __init__(self, series: Series):
+        self._running = series.numbers["sojourn_request_running"]
+        self._waiting = series.numbers["sojourn_request_waiting"]
+        self._blocks = series.numbers["sojourn_memory_kv_blocks"]
+        self._slots = series.numbers["sojourn_memory_slots"]
+        self._usage = series.numbers["sojourn_memory_kv_usage_ratio"]
+        self.running = 0
+        self.waiting = 0
+        self.pool: Pool | None = None  # unknown until a core tells of it
+        self.block_size: int | None = None
+        self._used = (0, 0)  # slots written, blocks that hold them
+
+    def observe_steps(self, steps: Steps) -> None:
+        """The last of them left this state."""
+        last = {name: int(steps[name][-1]) for name in _TOLD}
+        self.running, self.waiting = int(steps.sequences[-1]), last["waiting"]
+        self.pool = Pool(*(last[f"blocks_{state}"] for state in ("free", "active", "reusable", "pinned")))
+        self._used = (last["slots_written"], self.pool.active + self.pool.pinned)
+
+    def observe_state(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
+        """Now, whatever the last step left; without a pool there is no core. What slots hold, only steps tell."""
+        self.running, self.waiting, self.pool = running, waiting, pool
+        if not running:
+            self._used = (0, 0)
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape. No value is better than a wrong one: what is unknown is out."""
+        self._running[()], self._waiting[()] = self.running, self.waiting
+        self._blocks.clear()
+        self._usage.clear()
+        self._slots.clear()
+        if self.pool is not None:
+            for state in ("active", "pinned", "reusable", "free"):
+                self._blocks[(state,)] = getattr(self.pool, state)
+            self._usage[()] = self.pool.usage
+            if self.block_size is not None:
+                written, blocks = self._used
+                self._slots[("allocated",)] = blocks * self.block_size
+                self._slots[("written",)] = written

@@ -1,0 +1,164 @@
+"""RequestRecords → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import add
+
+import numpy as np
+
+from metrics.catalog.catalog import GOOD
+from metrics.catalog.memory import POOL_RATIOS
+from metrics.export.prometheus_series import Histogram, Series, Spectra, Sums, Tallies
+from metrics.export.request_outcome import Bounds, all_gaps_ns, latencies_ns, met, outcome
+from metrics.ledger import SERVER_ACCOUNTS, Account, closes, new_ledger
+from metrics.records import RequestRecord
+from metrics.request.objectives import EVERY_CLASS
+
+# Counters that are sums of a number field: metric and label values → field.
+SUMS = {
+    ("sojourn_token_prompt_tokens_total",): "prompt_tokens",
+    ("sojourn_token_prompt_characters_total",): "prompt_characters",
+    ("sojourn_token_output_characters_total",): "output_characters",
+    ("sojourn_token_computed_tokens_total",): "computed_tokens",
+    ("sojourn_token_generated_tokens_total",): "output_tokens",
+    ("sojourn_token_drafted_tokens_total",): "drafted_tokens",
+    ("sojourn_token_accepted_tokens_total",): "accepted_tokens",
+    ("sojourn_memory_recomputed_tokens_total",): "recomputed_tokens",
+    ("sojourn_memory_infinite_hit_tokens_total",): "infinite_hit_tokens",
+}
+# Counters whose label values are the keys of a map.
+TALLIES = {
+    "sojourn_request_wait_seconds_total": "waits",
+    "sojourn_memory_prefix_outcome_tokens_total": "prefix_outcomes",
+}
+# Histograms of a number field; None is not observed.
+SPECTRA = {
+    "sojourn_request_prompt_length_tokens": "prompt_tokens",
+    "sojourn_request_output_length_tokens": "output_tokens",
+    "sojourn_memory_evicted_ago_seconds": "evicted_ago_ns",
+}
+# Histograms of an account of the ledger up to the last byte.
+ACCOUNTS = {
+    "sojourn_request_admission_seconds": Account.REQUEST_ADMISSION,
+    "sojourn_request_queue_seconds": Account.REQUEST_QUEUE,
+    "sojourn_request_interference_seconds": Account.REQUEST_INTERFERENCE,
+    "sojourn_request_stream_seconds": Account.REQUEST_STREAM,
+    "sojourn_memory_blocked_seconds": Account.MEMORY_BLOCKED,
+    "sojourn_token_encode_seconds": Account.TOKEN_ENCODE,
+    "sojourn_token_sample_seconds": Account.TOKEN_SAMPLE,
+    "sojourn_token_decode_seconds": Account.TOKEN_DECODE,
+}
+
+
+_OF_SERVER = [info.account for info in SERVER_ACCOUNTS]
+
+
+class RequestFold:
+    """Folds ended requests in, and judges them by the objectives of their class."""
+
+    def __init__(self, series: Series, objectives: Bounds):
+        numbers, histograms = series.numbers, series.histograms
+        self._objectives = objectives
+        self._sums = Sums(series, SUMS)
+        self._tallies = Tallies(series, TALLIES)
+        self._spectra = Spectra(series, SPECTRA)
+        self._accounts = [(histograms[name][()], account) for name, account in ACCOUNTS.items()]
+        self._ledgers = [
+            _LedgerSum(series, f"sojourn_request_{kind}_seconds_total") for kind in ("ledger", "ttft_ledger")
+        ]
+        self._finished = numbers["sojourn_request_finished_total"]
+        self._prefix = numbers["sojourn_memory_prefix_tokens_total"]
+        self._resized = numbers["sojourn_memory_resized_hit_tokens_total"]
+        self._unaccounted = numbers["sojourn_request_unaccounted_seconds_total"]
+        self._unclosed = numbers["sojourn_request_unclosed_total"]
+        self._preempted = histograms["sojourn_memory_preempted_seconds"][()]
+        self._gaps = histograms["sojourn_request_itl_seconds"][()]
+        self._latencies: dict[str, Histogram] = {
+            objective: histograms[histogram_of(objective)][()] for objective in ("ttft_ms", "tpot_ms", "e2e_ms")
+        }
+        self._judged = numbers["sojourn_request_objective_total"]
+        for klass, bounds in objectives.items():
+            for objective in (*bounds, GOOD):
+                for verdict in ("met", "missed"):
+                    self._judged[klass, objective, verdict] = 0
+
+    def observe_all(self, requests: Sequence[RequestRecord]) -> None:
+        """Many at once: a request on its own would cost several times as much."""
+        if not requests:
+            return
+        for ended, number in Counter(map(outcome, requests)).items():
+            self._finished[(ended,)] += number
+        self._sums.add_all(requests)
+        self._tallies.add_all(requests)
+        self._spectra.observe_all(requests)
+        self._observe_prefixes(requests)
+        self._observe_ledgers(requests)
+        self._gaps.observe_all(all_gaps_ns([request.token_ns for request in requests]))
+        latencies = [latencies_ns(request) for request in requests]
+        for objective, histogram in self._latencies.items():
+            histogram.observe_all([found[objective] for found in latencies if objective in found])
+        if self._objectives:
+            for request, found in zip(requests, latencies, strict=True):
+                self._judge(request, found)
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        self._sums.settle()
+        for ledger in self._ledgers:
+            ledger.settle()
+
+    def _observe_prefixes(self, requests: Sequence[RequestRecord]) -> None:
+        ran = [request for request in requests if request.first_step is not None]  # else it has asked for nothing
+        cached = sum(request.cached_tokens for request in ran)
+        self._prefix[("hit",)] += cached
+        self._prefix[("miss",)] += sum(request.prompt_tokens for request in ran) - cached
+        for request in requests:
+            for ratio, hit_tokens in zip(POOL_RATIOS, request.resized_hit_tokens, strict=False):
+                self._resized[(ratio,)] += hit_tokens
+
+    def _observe_ledgers(self, requests: Sequence[RequestRecord]) -> None:
+        booked = np.array([request.ledger for request in requests])
+        self._ledgers[0].add_all(booked)
+        self._ledgers[1].add_all(np.array([request.ttft for request in requests]))
+        for histogram, account in self._accounts:
+            histogram.observe_all(booked[:, account])
+        accounted = booked[:, _OF_SERVER].sum(axis=1).tolist()
+        for request, accounted_ns in zip(requests, accounted, strict=True):
+            if request.written_ns is not None:
+                latency_ns = request.written_ns - request.arrived_ns
+                unaccounted_ns = latency_ns - accounted_ns
+                self._unaccounted[()] += abs(unaccounted_ns)
+                self._unclosed[()] += not closes(unaccounted_ns, latency_ns)
+            if request.preemptions:
+                self._preempted.observe(request.ledger[Account.MEMORY_PREEMPTED])
+
+    def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> None:
+        """Met or missed, for each objective of the request's class and for all of them together."""
+        klass = request.klass if request.klass in self._objectives else EVERY_CLASS
+        if klass not in self._objectives:
+            return
+        verdicts = met(request, latencies, self._objectives[klass])
+        for objective, is_met in verdicts.items():
+            self._judged[klass, objective, "met" if is_met else "missed"] += 1
+        self._judged[klass, GOOD, "met" if all(verdicts.values()) else "missed"] += 1
+
+
+class _LedgerSum:
+    """A counter by account, the sum of ledgers. The client's accounts are no server's to export."""
+
+    def __init__(self, series: Series, name: str):
+        self._samples = series.numbers[name]
+        self._totals = new_ledger()
+
+    def add_all(self, ledgers: np.ndarray) -> None:
+        """[requests, accounts]."""
+        self._totals = list(map(add, self._totals, ledgers.sum(axis=0).tolist()))
+
+    def settle(self) -> None:
+        for info in SERVER_ACCOUNTS:
+            self._samples[info.lifecycle, info.name] = self._totals[info.account]
+
+
+def histogram_of(objective: str) -> str:
+    """The histogram of the latency that an objective bounds."""
+    return f"sojourn_request_{objective.removesuffix('_ms')}_seconds"

@@ -1,0 +1,149 @@
+"""Engine steps → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from metrics.catalog.metric import NS_PER_SECOND
+from metrics.export.prometheus_series import Series
+from metrics.records import COMPOSITIONS, KINDS, STAGES
+from metrics.steps import OTHERS, Steps
+
+# Counters that are sums of a number field: metric and label values → field.
+SUMS = {
+    ("sojourn_token_padding_tokens_total",): "padding_tokens",
+    ("sojourn_token_overrun_tokens_total",): "overrun_tokens",
+    ("sojourn_token_budget_tokens_total",): "budget",
+    ("sojourn_token_logit_rows_total",): "logit_rows",
+    ("sojourn_compute_device_seconds_total",): "device_ns",
+    ("sojourn_compute_device_gap_seconds_total",): "gap_ns",
+    ("sojourn_compute_flops_total",): "flops",
+    ("sojourn_compute_part_flops_total", "attention"): "flops_attention",
+    ("sojourn_compute_part_flops_total", "mlp"): "flops_mlp",
+    ("sojourn_compute_part_flops_total", "head"): "flops_head",
+    ("sojourn_compute_moved_bytes_total",): "bytes",
+    ("sojourn_memory_evicted_blocks_total",): "evicted_blocks",
+    ("sojourn_memory_forgotten_prefix_blocks_total",): "forgotten_blocks",
+}
+# Counters whose label values are the keys of a map.
+TALLIES = {
+    "sojourn_request_refusals_total": "refusals",
+}
+# Histograms of list fields that are empty in most steps.
+SAMPLES = {
+    "sojourn_memory_reuse_gap_seconds": "reuse_gap_ns",
+    "sojourn_memory_reuse_distance_blocks": "reuse_distance_blocks",
+    "sojourn_memory_eviction_age_seconds": "evicted_age_ns",
+    "sojourn_memory_eviction_idle_seconds": "evicted_idle_ns",
+    "sojourn_token_entropy_nats": "entropy_millinats",
+    "sojourn_token_kept_mass_ratio": "kept_mass_ppm",
+}
+# Counters that are sums of a number field, by composition of the step.
+PHASES = {
+    "sojourn_compute_phase_flops_total": "flops",
+    "sojourn_compute_phase_moved_bytes_total": "bytes",
+    "sojourn_compute_phase_device_seconds_total": "device_ns",
+}
+
+
+class ColumnSums:
+    """Samples of counters, each the sum of one column of numbers of the steps."""
+
+    def __init__(self, series: Series, columns: Mapping[tuple[str, ...], str]):
+        """`columns`: metric and label values → column."""
+        self._samples = [(series.numbers[name], labels) for name, *labels in columns]
+        self._columns = list(columns.values())
+        self._totals = [0] * len(columns)
+
+    def add(self, steps: Steps, chosen: np.ndarray | None = None) -> None:
+        """`chosen`: only those steps, a mask [steps]."""
+        for place, name in enumerate(self._columns):
+            column = steps[name]
+            self._totals[place] += int((column if chosen is None else column[chosen]).sum())
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        for (samples, labels), total in zip(self._samples, self._totals, strict=True):
+            samples[tuple(labels)] = total
+
+
+class StepFold:
+    """Folds engine steps in, a batch at once."""
+
+    def __init__(self, series: Series):
+        numbers, histograms = series.numbers, series.histograms
+        self._sums = ColumnSums(series, SUMS)
+        self._tallies = {field: numbers[name] for name, field in TALLIES.items()}
+        self._samples = {field: histograms[name][()] for name, field in SAMPLES.items()}
+        self._phases = [
+            ColumnSums(series, {(name, made_of): field for name, field in PHASES.items()}) for made_of in COMPOSITIONS
+        ]
+        self._limits: tuple[float, float] | None = None
+        self._roofline = numbers["sojourn_compute_roofline_seconds_total"]
+        self._stages = numbers["sojourn_compute_stage_seconds_total"]
+        self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
+        self._graphs = numbers["sojourn_compute_steps_total"]
+        self._preemptions = numbers["sojourn_memory_preemptions_total"]
+        self._given_up = numbers["sojourn_memory_preempted_tokens_total"]
+        self._predicted = numbers["sojourn_compute_predicted_seconds_total"]
+        self._residual = numbers["sojourn_compute_residual_seconds_total"]
+        self._ratio = histograms["sojourn_compute_prediction_ratio"][()]
+        self._tokens = histograms["sojourn_token_step_tokens"][()]
+        self._wall = histograms["sojourn_compute_step_seconds"]
+
+    def limit(self, flops_per_second: float, bytes_per_second: float) -> None:
+        """The device's measured limits: from now on steps are held against them."""
+        self._limits = (flops_per_second, bytes_per_second)
+
+    def observe(self, steps: Steps) -> None:
+        self._sums.add(steps)
+        self._tokens.observe_all(steps.tokens)
+        for stage, ns in zip(STAGES, steps.stages.sum(axis=1).tolist(), strict=True):
+            self._stages[(stage,)] += ns
+        by_kind = np.bincount(steps.kinds, weights=steps.new_tokens, minlength=len(KINDS))
+        for kind, tokens in zip(KINDS, by_kind.tolist(), strict=True):
+            self._scheduled[(kind,)] += int(tokens)
+        self._observe_compositions(steps)
+        self._observe_predictions(steps)
+        self._graphs[(OTHERS["graph"],)] += len(steps)
+        for _, field, value in steps.others:
+            if field == "graph":
+                self._graphs[(OTHERS["graph"],)] -= 1
+                self._graphs[(value,)] += 1
+            elif (histogram := self._samples.get(field)) is not None:
+                histogram.observe_all(value)
+            elif (samples := self._tallies.get(field)) is not None:
+                for label, number in value.items():
+                    samples[(label,)] += number
+        for victim, cause, tokens in steps.preemptions():
+            self._preemptions[()] += 1
+            self._given_up[("self" if cause == victim else "other",)] += tokens
+
+    def settle(self) -> None:
+        """Brings the series up to date, for a scrape."""
+        self._sums.settle()
+        for phase in self._phases:
+            phase.settle()
+
+    def _observe_compositions(self, steps: Steps) -> None:
+        wall_ns, needed_ns = steps["end_ns"] - steps["begin_ns"], None
+        if self._limits is not None:
+            needed_s = np.maximum(steps["flops"] / self._limits[0], steps["bytes"] / self._limits[1])
+            needed_ns = np.rint(needed_s * NS_PER_SECOND)
+        for code, made_of in enumerate(COMPOSITIONS):
+            chosen = steps.compositions == code
+            if chosen.any():
+                self._phases[code].add(steps, chosen)
+                self._wall[(made_of,)].observe_all(wall_ns[chosen])
+                if needed_ns is not None:
+                    self._roofline[(made_of,)] += int(needed_ns[chosen].sum())
+
+    def _observe_predictions(self, steps: Steps) -> None:
+        known = steps["predicted_ns"] > 0
+        if known.any():
+            predicted, taken = steps["predicted_ns"][known], steps["device_ns"][known]
+            residual_ns = taken - predicted
+            self._predicted[()] += int(predicted.sum())
+            self._residual[("slower",)] += int(residual_ns[residual_ns > 0].sum())
+            self._residual[("faster",)] -= int(residual_ns[residual_ns <= 0].sum())
+            self._ratio.observe_all(taken / predicted)

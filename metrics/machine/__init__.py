@@ -1,0 +1,1 @@
+"""The computer that was measured on."""

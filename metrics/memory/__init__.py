@@ -1,0 +1,1 @@
+"""Prefix outcomes and miss-ratio curves."""

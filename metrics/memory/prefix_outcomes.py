@@ -1,0 +1,40 @@
+"""What the prefix cache made of a prompt: the words and the report that core, front and records share."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+# In order of precedence; `engine/memory/shadow/journal.py` defines each of them.
+PREFIX_OUTCOMES = (
+    "hit", "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",
+)  # fmt: skip
+RATIOS = (0.5, 1.0, 2.0, 4.0, 8.0)  # sizes of a pool, as multiples of the one that runs
+
+
+class PrefixReport(msgspec.Struct, frozen=True, array_like=True):
+    """Of one prompt at its first query, in tokens. The fields are those of RequestRecord."""
+
+    prefix_outcomes: dict[str, int]
+    infinite_hit_tokens: int
+    diverged_at: int | None
+    evicted_by: dict[str, int]
+    evicted_ago_ns: int | None
+    resized_hit_tokens: list[int]
+
+
+def combined(reports: Iterable[PrefixReport]) -> PrefixReport:
+    """Of several prompts of one call: tokens add up, `diverged_at` is that of the first prompt, of `ago` the least."""
+    outcomes: dict[str, int] = {}
+    evicted_by: dict[str, int] = {}
+    infinite, first, ago, resized = 0, None, None, None
+    for report in reports:
+        first = first or report
+        for total, part in ((outcomes, report.prefix_outcomes), (evicted_by, report.evicted_by)):
+            for key, tokens in part.items():
+                total[key] = total.get(key, 0) + tokens
+        infinite += report.infinite_hit_tokens
+        if report.evicted_ago_ns is not None:
+            ago = report.evicted_ago_ns if ago is None else min(ago, report.evicted_ago_ns)
+        parts = report.resized_hit_tokens
+        resized = parts if resized is None else [a + b for a, b in zip(resized, parts, strict=True)]
+    return PrefixReport(outcomes, infinite, first and first.diverged_at, evicted_by, ago, resized or [])

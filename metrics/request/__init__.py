@@ -1,0 +1,1 @@
+"""What a user got, and where the time of a request went."""

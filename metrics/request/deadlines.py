@@ -1,0 +1,144 @@
+"""Deadlines of tokens: what a reader notices that no mean per request shows. Pure functions over client records.
+
+*Fluidity* (Etalon, arXiv 2407.07000): the first token has a deadline, each later one another time per token after the
+deadline of the token before; being early is slack for later, and a stall misses as many deadlines as pass in it, after
+which they begin anew. *Smooth goodput* (arXiv 2410.14257): a reader takes in one token each `tpot_ms` from the first
+deadline on; the tokens that he could have read while he had to wait are taken off what the answer was worth. So
+holding tokens back to smooth their gaps gains nothing, and neither does giving up on a late request: it is worth 0.
+
+What this cannot know: whether anybody read along.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.request.goodput import window_ns
+from metrics.request.latencies import reads
+from metrics.request.objectives import EVERY_CLASS, objectives_of
+from metrics.statistics.intervals import Interval, mean_interval
+
+FLUID_SHARE = 0.9  # of its deadlines: what Etalon asks of a request
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """Deadlines of one class, in the order of the intended sends; a request that was not served has met none."""
+
+    klass: str
+    first_token_ms: float
+    first_token_ms_per_prompt_token: float
+    token_ms: float
+    sent: int
+    fluidity: float  # mean share of its deadlines that a request met
+    fluidity_interval: Interval | None
+    fluid: int  # requests that met at least FLUID_SHARE of theirs
+    smooth_goodput_tokens_per_s: float
+    output_tokens_per_s: float  # of served requests: what smooth goodput would be without any wait
+
+
+class DeadlineRule(msgspec.Struct, frozen=True, kw_only=True):
+    """When tokens are due: the first `first_token_ms` after the intended send, and more for each prompt token."""
+
+    first_token_ms: float
+    token_ms: float
+    first_token_ms_per_prompt_token: float = 0.0
+
+    def first_ms(self, prompt_tokens: float | None) -> float:
+        known = prompt_tokens is not None and not math.isnan(prompt_tokens)
+        return self.first_token_ms + (self.first_token_ms_per_prompt_token * prompt_tokens if known else 0.0)
+
+
+def missed_deadlines(token_ms: np.ndarray, first_ms: float, each_ms: float) -> tuple[int, int]:
+    """Deadlines that a stream missed, and all it had. `token_ms`: when each token was read, after the intended send."""
+    read_ms = np.asarray(token_ms, dtype="float64")
+    late = read_ms > first_ms + each_ms * np.arange(len(read_ms))
+    if not late.any():  # as most streams are
+        return 0, len(read_ms)
+    met = kept = int(np.argmax(late))
+    missed, due_ms = 0, first_ms
+    for read in read_ms[met:].tolist():
+        late_ms = read - (due_ms + each_ms * kept)  # `kept` in a row: a sum of gaps would drift
+        if late_ms > 0:
+            missed += 1 + int(late_ms // each_ms)
+            kept, due_ms = 0, read + each_ms
+        else:
+            met, kept = met + 1, kept + 1
+    return missed, missed + met
+
+
+def fluidity(token_ms: np.ndarray, first_ms: float, each_ms: float) -> float:
+    """Share of its deadlines that a stream met; 0 without a token."""
+    missed, total = missed_deadlines(token_ms, first_ms, each_ms)
+    return 1 - missed / total if total else 0.0
+
+
+def smooth_worth(token_ms: np.ndarray, first_ms: float, each_ms: float) -> float:
+    """Tokens of a stream, less those that its reader could have read while he had to wait; at least 0."""
+    read_ms = np.asarray(token_ms, dtype="float64")
+    if not len(read_ms):
+        return 0.0
+    idle_ms = float(np.max(read_ms - (first_ms + each_ms * np.arange(len(read_ms)))))
+    return max(0.0, len(read_ms) - max(0.0, idle_ms) / each_ms)
+
+
+def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> np.ndarray:
+    """When each output token was read, in ms after the intended send. A chunk stands for a token if none are told."""
+    stamps, tokens = reads(chunk_ns, chunk_tokens)
+    return np.repeat((stamps - due_ns) / 1e6, tokens.astype(int))
+
+
+def deadline_rules(klasses: Sequence[str], objectives: list[dict[str, Any]] | None) -> dict[str, DeadlineRule]:
+    """The rule of each class that has both a ttft and a tpot objective; the others have no deadline for every token."""
+    rules = {}
+    for klass in klasses:
+        bounds = objectives_of(klass, objectives)
+        if "ttft_ms" in bounds and "tpot_ms" in bounds:
+            rules[klass] = DeadlineRule(
+                first_token_ms=bounds["ttft_ms"],
+                token_ms=bounds["tpot_ms"],
+                first_token_ms_per_prompt_token=_per_prompt_token(klass, objectives),
+            )
+    return rules
+
+
+def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
+    """Fluidity and smooth goodput of each class that has deadlines, over the window of the whole frame."""
+    span = window_ns(frame)
+    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
+    rules = deadline_rules(sorted(frame.klass.unique()), objectives) if len(frame) else {}
+    return [_of_class(klass, frame[frame.klass == klass], rule, seconds) for klass, rule in rules.items()]
+
+
+def _of_class(klass: str, rows: pd.DataFrame, rule: DeadlineRule, seconds: float) -> Deadlines:
+    shares, worth, tokens = np.zeros(len(rows)), 0.0, 0
+    for place, row in enumerate(rows.itertuples()):
+        if row.status != "ok" or row.chunk_ns is None:
+            continue
+        read_ms = token_times_ms(row.due_ns, row.chunk_ns, row.chunk_tokens)
+        first_ms = rule.first_ms(row.prompt_tokens)
+        shares[place] = fluidity(read_ms, first_ms, rule.token_ms)
+        worth += smooth_worth(read_ms, first_ms, rule.token_ms)
+        tokens += len(read_ms)
+    return Deadlines(
+        klass=klass,
+        first_token_ms=rule.first_token_ms,
+        first_token_ms_per_prompt_token=rule.first_token_ms_per_prompt_token,
+        token_ms=rule.token_ms,
+        sent=len(rows),
+        fluidity=float(shares.mean()),
+        fluidity_interval=mean_interval(shares),
+        fluid=int((shares >= FLUID_SHARE).sum()),
+        smooth_goodput_tokens_per_s=worth / seconds if seconds else 0.0,
+        output_tokens_per_s=tokens / seconds if seconds else 0.0,
+    )
+
+
+def _per_prompt_token(klass: str, objectives: Sequence[Mapping[str, Any]] | None) -> float:
+    """What the class itself states, else what is stated for all."""
+    stated = {entry.get("klass", EVERY_CLASS): entry.get("ttft_ms_per_prompt_token") for entry in objectives or ()}
+    own = stated.get(klass)
+    return float((stated.get(EVERY_CLASS) if own is None else own) or 0.0)

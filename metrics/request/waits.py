@@ -1,0 +1,286 @@
+"""When each request waited, and for what: spans on the clock and ranges of steps, rebuilt from the records.
+
+The engine books waiting as sums. Here the same waits are found again from the outside, by when steps were planned and
+computed and who took part in them, so that each can be laid at somebody's door (`blame`). Both must agree; what
+is found here is never scaled to fit.
+
+A request waits
+- under way: it came, or got its place, while a step was computed already;
+- in line: from the first decision after it came until it is admitted, for the reason of the head of the line;
+- aside: it is a long prompt behind others, or a further choice whose first one computes the prompt of both;
+- preempted: from the plan that took its blocks until the one that admits it again;
+and while it runs it is delayed by others' prompt work in its steps, and by whole steps that it has no part in.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import pandas as pd
+
+from metrics.request.timeline import NOBODY, Timeline
+
+# A message may be on its way while the loop turns; after so many turns it has surely been read.
+MOST_TURNS = 8
+TICK_NS = 1_000  # two readings of one moment
+HELD_ASIDE = ("grammar", "leader", "policy")  # in the order in which a request meets them
+
+
+class Family(IntEnum):
+    """What a span of waiting is due to."""
+
+    LINE = 0
+    ASIDE = 1
+    UNDER_WAY = 2
+    PREEMPTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Of R requests, those of a `requests` table in its order. A victim is a position in it; steps are positions in a
+    Timeline. Of a call with several choices it is the one that ended last: its books are those of the critical path.
+    """
+
+    request_ids: np.ndarray  # [R]
+    sequence: np.ndarray  # [R] whose steps are the victim's, NOBODY for one that never ran
+    ready_ns: np.ndarray  # [R] when the loop could have seen it
+    first_at: np.ndarray  # [R] its first step, NOBODY
+    # Spans of the clock
+    span_victim: np.ndarray
+    span_begin_ns: np.ndarray
+    span_end_ns: np.ndarray
+    span_family: np.ndarray
+    span_taker: np.ndarray  # the sequence that alone is the reason, or NOBODY
+    # Steps that it took part in, and was booked for: `first` to before `last`
+    run_victim: np.ndarray
+    run_first: np.ndarray
+    run_last: np.ndarray
+    entry: np.ndarray  # those entries of the timeline
+    entry_victim: np.ndarray
+    # Steps in which it had its place and no share
+    absence_victim: np.ndarray
+    absence_first: np.ndarray
+    absence_last: np.ndarray
+
+
+def waits(line: Timeline, requests: pd.DataFrame) -> Waits:
+    """The waits of every request of a `requests` table (a server's own, or joined with a client's)."""
+    owners = pd.Index(requests.request_id).get_indexer(line.calls) if len(line.calls) else np.zeros(0, dtype="int64")
+    victim_of = owners[line.owner] if len(line.owner) else np.zeros(0, dtype="int64")
+    last_step = requests.last_step.to_numpy(dtype="float64", na_value=np.nan)
+    sequence = _critical(line, victim_of, last_step)
+    # In the order of victims, then of steps; what was computed after an end is nobody's
+    victim = victim_of[line.who]
+    mine = np.flatnonzero((victim >= 0) & (sequence[victim] == line.who) & (line.step[line.at] <= last_step[victim]))
+    mine = mine[np.lexsort((line.at[mine], victim[mine]))]
+    victim, at = victim[mine], line.at[mine]
+    next_gone = _next_preemption(line, line.who[mine], at)
+    first_at = np.full(len(requests), NOBODY)
+    starts = np.flatnonzero(np.diff(victim, prepend=NOBODY))
+    first_at[victim[starts]] = at[starts]
+    planned = np.append(line.planned_ns, np.iinfo("int64").max)
+    gave_way = planned[next_gone] < line.committed_ns[at]  # it was computed, and booked to nobody
+    booked = ~gave_way
+    runs = _runs(victim[booked], at[booked])
+    ready_ns, spans = _first_waits(line, requests, sequence, first_at)
+    more, absences = _gaps(line, requests, victim, at, next_gone)
+    spans = np.concatenate([spans, more])
+    spans = spans[spans["end_ns"] > spans["begin_ns"]]
+    return Waits(
+        requests.request_id.to_numpy(dtype=object), sequence, ready_ns, first_at,
+        spans["victim"], spans["begin_ns"], spans["end_ns"], spans["family"], spans["taker"],
+        *runs, mine[booked], victim[booked], *absences,
+    )  # fmt: skip
+
+
+_SPAN = np.dtype([("victim", "i8"), ("begin_ns", "i8"), ("end_ns", "i8"), ("family", "i8"), ("taker", "i8")])
+
+
+def _spans(victim: np.ndarray, begin_ns, end_ns, family: Family, taker=NOBODY) -> np.ndarray:
+    found = np.empty(len(victim), dtype=_SPAN)
+    found["victim"], found["begin_ns"], found["end_ns"] = victim, begin_ns, end_ns
+    found["family"], found["taker"] = family, taker
+    return found
+
+
+def _critical(line: Timeline, victim_of: np.ndarray, last_step: np.ndarray) -> np.ndarray:
+    """The sequence of each request that was in its last step, the first of them if there are several."""
+    last = np.full(len(line.sequences), NOBODY)
+    owner = victim_of[line.who]
+    counted = (owner >= 0) & (line.step[line.at] <= np.nan_to_num(last_step[owner], nan=-1.0))
+    np.maximum.at(last, line.who[counted], line.at[counted])
+    ran = np.flatnonzero(last >= 0)
+    ended = ran[line.step[last[ran]] == last_step[victim_of[ran]]][::-1]
+    sequence = np.full(len(last_step), NOBODY)
+    sequence[victim_of[ended]] = ended  # of several the lowest is written last
+    return sequence
+
+
+def _next_preemption(line: Timeline, who: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The first plan after each of these entries that takes the sequence's blocks; N where none does."""
+    size = len(line)
+    if not len(line.preempted) or not len(at):
+        return np.full(len(at), size)
+    keys = np.sort(line.preempted * (size + 1) + line.preempted_at)
+    place = np.searchsorted(keys, who * (size + 1) + at, side="right")
+    found = keys[np.minimum(place, len(keys) - 1)]
+    hit = (place < len(keys)) & (found // (size + 1) == who)
+    return np.where(hit, found % (size + 1), size)
+
+
+def _runs(victim: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries as ranges of consecutive steps."""
+    if not len(victim):
+        return (np.zeros(0, dtype="int64"),) * 3
+    new = np.flatnonzero((np.diff(victim, prepend=NOBODY) != 0) | (np.diff(at, prepend=NOBODY) != 1))
+    ends = np.append(new[1:], len(at)) - 1
+    return victim[new], at[new], at[ends] + 1
+
+
+def _first_waits(
+    line: Timeline, requests: pd.DataFrame, sequence: np.ndarray, first_at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """From when the loop could have seen a request until its first step: when that was, and its spans."""
+
+    def stamp(name: str) -> np.ndarray:
+        return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
+
+    encoded, admission = stamp("arrived_ns") + stamp("ledger_token_encode_ns"), stamp("ledger_request_admission_ns")
+    ready, turn = _seen(line, encoded, admission, first_at)
+    if not len(line):
+        return ready, np.empty(0, dtype=_SPAN)
+    ran = first_at >= 0
+    until = np.where(ran, line.planned_ns[first_at], stamp("finished_ns"))
+    everyone, known = np.arange(len(requests)), stamp("arrived_ns") > 0
+    grammar_ns, leader_ns, aside_ns = _held_aside(requests)
+    # A step was computed when it came; then it was taken in
+    turn_end = np.where(turn >= 0, line.end_ns[turn], 0)
+    taken_in = np.maximum(ready, turn_end) + np.maximum(admission - (ready - encoded), 0)
+    released = np.minimum(taken_in + grammar_ns, until)
+    # The first decision that could have admitted it, and the one that did
+    decided = _decided(line, turn, released, grammar_ns > 0)
+    begin = np.minimum(decided, until)
+    line_begin = np.minimum(begin + leader_ns, until)
+    aside_begin = np.maximum(until - aside_ns, line_begin)
+    # It had its place while the step before its first one was computed
+    pending = np.where(first_at > 0, line.device_end_ns[first_at - 1], 0)
+    found = (
+        _spans(everyone, ready, np.minimum(turn_end, until), Family.UNDER_WAY),
+        _spans(everyone, np.minimum(taken_in, released), released, Family.ASIDE, sequence),
+        _spans(everyone, begin, line_begin, Family.ASIDE, _leaders(line, sequence)),
+        _spans(everyone, line_begin, aside_begin, Family.LINE),
+        _spans(everyone, aside_begin, until, Family.ASIDE),
+        _spans(everyone, until, pending, Family.UNDER_WAY),
+    )
+    return ready, np.concatenate([part[known] for part in found])
+
+
+def _decided(line: Timeline, turn: np.ndarray, ready_ns: np.ndarray, was_held: np.ndarray) -> np.ndarray:
+    """The first decision about requests that were ready then: one that made a step, or one that found nothing to
+    compute in the turn that took them in."""
+    never = np.iinfo("int64").max
+    planned = np.append(line.planned_ns, never)[np.searchsorted(line.planned_ns, ready_ns, side="left")]
+    after = np.minimum(turn + 1, len(line) - 1)
+    fruitless = line.end_ns[turn] + line.receive_ns[after] + line.schedule_ns[after]
+    at_once = (turn >= 0) & (turn + 1 < len(line)) & (line.schedule_ns[after] > 0) & ~was_held
+    return np.where(at_once, np.minimum(planned, np.maximum(fruitless, ready_ns)), planned)
+
+
+def _seen(
+    line: Timeline, encoded: np.ndarray, admission: np.ndarray, first_at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each request could have been seen at the latest but for a step under way, and in which turn that was.
+
+    `request.admission` is the way to the loop and the time in which it read the message: it read it in the turn after
+    the one that is told, NOBODY where it slept. That was before its first step at the latest.
+    """
+    size = len(line)
+    ready, turn = encoded, np.full(len(encoded), NOBODY)
+    if not size:
+        return ready, turn
+    reading = np.append(line.receive_ns, 0)
+    latest = np.where(first_at >= 0, first_at, size) - 1
+    for _ in range(MOST_TURNS):
+        candidate = np.minimum(np.searchsorted(line.begin_ns, ready + TICK_NS, side="right") - 1, latest)
+        if (candidate == turn).all():
+            break
+        turn = candidate
+        ready = np.maximum(ready, encoded + np.maximum(admission - reading[turn + 1], 0))
+    awake = (turn >= 0) & (ready < line.end_ns[turn])
+    return ready, np.where(awake, turn, NOBODY)
+
+
+def _held_aside(requests: pd.DataFrame) -> tuple[np.ndarray, ...]:
+    """What each request waited for its grammar, its first choice, and behind other long prompts: ns; 0 if untold."""
+    if "waits" not in requests.columns:
+        return (np.zeros(len(requests), dtype="int64"),) * 3
+    told = [reasons(cell) for cell in requests.waits]
+    return tuple(np.array([cell.get(name, 0) for cell in told], dtype="int64") for name in HELD_ASIDE)
+
+
+def reasons(cell: object) -> dict[str, int]:
+    """A cell of a column of maps, such as `waits` or `refusals`, as a dict without noughts: readers give a dict, a list
+    of pairs, or nothing."""
+    if cell is None or isinstance(cell, float):
+        return {}
+    return {str(name): int(number) for name, number in dict(cell).items() if number}
+
+
+def _leaders(line: Timeline, sequence: np.ndarray) -> np.ndarray:
+    """The first choice of each request's call."""
+    if not len(line.sequences):
+        return np.full(len(sequence), NOBODY)
+    first = np.full(len(line.calls), NOBODY)
+    first[line.owner[::-1]] = np.arange(len(line.owner))[::-1]
+    return np.where(sequence >= 0, first[line.owner[sequence]], NOBODY)
+
+
+def _gaps(line: Timeline, requests: pd.DataFrame, victim: np.ndarray, at: np.ndarray, next_gone: np.ndarray):
+    """Between two steps of a request: preempted, or running without a share. Its spans, and ranges of steps."""
+    size = len(line)
+    if not len(at):
+        return np.empty(0, dtype=_SPAN), (np.zeros(0, dtype="int64"),) * 3
+    ends = np.append(np.diff(victim) != 0, True)  # its last step: it may still have been preempted after that
+    back = np.where(ends, size, np.append(at[1:], size))
+    gone = np.where(next_gone <= back, next_gone, size)
+    lost = gone < size
+    planned = np.append(line.planned_ns, 0)
+    # A plan may be made before the step that came before it is over: then it is no absence from that step
+    early = lost & (planned[gone] < np.append(line.committed_ns, 0)[np.maximum(gone - 1, 0)])
+    away = (np.minimum(gone, back) > at + 1) & ~(ends & ~lost)
+    until = np.minimum(gone, back) - early
+    absences = (victim[away], at[away] + 1, np.maximum(until[away], at[away] + 1))
+    finished = requests.finished_ns.astype("float64").fillna(0).to_numpy().astype("int64")
+    begin = planned[gone[lost]]
+    # Who gave way while its last token was under way ended with that step
+    over = requests.finish_reason.isin(("stop", "length")).to_numpy()[victim[lost]]
+    end = np.where(over, line.committed_ns[at[lost]], finished[victim[lost]])
+    end = np.where(back[lost] < size, planned[np.minimum(back[lost], size)], end)
+    taker = _takers(line, victim[lost], gone[lost], at[lost], requests)
+    taken_until = np.where(taker >= 0, np.clip(_leaves(line)[taker], begin, end), begin)
+    back_at = np.minimum(back[lost], size - 1)
+    pending = np.where(back[lost] < size, line.device_end_ns[np.maximum(back_at - 1, 0)], 0)
+    found = [
+        _spans(victim[lost], begin, taken_until, Family.PREEMPTED, taker),
+        _spans(victim[lost], taken_until, end, Family.PREEMPTED),
+        _spans(victim[lost], end, pending, Family.UNDER_WAY),
+    ]
+    return np.concatenate(found), absences
+
+
+def _takers(line: Timeline, victim: np.ndarray, gone: np.ndarray, at: np.ndarray, requests: pd.DataFrame) -> np.ndarray:
+    """Whose need took the blocks of each of these victims in these plans."""
+    if not len(victim):
+        return np.zeros(0, dtype="int64")
+    owners = pd.Index(requests.request_id).get_indexer(line.calls)[line.owner]
+    told = pd.Series(line.preempted_for, index=pd.MultiIndex.from_arrays([owners[line.preempted], line.preempted_at]))
+    told = told[~told.index.duplicated()]
+    taker = told.reindex(pd.MultiIndex.from_arrays([victim, gone])).fillna(NOBODY).to_numpy().astype("int64")
+    return np.where(np.append(owners, NOBODY)[taker] == victim, NOBODY, taker)  # it could not grow: whoever held blocks
+
+
+def _leaves(line: Timeline) -> np.ndarray:
+    """When each sequence was computed for the last time; the last place is for NOBODY."""
+    last = np.zeros(len(line.sequences) + 1, dtype="int64")
+    np.maximum.at(last, line.who, line.committed_ns[line.at])
+    return last

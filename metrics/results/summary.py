@@ -1,0 +1,82 @@
+"""What a client measured of a run, in one struct: latencies, whether the run was steady, deadlines, costs, the load."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from metrics.request.deadlines import Deadlines, class_deadlines
+from metrics.request.latencies import LatencySummary, summaries
+from metrics.results.energy import EnergyUse
+from metrics.results.load import is_closed
+from metrics.results.prices import TokenCost, token_cost
+from metrics.statistics.steadiness import Steadiness, steadiness, untold
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How the load went out: the offered rate, and the one that the generator kept."""
+
+    requested_rps: float | None  # requests due over the time in which they were; None of a single moment
+    achieved_rps: float | None  # ... and sent over the time in which they were
+    send_duration_s: float
+    schedule_delay_ms: dict[str, float | None]  # intended → actual send: mean, p50, p99, max of all that were sent
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it is of the declared measure window; `steady` says whether that was a steady state."""
+
+    latencies: list[LatencySummary]
+    steady: Steadiness
+    deadlines: list[Deadlines]  # of each class with a ttft and a tpot objective
+    load: LoadSummary
+    cost: TokenCost | None  # None where neither a price nor power is known
+    closed: bool = False  # a request was due when its turn had come: nobody had intended a time for it
+
+
+def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None = None) -> Results:
+    """Of the `judged` requests of a run and its run.json."""
+    return Results(
+        latencies=summaries(rows),
+        steady=steady_of(rows, meta),
+        deadlines=class_deadlines(rows, meta.get("objectives")),
+        load=load_summary(rows),
+        cost=token_cost(rows, machine_price(meta), energy),
+        closed=is_closed(meta),
+    )
+
+
+def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
+    """Of a run that is not valid, nothing can be told."""
+    return untold("the run is not valid") if meta.get("valid") is False else steadiness(rows)
+
+
+def machine_price(meta: dict[str, Any]) -> float | None:
+    """Dollars an hour of the machine, as the scenario's `measure` block states them."""
+    scenario = meta.get("scenario")
+    measure = (scenario.get("measure") if isinstance(scenario, dict) else None) or {}
+    return measure.get("usd_per_hour")
+
+
+def load_summary(rows: pd.DataFrame) -> LoadSummary:
+    """How the generator kept its schedule."""
+    due, sent = rows.due_ns.dropna().astype("float64"), rows.sent_ns.dropna().astype("float64")
+    lag = ((rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6).dropna()
+    known = len(lag) > 0
+    return LoadSummary(
+        requested_rps=_rate(due),
+        achieved_rps=_rate(sent),
+        send_duration_s=float(sent.max() - sent.min()) / 1e9 if len(sent) else 0.0,
+        schedule_delay_ms={
+            "mean": float(lag.mean()) if known else None,
+            "p50": float(lag.quantile(0.5)) if known else None,
+            "p99": float(lag.quantile(0.99)) if known else None,
+            "max": float(lag.max()) if known else None,
+        },
+    )
+
+
+def _rate(moments: pd.Series) -> float | None:
+    """Gaps per second: the last moment begins no gap."""
+    seconds = float(moments.max() - moments.min()) / 1e9 if len(moments) else 0.0
+    return (len(moments) - 1) / seconds if seconds > 0 else None

@@ -1,0 +1,271 @@
+"""A run directory: the product's document. Creates it, reads it, also while the run is going on."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
+from metrics.records import SCHEMAS
+from metrics.run.packed import PACKED
+from metrics.run.segments import compact, read_segment, sources
+
+# Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
+# What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
+# ceilings of its device.
+SERVER_KEYS = ("model_shape", "core", "ceilings")
+REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
+    "scenario": ((dict, str), "an object, or a name"),
+    "seed": ((int,), "a whole number"),
+    "engine": ((dict,), "an object"),
+    "hardware": ((dict,), "an object"),
+    "versions": ((dict,), "an object"),
+    "wall_anchor": ((dict,), "an object"),
+    "objectives": ((list,), "a list of objects"),
+    "client_error": ((dict,), "an object"),
+    "valid": ((bool,), "true or false"),
+}
+
+
+class RunError(Exception):
+    """A run directory that cannot be read, with a sentence for its user."""
+
+
+class RunDirectory:
+    """One run: `run.json` and its tables. Reading never writes, and takes what is whole of segments as they come."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: Path | str, meta: dict[str, Any]) -> "RunDirectory":
+        """Makes the folder and `run.json`. Raises RunError if a run lives there already or `meta` lacks a key."""
+        run = cls(path)
+        if (run.path / "run.json").exists():
+            raise RunError(f"{run.path} already holds a run; choose another folder, or remove it first")
+        missing = [key for key in REQUIRED if key not in meta]
+        if missing:
+            raise RunError(f"run.json lacks {', '.join(missing)}")
+        run.path.mkdir(parents=True, exist_ok=True)
+        run._write_json("run.json", meta)
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunDirectory":
+        run = cls(path)
+        if not run.path.is_dir():
+            raise RunError(f"{run.path} is not a folder; give the path of a run directory, such as runs/demo")
+        run.meta()
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def meta(self) -> dict[str, Any]:
+        """What `run.json` says. Raises RunError where it is not what a run writes."""
+        file = self.path / "run.json"
+        try:
+            meta = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} holds no run.json, so it is not a run directory") from None
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise RunError(f"{file} is not UTF-8 text; restore it, or measure again") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RunError(f"{file} is not JSON: {error}") from None
+        if fault := _fault(meta):
+            raise RunError(f"{file}: {fault}; restore the file, or measure again")
+        return meta
+
+    def update_meta(self, **changes: Any) -> None:
+        self._write_json("run.json", self.meta() | changes)
+
+    def write_json(self, name: str, content: Any) -> Path:
+        """Writes a document such as `diagnosis.json`, all or nothing."""
+        return self._write_json(name, content)
+
+    def sources(self, table: str) -> list[Path]:
+        """The files that hold a table: the compacted one, and the segments that are not in it yet."""
+        return sources(self.path, table)
+
+    def table(self, table: str) -> pd.DataFrame:
+        """All rows of one of the tables of `records.SCHEMAS`; empty, with its columns, where nothing was recorded.
+
+        Columns that a run of an older version lacks are there, and null.
+        """
+        relation = self._read(table)
+        if relation is None:
+            return SCHEMAS[table].empty_table().to_pandas()
+        frame = relation.df()
+        for field in SCHEMAS[table]:
+            if field.name not in frame.columns:
+                number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+                frame[field.name] = np.full(len(frame), np.nan if number else None, "float64" if number else object)
+        return frame
+
+    def arrow(self, table: str) -> pa.Table:
+        """The same as Arrow, which keeps a million lists flat. Of an older run, only the columns that it has."""
+        relation = self._read(table)
+        return SCHEMAS[table].empty_table() if relation is None else relation.to_arrow_table()
+
+    def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
+        try:
+            try:
+                finished, growing = self._opened(table)
+            except FileNotFoundError:  # compacted meanwhile: by now the whole stands under its name
+                finished, growing = self._opened(table)
+            if not finished and not growing:
+                return None
+            if growing:
+                rows = pa.concat_tables(growing, promote_options="default")  # noqa: F841 - the statement names it
+            if not finished:
+                return duckdb.sql("select * from rows")
+            parquet = "select * from read_parquet($files, union_by_name=true)"
+            union = f"{parquet} union all by name select * from rows" if growing else parquet
+            return duckdb.sql(union, params={"files": finished})
+        except (duckdb.Error, pa.ArrowException, msgspec.MsgspecError, OSError) as error:
+            raise RunError(f"{self.path}: table {table} cannot be read: {error}") from None
+
+    def _opened(self, table: str) -> tuple[list[str], list[pa.Table]]:
+        """The files of a table that are finished, and the rows of those that grow."""
+        files = self.sources(table)
+        finished = [str(file) for file in files if file.suffix != PACKED]
+        return finished, [read_segment(file, table) for file in files if file.suffix == PACKED]
+
+    def compact(self) -> None:
+        """Makes one file of each table's segments. Only for the process that wrote them, once nobody writes."""
+        for table in SCHEMAS:
+            compact(self.path, table)
+
+    def requests(self) -> pd.DataFrame:
+        """One row a request that was due, client and server joined by `request_id`, in order of `due_ns`.
+
+        Columns: those of `client` and of `requests` (the server's share of a common name as `server_<name>`), the
+        client's accounts `ledger_client_*` and `ttft_client_*`, `unaccounted_ns`, `ttft_unaccounted_ns` (what no
+        account explains), and in milliseconds `ttft_ms` and `e2e_ms` (from the intended send), and `tpot_ms`: from the
+        first read with text to the last, a token that came after the first read. NaN where the request has none: not
+        served, one token, or all tokens in one read, so that no client could see how fast they were made.
+        """
+        client, server = self.table("client"), self.table("requests")
+        client = client.drop_duplicates("request_id")  # parsed under way and again at the end, for a moment
+        clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
+        server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")
+        joined = client.merge(server, on="request_id", how="left").sort_values("due_ns", ignore_index=True)
+        return _with_latencies(_with_client_accounts(joined))
+
+    def _write_json(self, name: str, content: Any) -> Path:
+        partial = self.path / f".{name}.tmp"
+        text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, self.path / name)
+        return self.path / name
+
+
+def _fault(meta: Any) -> str | None:
+    """What is wrong with the content of a `run.json`: which field has which value, and what it should be."""
+    if not isinstance(meta, dict):
+        return f"it holds {_shown(meta)}, but should be an object with {', '.join(REQUIRED)}"
+    for key, (kinds, should_be) in REQUIRED.items():
+        if key not in meta:
+            return f"`{key}` is missing; it should be {should_be}"
+        if meta[key] is not None and not isinstance(meta[key], kinds):
+            return f"`{key}` is {_shown(meta[key])}; it should be {should_be}"
+    for position, objective in enumerate(meta["objectives"] or ()):
+        place = f"`objectives[{position}]"
+        if not isinstance(objective, dict):
+            return f"{place}` is {_shown(objective)}; it should be an object with bounds such as ttft_ms"
+        for name, bound in objective.items():
+            if name.endswith("_ms") and bound is not None and not _is_bound(bound):
+                return f"{place}.{name}` is {_shown(bound)}; it should be a number above 0, or null"
+    return None
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _finite(content: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON has not."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def engine_settings(meta: dict[str, Any]) -> dict[str, Any]:
+    """The settings in force: what the server said of itself (`engine.served.engine`), and above it what it was started
+    with, as far as they are known."""
+    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
+    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
+    told = served.get("engine") if isinstance(served.get("engine"), dict) else {}
+    chosen = {name: value for name, value in engine.items() if name != "served" and value is not None}
+    return told | chosen
+
+
+def wall_anchor() -> dict[str, int]:
+    """One pair of readings that maps the monotonic clock of this host to the time of day."""
+    return {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+
+
+def _with_client_accounts(joined: pd.DataFrame) -> pd.DataFrame:
+    """Books what only both sides together can know, from their own readings, and shows what is left over.
+
+    A client may read the last byte before the server, back from its write, looks at the clock: what the server booked
+    to `request.stream` after that is no part of the client's latency, and is taken off.
+    """
+    stamps = [column for column in joined.columns if column.endswith("_ns") and column not in ("chunk_ns", "token_ns")]
+    numbers = joined.astype(dict.fromkeys(stamps, "float64"))
+    lag = numbers.sent_ns - numbers.due_ns
+    way_in = numbers.arrived_ns - numbers.sent_ns
+    ends = {"ledger": ("written_ns", "last_byte_ns"), "ttft": ("first_written_ns", "first_token_ns")}
+    recorded = numbers.arrived_ns.notna()
+    for prefix, (written, read) in ends.items():
+        for column in (f"{prefix}_{info.column}" for info in SERVER_ACCOUNTS):
+            if (unknown := recorded & joined[column].isna()).any():  # the server of this run had no such account yet
+                joined[column] = numbers[column].mask(unknown, 0.0)
+        way_out = numbers[read] - numbers[written]
+        joined[f"{prefix}_request_stream_ns"] = numbers[f"{prefix}_request_stream_ns"] + way_out.clip(upper=0)
+        joined[f"{prefix}_client_lag_ns"] = lag
+        joined[f"{prefix}_client_network_ns"] = way_in + way_out.clip(lower=0)
+        booked = joined[[f"{prefix}_{info.column}" for info in ACCOUNTS]].astype("float64").sum(axis=1, skipna=False)
+        latency = numbers[read] - numbers.due_ns
+        joined["unaccounted_ns" if prefix == "ledger" else "ttft_unaccounted_ns"] = latency - booked
+    return joined
+
+
+def _with_latencies(joined: pd.DataFrame) -> pd.DataFrame:
+    due = joined.due_ns.astype("float64")
+    first, last = joined.first_token_ns.astype("float64"), joined.last_byte_ns.astype("float64")
+    served = joined.status == "ok"
+    joined["ttft_ms"] = ((first - due) / 1e6).where(served)
+    joined["e2e_ms"] = ((last - due) / 1e6).where(served)
+    final = joined.chunk_ns.map(lambda stamps: stamps[-1] if stamps is not None and len(stamps) else None)
+    span = final.astype("float64") - first
+    later = joined.output_tokens.astype("float64") - _first_read_tokens(joined)
+    joined["tpot_ms"] = (span / 1e6 / later).where(served & (later > 0) & (span > 0))
+    return joined
+
+
+def _first_read_tokens(joined: pd.DataFrame) -> np.ndarray:
+    """Tokens that were there with the first text; 1 where the server tells no tokens of a chunk."""
+    tokens = np.ones(len(joined))
+    for position, (stamps, counts) in enumerate(zip(joined.chunk_ns, joined.chunk_tokens, strict=True)):
+        if counts is not None and len(counts) and len(counts) == len(stamps):
+            tokens[position] = sum(count for ns, count in zip(stamps, counts, strict=True) if ns == stamps[0])
+    return tokens

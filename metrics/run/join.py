@@ -1,0 +1,118 @@
+"""Client and server recorded apart, on one host or on two: one run of both, with the offset of their clocks."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.run.adoption import adopt
+from metrics.run.clocks import ClockError, ClockOffset, estimate_offset
+from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings
+
+SERVER_TABLES = ("requests", "steps", "system", "kernels")
+
+
+class JoinError(Exception):
+    """Two runs that do not belong together, with a sentence for the user."""
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """What `run.json` keeps of a join, as `clock`."""
+
+    server_run: str  # its name
+    matched: int  # requests that both recorded
+    of: int  # requests of the client
+    same_host: bool  # one clock: no offset to estimate
+    offset: ClockOffset | None  # None on one host
+
+    @property
+    def uncertainty_ns(self) -> float:
+        return 0.0 if self.offset is None else self.offset.uncertainty_ns
+
+
+def join_runs(client: RunDirectory, server: RunDirectory) -> Joined:
+    """Adopts what a server recorded of a client's load into the client's run, on the client's clock.
+
+    Raises JoinError where they do not belong together, and RunError where one cannot be read. The server's run stays as
+    it is.
+    """
+    if any(client.sources(table) for table in ("requests", "steps")):
+        raise JoinError(f"{client.path} holds records of a server already; join the run of a client alone")
+    sent, served = client.table("client"), server.table("requests")
+    both = sent.drop_duplicates("request_id").merge(
+        served.drop_duplicates("request_id", keep="last"), on="request_id", suffixes=("", "_server")
+    )
+    if both.empty:
+        raise JoinError(
+            f"no request of {client.path} ({len(sent)}) is among those that {server.path} recorded ({len(served)}): "
+            "these are not the client and the server of one load"
+        )
+    same_host = _same_host(client.meta(), server.meta())
+    offset = None if same_host else _offset(both)
+    joined = Joined(
+        server_run=server.name, matched=len(both), of=sent.request_id.nunique(), same_host=same_host, offset=offset
+    )
+    margin = int(joined.uncertainty_ns)
+    ends = sent[["due_ns", "sent_ns", "last_byte_ns"]].astype("float64").max().max()
+    tables = {table: server.sources(table) for table in SERVER_TABLES}
+    to_client = None if offset is None else offset.to_client
+    adopt(client.path, tables, int(sent.due_ns.min()) - margin, int(ends) + margin, to_client)
+    client.compact()
+    client.update_meta(**_described(client.meta(), server.meta()), clock=msgspec.to_builtins(joined))
+    return joined
+
+
+def clock_of(meta: dict[str, Any]) -> Joined | None:
+    """How the clocks of a run were joined; None where client and server recorded it together."""
+    told = meta.get("clock")
+    try:
+        return msgspec.convert(told, Joined) if told else None
+    except msgspec.ValidationError:
+        return None
+
+
+def uncertainty_sentence(meta: dict[str, Any]) -> str:
+    """What to say wherever `client.network` is shown; "" where client and server shared a clock."""
+    joined = clock_of(meta)
+    if joined is None or joined.offset is None:
+        return ""
+    return (
+        f"client and server ran on different hosts: their clocks were joined from {joined.offset.bounds:,} stamps to "
+        f"within ± {joined.uncertainty_ns / 1e6:.3f} ms, and client.network of a request is that uncertain"
+    )
+
+
+def _same_host(client: dict[str, Any], server: dict[str, Any]) -> bool:
+    """Whether both saw the same start of the same kernel, whose monotonic clock they then share."""
+    boots = [(meta.get("hardware") or {}).get("boot_id") for meta in (client, server)]
+    return boots[0] is not None and boots[0] == boots[1]
+
+
+def _offset(both: pd.DataFrame) -> ClockOffset:
+    """From every request: sent → arrived, first token → first text read, last token → last byte read.
+
+    The last bound only holds where the client read to the end: for one that gave up the server goes on a while.
+    `written_ns` would be a tighter bound, but a server looks at the clock after a write, when the client may have read.
+    """
+    way_in = both[["sent_ns", "arrived_ns"]].dropna().astype("int64")
+    made, read = [], []
+    for place, column, rows in ((0, "first_token_ns", both), (-1, "last_byte_ns", both[both.status == "ok"])):
+        answered = rows[rows[column].notna() & rows.token_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)]
+        made.append(answered.token_ns.map(lambda stamps, place=place: int(stamps[place])).to_numpy(dtype="int64"))
+        read.append(answered[column].to_numpy(dtype="int64"))
+    try:
+        return estimate_offset(
+            way_in.sent_ns.to_numpy(), way_in.arrived_ns.to_numpy(), np.concatenate(made), np.concatenate(read)
+        )
+    except ClockError as error:
+        raise JoinError(str(error)) from None
+
+
+def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+    """What the client's run could not know of the server."""
+    engine = client.get("engine") or {}
+    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
+    changes: dict[str, Any] = {"engine": engine | {"served": served | {"engine": engine_settings(server)}}}
+    changes |= {key: server[key] for key in SERVER_KEYS if server.get(key) is not None}
+    return changes | {"server_hardware": server.get("hardware"), "server_versions": server.get("versions")}

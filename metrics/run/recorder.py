@@ -1,0 +1,103 @@
+"""Records → segments in a run directory, in the background, bounded, complete up to the last second."""
+
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from metrics.run.packed import PACKED, PackedRecords, PackedSegment, PackedSteps, encode, packed_records, packed_steps
+from metrics.steps import Steps
+
+FLUSH_SECONDS = 1.0
+CAPACITY = 65_536  # records of a table that may wait for the writer; more are dropped and counted
+
+
+class Recorder:
+    """Owns the rings of records that wait to be written. `append` never blocks and never writes.
+
+    `dropped` counts the records that did not fit, `failed` those that could not be written, for the disk is full or
+    gone or a record has no place in its columns; both are exported, so that a gap is never silent.
+    """
+
+    def __init__(self, directory: Path, tables: tuple[str, ...], capacity: int = CAPACITY):
+        self.directory = Path(directory)
+        self.capacity = capacity
+        self.dropped = 0
+        self.failed = 0
+        self.last_error: str | None = None
+        self._pending: dict[str, deque] = {table: deque() for table in tables}
+        self._steps: deque[Steps] = deque()
+        self._steps_taken = self._steps_written = 0  # each counted by one thread: those that wait are between them
+        self._segments: dict[str, PackedSegment] = {}
+        self._closing = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def append(self, table: str, record: Any) -> None:
+        """A record of any table but `steps`."""
+        pending = self._pending[table]
+        if len(pending) >= self.capacity:
+            self.dropped += 1
+        else:
+            pending.append(record)
+
+    def append_steps(self, steps: Steps) -> None:
+        """All of them, or none."""
+        if self._steps_taken - self._steps_written + len(steps) > self.capacity:
+            self.dropped += len(steps)
+        else:
+            self._steps_taken += len(steps)
+            self._steps.append(steps)
+
+    def flush(self) -> None:
+        """Writes what is pending."""
+        with self._writing:
+            for _ in range(len(self._steps)):
+                steps = self._steps.popleft()
+                self._steps_written += len(steps)
+                self._write("steps", len(steps), packed_steps(steps))
+            for table, pending in self._pending.items():
+                if records := [pending.popleft() for _ in range(len(pending))]:
+                    self._write(table, len(records), packed_records(records))
+
+    def close(self) -> None:
+        """Writes the rest and stops the writer. May be called twice."""
+        self._closing.set()
+        self._thread.join()
+        self.flush()
+        with self._writing:
+            for table in list(self._segments):
+                self._end_segment(table)
+
+    def _write(self, table: str, rows: int, content: PackedSteps | PackedRecords) -> None:
+        """All rows are written, or counted as failed."""
+        try:
+            packed = encode(content)
+        except Exception as error:  # a value that nothing holds: the writer must outlive it
+            self.failed += rows
+            self.last_error = f"{table}: {error}"
+            return
+        try:
+            if table not in self._segments:
+                name = f"{time.time_ns():020d}-{os.getpid()}{PACKED}"  # sorts by time, and no two writers share one
+                path = self.directory / f"{table}.parts" / name
+                self._segments[table] = PackedSegment(path)
+            self._segments[table].write(packed)
+        except Exception as error:  # the disk
+            self.failed += rows
+            self.last_error = f"{table}: {error}"
+            self._end_segment(table)
+
+    def _end_segment(self, table: str) -> None:
+        segment = self._segments.pop(table, None)
+        if segment is not None:
+            with suppress(OSError):  # the disk that has failed already, and is counted
+                segment.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            self.flush()

@@ -1,0 +1,1 @@
+"""Searches over rates: bisection, points, frontier."""

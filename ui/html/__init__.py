@@ -1,0 +1,1 @@
+"""HTML: reports and the fragments that pages share."""

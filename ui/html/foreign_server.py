@@ -1,0 +1,87 @@
+"""What the app and the report show of a server's own metrics, where it recorded nothing for us."""
+
+from metrics.diagnosis.foreign_server import TOLD_APART
+from metrics.diagnosis.terminal.foreign_server import LATENCIES, sight
+from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
+from ui.html.fragments import STATUS_COLOURS, Tile, chip, wrap
+from ui.text import number, percent, safe
+
+SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": "#B7791F", "unseen": STATUS_COLOURS["unknown"]}
+
+
+def introduction(view: ServerView) -> str:
+    """What the figures rest on, in one sentence."""
+    failed = f", {view.failed_scrapes} failed" if view.failed_scrapes else ""
+    return wrap(
+        f'<p class="sj-small sj-muted">{safe(view.title)}’s own metrics: {view.scrapes:,} scrapes in '
+        f"{number(view.seconds)} s{failed}. Means are over {number(view.finished)} finished requests, gauges are "
+        "samples; neither tells anything of a single request. The client’s side is exact.</p>"
+    )
+
+
+def tiles_of(view: ServerView) -> list[Tile]:
+    """Gauges, totals and mean latencies, with what they rest on."""
+    tiles: list[Tile] = []
+    for name, what, unit in ((RUNNING, "running", "requests"), (WAITING, "waiting", "requests")):
+        if (gauge := view.gauges.get(name)) is not None:
+            tiles.append((what, number(gauge.mean), unit, f"{number(gauge.largest)} at most, n = {gauge.samples:,}"))
+    if (gauge := view.gauges.get(KV_USE)) is not None:
+        tiles.append(("KV use", percent(gauge.mean), "", f"{percent(gauge.largest)} at most, n = {gauge.samples:,}"))
+    if view.hit_rate is not None:
+        tiles.append(("prefix hits", percent(view.hit_rate), "", "of the prompt tokens asked for"))
+    if view.preemptions is not None:
+        tiles.append(("preemptions", number(view.preemptions), "", f"{number(view.finished)} requests finished"))
+    for name, what in LATENCIES.items():
+        if (told := view.latencies.get(name)) is not None:
+            tiles.append((f"{what} (server)", number(told.mean * 1e3), "ms", f"mean of {number(told.count)}"))
+    return tiles
+
+
+def accounts(view: ServerView) -> str:
+    """Each account of the ledger and whether it can be seen in the server's metrics."""
+    rows = [
+        f"<tr><td>{safe(account.account)}</td><td>{chip(account.account.split('.')[0])}</td>"
+        f'<td><span class="sj-dot" style="--dot:{SIGHT_COLOURS[account.visibility]}"></span>'
+        f"{safe(sight(account.visibility, view.title))}</td><td>{safe(account.why)}</td></tr>"
+        for account in view.accounts
+    ]
+    return wrap(
+        '<table class="sj-table"><thead><tr><th>account</th><th>lifecycle</th><th>seen</th><th>because</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def spans(view: ServerView) -> str:
+    """The stretches of time that the server measures, and where what it does not explain lies."""
+    rows = [
+        f'<tr><td style="white-space:nowrap">{safe(span.name)}</td><td class="sj-right">{number(span.mean_ms)}</td>'
+        f'<td class="sj-right">{number(span.ttft_ms)}</td><td>{safe(", ".join(span.accounts))}</td>'
+        f"<td>{safe(span.meaning)}</td></tr>"
+        for span in view.spans
+    ]
+    left = ""
+    if view.inside_ms is not None and view.outside_ms is not None:
+        left = (
+            f'<p class="sj-small">Unaccounted: {number(view.inside_ms)} ms inside {safe(view.title)}’s own end-to-end '
+            f"latency, {number(view.outside_ms)} ms outside of it ({safe(', '.join(view.outside))}).</p>"
+        )
+    return wrap(
+        '<table class="sj-table"><thead><tr><th>stretch</th><th class="sj-right">mean (ms)</th>'
+        '<th class="sj-right">to first token (ms)</th><th>accounts in it</th><th>meaning</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>{left}"
+    )
+
+
+def agreement(view: ServerView) -> str:
+    """Counts of client and server side by side."""
+    if not view.agreement:
+        return wrap('<p class="sj-small sj-muted">Client and server share no count that could be compared.</p>')
+    parts = []
+    for pair in view.agreement:
+        same = abs(pair.server - pair.client) <= TOLD_APART * max(pair.client, 1.0)
+        colour = STATUS_COLOURS["absent" if same else "present"]
+        parts.append(
+            f'<span class="sj-dot" style="--dot:{colour}"></span>{safe(pair.what)}: client {number(pair.client)}, '
+            f"server {number(pair.server)}"
+        )
+    return wrap(f'<p class="sj-small"><b>Counts of both sides</b>: {"; ".join(parts)}.</p>')

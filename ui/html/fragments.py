@@ -1,0 +1,244 @@
+"""Pieces of HTML that the app and the report share. Everything that comes from a run is escaped here."""
+
+from pathlib import Path
+from typing import Any
+
+from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
+from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
+from metrics.machine.client_error import client_error_sentence
+from metrics.memory.prefix_share import prefix_share
+from metrics.run.join import uncertainty_sentence
+from ui.run_data import RunData
+from ui.tables.request import throughput_tokens_per_s
+from ui.text import NOTHING, duration, missing, number, percent, prose, safe
+from ui.theme import INK, MUTED, STATE_COLOURS
+
+CSS_FILE = Path(__file__).parents[1] / "style.css"
+STATUS_COLOURS = {"present": "#B42318", "absent": "#1A7F4B", "unknown": "#C5CCD5"}
+STATUS_WORDS = {"present": "shows", "absent": "does not show", "unknown": "cannot be told"}
+KIND_MEANING = {
+    "capacity": "more hardware, or less load",
+    "policy": "a setting, at no cost",
+    "workload": "what is sent, and when",
+    "client": "the load generator, not the server",
+    "fault": "something is slower than it should be",
+}
+Tile = tuple[str, str, str, str]  # name, value, unit, detail
+
+
+def wrap(inner: str) -> str:
+    return f'<div class="sj">{inner}</div>'
+
+
+def headline(run: RunData) -> str:
+    """The state of a run and its first cause in one sentence, or why there is none."""
+    if run.diagnosis is None:
+        state, sentence = "inconclusive", run.no_diagnosis
+    else:
+        state, sentence = run.diagnosis.state, run.diagnosis.headline
+    return wrap(
+        f'<div class="sj-headline" style="--state:{STATE_COLOURS[state]}"><div class="sj-state">{safe(state)}</div>'
+        f'<div class="sj-sentence">{prose(sentence)}</div></div>'
+    )
+
+
+def about(run: RunData) -> str:
+    """Which run this is: name, scenario, model and device, as far as run.json tells, and what is left out of it."""
+    asked = run.meta.get("engine")
+    asked = asked if isinstance(asked, dict) else {}
+    served = asked.get("served")  # what the server said of itself when it was asked
+    known = asked | ((served.get("engine") or {}) if isinstance(served, dict) else {})
+    parts = [f"run {run.name}", f"scenario {scenario_name(run.meta)}"]
+    parts += [f"{key} {known[key]}" for key in ("model", "device", "dtype") if known.get(key)]
+    hardware = run.meta.get("hardware")
+    if isinstance(hardware, dict):
+        parts += [f"{hardware['cores']} cores"] if hardware.get("cores") else []
+        parts += [str(gpu.get("name", gpu) if isinstance(gpu, dict) else gpu) for gpu in hardware.get("gpus") or []]
+    if run.warmup:
+        parts.append(f"{run.warmup} warm-up {'request' if run.warmup == 1 else 'requests'} left out")
+    if run.diagnosis is not None and run.diagnosis.against:
+        parts.append(f"against {run.diagnosis.against}")
+    return wrap(f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>')
+
+
+def scenario_name(meta: dict[str, Any]) -> str:
+    scenario = meta.get("scenario")
+    return str(scenario.get("name", "unnamed") if isinstance(scenario, dict) else scenario or "unnamed")
+
+
+def key_numbers(run: RunData) -> list[Tile]:
+    """What a reader asks first, each with its unit and the number of requests it rests on."""
+    sent, served = len(run.requests), int((run.requests.status == "ok").sum())
+    tiles: list[Tile] = [("requests", f"{sent:,}", "sent", f"{served:,} ok, {sent - served:,} not")]
+    goodput = run.diagnosis.goodput if run.diagnosis is not None else []
+    whole = goodput[0] if goodput else None
+    if whole is not None:
+        due_rps = whole.window.due_rps if whole.window is not None else None
+        due = "" if due_rps is None else f", {number(due_rps)}/s were due"
+        good = f"{whole.good:,} of {whole.sent:,} were good{due}"
+        tiles.append(("goodput", number(whole.goodput_rps), "req/s", good))
+        tiles.append(("attainment", percent(whole.attainment), "", f"of {whole.sent:,} sent, all objectives"))
+    rate = throughput_tokens_per_s(run.requests)
+    tiles.append(("output", number(rate), "tokens/s", f"n = {served:,} served requests"))
+    for latency, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
+        for quantile in ("p50", "p90"):
+            known = int(run.requests[latency].notna().sum())
+            if whole is not None:
+                value = whole.quantiles_ms.get(latency, {}).get(quantile)
+            else:
+                value = float(run.requests[latency].quantile(int(quantile[1:]) / 100))
+            tiles.append((f"{name} {quantile}", number(value), "ms", f"n = {known:,}"))
+    share = prefix_share(run.meta, run.requests)
+    if share is not None:
+        detail = f"ideal {percent(share.ideal)}: {share.infinite_cache}"
+        tiles.append(("prefix cache", percent(share.achieved), "of prompt tokens", detail))
+    return tiles
+
+
+def tiles(items: list[Tile]) -> str:
+    """Key numbers side by side."""
+    boxes = [
+        f'<div class="sj-tile"><div class="sj-name">{safe(name)}</div><div class="sj-value">{safe(value)}'
+        f"{f'<small>{safe(unit)}</small>' if unit and value != NOTHING else ''}</div>"
+        f'<div class="sj-detail">{safe(detail)}</div></div>'
+        for name, value, unit, detail in items
+    ]
+    return wrap(f'<div class="sj-tiles">{"".join(boxes)}</div>')
+
+
+def closure(diagnosis: Diagnosis) -> str:
+    """Whether the accounts explain what the client measured."""
+    kept = diagnosis.closure
+    if not kept.joined:
+        return wrap('<p class="sj-small sj-muted">Closure: no request was recorded by both client and server.</p>')
+    colour = STATUS_COLOURS["absent" if kept.closed == kept.joined else "present"]
+    bound = f"{percent(CLOSURE_SHARE)} and {duration(CLOSURE_NS)}"
+    worst = f"worst {percent(kept.worst_share)}, {duration(kept.worst_ns)}"
+    return wrap(
+        f'<p class="sj-small"><span class="sj-dot" style="--dot:{colour}"></span><b>Closure</b>: in {kept.closed:,} of '
+        f"{kept.joined:,} requests the accounts sum to the client’s latency within {bound} ({worst}).</p>"
+    )
+
+
+def clocks(meta: dict[str, Any]) -> str:
+    """How far client.network can be trusted; nothing where client and server shared a clock."""
+    sentence = uncertainty_sentence(meta)
+    return wrap(f'<div class="sj-warning">{prose(sentence)}.</div>' if sentence else "")
+
+
+def client_error(meta: dict[str, Any]) -> str:
+    """How wrong the load generator itself is at the run's load; nothing where none of ours recorded the run."""
+    told = meta.get("client_error")
+    return wrap(f'<p class="sj-small sj-muted">Client error: {prose(client_error_sentence(told))}.</p>' if told else "")
+
+
+def warnings(diagnosis: Diagnosis) -> str:
+    return wrap("".join(f'<div class="sj-warning">{prose(text)}</div>' for text in diagnosis.warnings))
+
+
+def chip(lifecycle: str) -> str:
+    colour = COLOURS.get(lifecycle, MUTED)
+    ink = INK if lifecycle in ("token", "request") else "#FFFFFF"
+    return f'<span class="sj-chip" style="background:{colour};color:{ink}">{safe(lifecycle)}</span>'
+
+
+def finding(number_: int, found: Finding) -> str:
+    """A finding as a card: symptom → lifecycle → cause, evidence, probe, fix."""
+    first = found.lifecycles[0] if found.lifecycles else "client"
+    lost = ""
+    if not missing(found.goodput_lost):
+        lost = (
+            f'<div class="sj-lost"><b>{percent(found.goodput_lost)}</b><br>'
+            f'<span class="sj-small sj-muted">of sent requests miss {"it" if found.objective else "an objective"}'
+            "</span></div>"
+        )
+    who = " · ".join(safe(part) for part in (found.objective, found.cohort) if part)
+    arrow = '<span class="sj-arrow">→</span>'
+    lifecycles = " ".join(chip(name) for name in found.lifecycles)
+    kind = f'<span class="sj-chip sj-kind">{safe(found.kind)}</span>'
+    return wrap(
+        f'<article class="sj-card" style="--lifecycle:{COLOURS.get(first, MUTED)}">'
+        f"<header>{lost}<h3>{number_}. {safe(found.title)}</h3>"
+        f'<div class="sj-small sj-muted">{who}&nbsp;</div></header>'
+        f'<div class="sj-path">{safe(found.title)}{arrow}{lifecycles}{arrow}{safe(found.object)}{arrow}'
+        f'<b>{prose(found.cause)}</b> {kind} <span class="sj-small sj-muted">{KIND_MEANING[found.kind]}</span></div>'
+        f'<div class="sj-columns"><section>{_evidence(found)}</section><section>{_probe(found)}</section>'
+        f"<section>{_fix(found)}</section></div></article>"
+    )
+
+
+def _evidence(found: Finding) -> str:
+    parts = []
+    for title, css, supports in (("Evidence for", "sj-for", True), ("Evidence against", "sj-against", False)):
+        items = [
+            f'<li class="{css}">{prose(item.statement)} <span class="sj-small sj-muted">{safe(item.source)}</span></li>'
+            for item in found.evidence
+            if item.supports is supports
+        ]
+        listed = f'<ul class="sj-evidence">{"".join(items)}</ul>'
+        parts.append(f"<h4>{title}</h4>" + (listed if items else '<p class="sj-muted">none was found</p>'))
+    return "".join(parts)
+
+
+def _probe(found: Finding) -> str:
+    probe = found.probe
+    command = f'<code class="sj-line">{safe(probe.command)}</code>' if probe.command else ""
+    return (
+        f"<h4>What would prove it</h4><p>{prose(probe.measurement)}</p>{command}"
+        f'<dl class="sj-outcomes"><dt>if so</dt><dd>{prose(probe.if_cause)}</dd>'
+        f"<dt>rival</dt><dd>{prose(probe.rival)}</dd><dt>if rival</dt><dd>{prose(probe.if_rival)}</dd></dl>"
+    )
+
+
+def _fix(found: Finding) -> str:
+    fix = found.fix
+    return (
+        f"<h4>What to change</h4><p>{prose(fix.change)}</p>"
+        f'<dl class="sj-outcomes"><dt>gain</dt><dd>{safe(fix.gain)}</dd>'
+        f"<dt>rests on</dt><dd>{safe(fix.basis)}</dd></dl>"
+    )
+
+
+def checks(items: list[SymptomCheck]) -> str:
+    """The six symptoms, whether the run shows each, and why."""
+    rows = [
+        f'<tr><td><span class="sj-dot" style="--dot:{STATUS_COLOURS[item.status]}"></span>{safe(item.title)}</td>'
+        f'<td class="sj-muted">{STATUS_WORDS[item.status]}</td><td>{prose(item.reason)}</td>'
+        f"<td>{' '.join(chip(name) for name in item.lifecycles)}</td></tr>"
+        for item in items
+    ]
+    return wrap(
+        '<table class="sj-table"><thead><tr><th>symptom</th><th>this run</th><th>because</th><th>lifecycles</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def table(columns: list[str], rows: list[list[Any]], right: tuple[int, ...] = ()) -> str:
+    """Rows of text and numbers; the columns in `right` are numbers and stand right."""
+    css = [' class="sj-right"' if place in right else "" for place in range(len(columns))]
+    head = "".join(f"<th{css[place]}>{safe(name)}</th>" for place, name in enumerate(columns))
+    body = "".join(
+        "<tr>" + "".join(f"<td{css[place]}>{safe(value)}</td>" for place, value in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return wrap(f'<table class="sj-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def pairs(items: dict[str, Any], css: str = "") -> str:
+    """Names and values, nested names joined by a dot: how a run was made. `css` sj-facts sets two pairs a line."""
+    rows = "".join(f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in flat(items).items())
+    return wrap(f'<dl class="sj-pairs {css}">{rows}</dl>')
+
+
+def flat(items: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """`{"a": {"b": 1}}` → `{"a.b": "1"}`; nothing for None."""
+    found: dict[str, str] = {}
+    for name, value in items.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for place, item in enumerate(value):
+                found |= flat(item, f"{prefix}{name}.{item.get('klass', place)}.")
+        elif value is not None:
+            found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return found

@@ -1,0 +1,102 @@
+"""What the client measured, as HTML that the app and the report share: latencies with intervals, steadiness, cost."""
+
+from metrics.request.deadlines import FLUID_SHARE, Deadlines
+from metrics.request.latencies import DEFINITIONS, QUANTILES, Estimate
+from metrics.results.load import CLOSED_ORIGIN
+from metrics.results.prices import cost_line
+from metrics.results.summary import Results
+from metrics.statistics.intervals import Interval
+from metrics.statistics.steadiness import Steadiness
+from ui.html import fragments
+from ui.html.fragments import wrap
+from ui.text import NOTHING, number, percent, prose, safe
+
+VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}
+INTERVAL_NOTE = (
+    "Beside a figure stands its 95 % interval, where there are samples enough for one (?: beyond what was "
+    "measured); a dash stands where there are "
+    "too few for the figure itself."
+)
+
+
+def latency_table(results: Results) -> str:
+    """Every latency with its figures and their intervals, and what it is measured from."""
+    columns = ["latency (ms)", "samples", "mean", *QUANTILES, "max", "what it is"]
+    origins, rows = {"intended send": CLOSED_ORIGIN} if results.closed else {}, []
+    for row in results.latencies:
+        known = DEFINITIONS[row.name]
+        rows.append([
+            known.title, f"{row.samples:,}", estimate(row.mean), *(estimate(row.quantiles[name]) for name in QUANTILES),
+            number(row.max), f"from {origins.get(known.origin, known.origin)}, {known.meaning}",
+        ])  # fmt: skip
+    return fragments.table(columns, rows, right=tuple(range(1, len(columns) - 1)))
+
+
+def estimate(value: Estimate) -> str:
+    """`120 (112–131)`."""
+    if value.value is None or value.interval is None:
+        return number(value.value)
+    return f"{number(value.value)} ({bounds(value.interval)})"
+
+
+def bounds(interval: Interval) -> str:
+    low, high = (("?" if bound is None else number(bound)) for bound in (interval.low, interval.high))
+    return f"{low}–{high}"
+
+
+def steady(found: Steadiness) -> str:
+    """Whether the measured window was a steady state, and why not."""
+    dot = f'<span class="sj-dot" style="--dot:{VERDICT_COLOURS[found.verdict]}"></span>'
+    window = ""
+    if found.window_s is not None:
+        window = f" Looked at: seconds {found.begin_s:.3g} to {found.end_s:.4g} after the first measured request."
+    return wrap(
+        f'<p class="sj-small">{dot}<b>Steady state: {safe(found.verdict)}</b> {prose(found.reason)}.{safe(window)} '
+        '<span class="sj-muted">Nothing was trimmed: the figures are of the declared measure window.</span></p>'
+    )
+
+
+def deadlines(rows: list[Deadlines]) -> str:
+    """Fluidity and smooth goodput by class; a sentence where no class has a deadline for every token."""
+    if not rows:
+        return wrap('<p class="sj-small sj-muted">No class has both a ttft and a tpot objective, so no token has a '
+                    "deadline.</p>")  # fmt: skip
+    columns = ["class", "first token due (ms)", "each later (ms)", "fluidity", f"met {percent(FLUID_SHARE)} of theirs",
+               "smooth goodput (tokens/s)", "output (tokens/s)"]  # fmt: skip
+    cells = []
+    for row in rows:
+        first = number(row.first_token_ms)
+        if row.first_token_ms_per_prompt_token:
+            first += f" + {row.first_token_ms_per_prompt_token:g} a prompt token"
+        spread = f" ({_shares(row.fluidity_interval)})" if row.fluidity_interval is not None else ""
+        cells.append([
+            row.klass or NOTHING, first, number(row.token_ms), f"{percent(row.fluidity)}{spread}",
+            f"{row.fluid:,} of {row.sent:,}", number(row.smooth_goodput_tokens_per_s), number(row.output_tokens_per_s),
+        ])  # fmt: skip
+    return fragments.table(columns, cells, right=tuple(range(1, len(columns))))
+
+
+DEADLINES_NOTE = (
+    "Fluidity: the share of its deadlines that a request met, on average over all that were sent; a stall misses as "
+    "many as pass in it (Etalon). Smooth goodput: output tokens less those that a reader could have read while he "
+    "waited past a deadline; a request that was not served is worth nothing (arXiv 2410.14257)."
+)
+
+
+def load_and_cost(results: Results) -> str:
+    """How the schedule was kept, and what tokens cost."""
+    load, delay = results.load, results.load.schedule_delay_ms
+    parts = [
+        f"offered {number(load.requested_rps, 'req/s')}, sent {number(load.achieved_rps, 'req/s')} within "
+        f"{number(load.send_duration_s, 's')}; sent after its time: mean {number(delay['mean'], 'ms')}, "
+        f"p99 {number(delay['p99'], 'ms')}, most {number(delay['max'], 'ms')}"
+    ]
+    parts += [f"cost: {cost_line(results.cost)}"] if results.cost is not None else []
+    return wrap("".join(f'<p class="sj-small">{safe(part)}</p>' for part in parts))
+
+
+def _shares(interval: Interval) -> str:
+    low, high = (
+        NOTHING if bound is None else percent(min(1.0, max(0.0, bound))) for bound in (interval.low, interval.high)
+    )
+    return f"{low} to {high}"

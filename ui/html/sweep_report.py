@@ -1,0 +1,133 @@
+"""What a sweep shows, in the app and as one self-contained HTML file."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from metrics.request.objectives import OBJECTIVE_NAMES
+from metrics.search.document import Search, read_search
+from metrics.search.frontier import KEPT_SHARE
+from metrics.search.points import Frontier, Rate, by_rate, frontier, largest_rate, rate_sentence
+from ui.figures import sweep as figures
+from ui.html import fragments
+from ui.html.run_report import PAGE_CSS
+from ui.text import number, percent, safe
+from ui.theme import CONFIG, FONT
+
+
+@dataclass(frozen=True, slots=True)
+class SweepData:
+    """A sweep, read once."""
+
+    name: str
+    search: Search
+    rates: list[Rate]
+    best: list[Frontier]
+
+    @property
+    def objectives_ms(self) -> dict[str, float]:
+        return self.search.plan.get("objectives_ms") or {}
+
+
+def load_sweep(folder: Path) -> SweepData:
+    """Raises RunError where there is none."""
+    search = read_search(folder / "sweep.json")
+    rates = by_rate(search.points)
+    return SweepData(folder.resolve().name, search, rates, frontier(rates, search.plan.get("objectives_ms") or {}))
+
+
+def summary(data: SweepData) -> str:
+    """The scenario, how much of it is measured, and the largest rate that keeps the objectives."""
+    plan = data.search.plan
+    of = len(plan["rates_rps"]) * plan["repeats"]
+    most = rate_sentence(largest_rate(data.rates))
+    bounds = ", ".join(f"{OBJECTIVE_NAMES[name]} ≤ {number(ms, 'ms')}" for name, ms in data.objectives_ms.items())
+    where = plan["target"]["base_url"] or "our engine, started for each run"
+    parts = [
+        f"sweep {data.name}", f"scenario {plan['scenario']['name']}", where, f"{len(data.search.points)} of {of} runs",
+        bounds or "objectives per class",
+    ]  # fmt: skip
+    return fragments.wrap(
+        f'<div class="sj-about">{" · ".join(map(safe, parts))}</div>'
+        f'<div class="sj-headline" style="--state:#0072B2"><div class="sj-state">largest rate</div>'
+        f'<div class="sj-sentence">{safe(most[0].upper() + most[1:])}.</div></div>'
+    )
+
+
+def drawings(data: SweepData) -> Iterator[tuple[str, go.Figure, str]]:
+    """Heading, figure and caption of each."""
+    yield (
+        "Goodput against the rate", figures.goodput_against_rate(data.rates),
+        "sweep.json points: requests that kept every objective, a second; failed ones are not good.",
+    )  # fmt: skip
+    yield (
+        "Attainment against the rate", figures.attainment_against_rate(data.rates, KEPT_SHARE),
+        "sweep.json points: Wilson’s 95 % interval, from as many requests as would say as much were they independent.",
+    )  # fmt: skip
+    yield (
+        "Frontier: goodput against the objectives", figures.frontier_against_objectives(data.best),
+        "The best of the measured rates, judged again under stricter and looser objectives. Open: the largest rate "
+        "with a valid run, so a larger one might give more.",
+    )  # fmt: skip
+    for latency, name in OBJECTIVE_NAMES.items():
+        yield (
+            name.capitalize(), figures.latency_against_rate(data.rates, latency, data.objectives_ms.get(latency)),
+            "From the intended send; failed requests count as slower than all others.",
+        )  # fmt: skip
+
+
+def rate_table(data: SweepData) -> str:
+    """A row a rate."""
+    head = ["requests/s", "runs", "invalid", "counted", "kept", "95 % interval", "good req/s", "good tok/s", "tok/s"]
+    rows = []
+    for rate in data.rates:
+        known = rate.attainment is not None
+        interval = f"{percent(rate.attainment_low)} – {percent(rate.attainment_high)}" if known else "–"
+        cells = [f"{rate.rate_rps:g}", str(rate.points), str(rate.invalid), f"{rate.sent:,}"]
+        cells += [percent(rate.attainment) if known else "–", interval]
+        cells += [number(value) for value in (rate.goodput_rps, rate.goodput_tokens_per_s, rate.tokens_per_s)]
+        rows.append(cells)
+    return fragments.table(head, rows, right=tuple(range(len(head))))
+
+
+def remarks(data: SweepData) -> str:
+    """What the figures leave out."""
+    notes = [
+        f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse."
+        for rate in data.rates
+        if rate.growing
+    ]
+    for point in data.search.points:
+        notes += point.notes
+    return fragments.wrap("".join(f'<div class="sj-warning">{safe(note)}</div>' for note in notes))
+
+
+def write_sweep_report(folder: Path) -> Path:
+    """Writes `sweep.html` into a sweep, all or nothing. Raises RunError."""
+    target, partial = folder / "sweep.html", folder / ".sweep.html.tmp"
+    partial.write_text(render(load_sweep(folder)), encoding="utf-8")
+    os.replace(partial, target)
+    return target
+
+
+def render(data: SweepData) -> str:
+    """The whole page."""
+    css = PAGE_CSS % FONT + fragments.CSS_FILE.read_text(encoding="utf-8")
+    body = "".join(
+        f'<section><h2>{safe(title)}</h2><div class="figure">'
+        f"{fig.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)}</div>"
+        f'<p class="caption">{safe(caption)}</p></section>'
+        for title, fig, caption in drawings(data)
+    )
+    rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
+    title = safe(f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
+        f"{summary(data)}{remarks(data)}{body}<h2>Rates</h2>{rate_table(data)}</body></html>"
+    )

@@ -1,0 +1,55 @@
+"""What every page of the app shares: the chosen run, read once, and the head of a page."""
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from metrics.run.directory import RunError
+from ui.html import fragments
+from ui.run_data import RunData, fingerprint, load
+from ui.text import markdown
+from ui.theme import CONFIG
+
+
+@st.cache_data(max_entries=4, show_spinner="Reading the run …")
+def read(path: str, stamps: tuple[tuple[str, int, int], ...]) -> RunData:
+    """A run as it was when its files had these `stamps`."""
+    return load(path)
+
+
+def open_page(title: str, shows: str, reading: str) -> RunData:
+    """Draws the head of a page and returns the chosen run; ends the page with a sentence where there is none."""
+    st.html(fragments.CSS_FILE)
+    st.title(title, anchor=False)
+    st.markdown(shows)
+    with st.expander("How to read this page"):
+        st.markdown(reading)
+    path: Path | None = st.session_state.get("run_path")
+    if path is None:
+        st.info(st.session_state.get("no_run", "No run is chosen."), icon=":material/folder_off:")
+        st.stop()
+    try:
+        run = read(str(path), fingerprint(path))
+    except RunError as error:
+        st.error(markdown(error), icon=":material/error:")
+        st.stop()
+    st.html(fragments.about(run))
+    if run.recording:
+        st.info(
+            "This run is still being recorded, or was cut short: the tables are shown up to the last whole second. "
+            "Press R to read it again.",
+            icon=":material/hourglass_top:",
+        )
+    if run.requests.empty and run.steps.empty:
+        st.info(
+            f"The run {markdown(run.name)} has recorded no request and no step yet.", icon=":material/hourglass_empty:"
+        )
+        st.stop()
+    return run
+
+
+def draw(fig: go.Figure, key: str, caption: str) -> None:
+    """A figure with the tables and columns that it was made from."""
+    st.plotly_chart(fig, theme=None, config=CONFIG, key=key)
+    st.caption(caption)

@@ -1,0 +1,160 @@
+"""What the pages and the report show of one run: its tables, its diagnosis, and sentences for what is not there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from metrics.compute.roofline import CeilingError, Ceilings, load_ceilings
+from metrics.compute.utilisation import arithmetic, ceilings_from
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.verdict import Diagnosis
+from metrics.records import SCHEMAS
+from metrics.request.goodput import measured, measured_steps
+from metrics.request.offenders import Book, TooLarge, book_of
+from metrics.run.directory import RunDirectory, RunError, engine_settings
+from metrics.run.packed import PACKED
+from metrics.sources.view import timeline
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run, read once. `requests` is client and server joined; times are in ns of the monotonic clock."""
+
+    name: str
+    path: Path
+    meta: dict[str, Any]
+    requests: pd.DataFrame  # those that count, without the warm-up; numeric columns are float64, NaN where unknown
+    warmup: int  # requests that the scenario's `measure` block leaves out
+    steps: pd.DataFrame  # in order of `step`, from the first due time of `requests` on
+    diagnosis: Diagnosis | None
+    no_diagnosis: str  # why there is none, "" where there is one
+    recording: bool  # segments not yet compacted: the run goes on, or was cut short
+    begin_ns: float  # of the first request or step: second 0 of every time axis
+    server: pd.DataFrame  # what the server's own metrics showed at each scrape; empty where it recorded requests for us
+    system: pd.DataFrame
+    kernels: pd.DataFrame  # of profile bursts
+    book: Book | None  # who delayed whom
+    no_book: str  # why there is none, "" where there is one
+    ceilings: Ceilings | None  # of the device of the run
+    no_ceilings: str  # why there are none, "" where there are some
+    precision: str  # of the run's arithmetic, as the ceilings name it
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether any request has the server's accounts; a foreign server records none."""
+        return bool(self.requests.unaccounted_ns.notna().any())
+
+
+def run_names(runs: Path) -> list[str]:
+    """Names of the run directories right below a folder, newest first; [] where the folder is none."""
+    found = [path.parent for path in runs.glob("*/run.json")] if runs.is_dir() else []
+    return [path.name for path in sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))]
+
+
+def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of every file of a run: what a cache of it must be keyed by."""
+    stamps = []
+    for file in sorted(path.rglob("*")):
+        try:
+            status = file.stat()
+        except FileNotFoundError:  # a segment that was compacted in between
+            continue
+        if file.suffix in (".parquet", PACKED, ".json"):
+            stamps.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
+    return tuple(stamps)
+
+
+def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
+    """Reads a run directory, and its diagnosis unless one is given. Raises RunError if it cannot be read."""
+    run = RunDirectory.open(path)
+    meta, recorded = run.meta(), _numeric(run.requests())
+    requests = measured(recorded, meta)
+    steps = measured_steps(_numeric(run.table("steps")), requests).sort_values("step", ignore_index=True)
+    reason = ""
+    if diagnosis is None:
+        diagnosis, reason = read_diagnosis(run, empty=requests.empty)
+    ceilings, no_ceilings = _ceilings(meta)
+    book, no_book = _book(run)
+    starts = pd.concat([requests.due_ns, steps.begin_ns]).dropna()
+    return RunData(
+        name=run.name,
+        path=run.path,
+        meta=meta,
+        requests=requests,
+        warmup=len(recorded) - len(requests),
+        steps=steps,
+        diagnosis=diagnosis,
+        no_diagnosis=reason,
+        recording=any((run.path / f"{table}.parts").is_dir() for table in SCHEMAS),
+        begin_ns=float(starts.min()) if len(starts) else 0.0,
+        server=timeline(run) if requests.arrived_ns.isna().all() else pd.DataFrame(),
+        system=_during(_numeric(run.table("system")), starts),
+        kernels=run.table("kernels"),
+        book=book,
+        no_book=no_book,
+        ceilings=ceilings,
+        no_ceilings=no_ceilings,
+        precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
+    )
+
+
+def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | None, str]:
+    """The diagnosis that was written with the run, or one made now; else None and the reason in a sentence."""
+    file = run.path / "diagnosis.json"
+    if file.exists():
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=Diagnosis), ""
+        except msgspec.MsgspecError as error:
+            return None, f"{file.name} cannot be read ({error}); write it again with: sojourn diagnose {run.path}"
+    if empty and not run.meta().get("invalid_reasons"):
+        return None, "No request has been recorded yet, so there is nothing to diagnose."
+    try:
+        return diagnose(run), ""
+    except RunError as error:
+        return None, str(error)
+
+
+def _book(run: RunDirectory) -> tuple[Book | None, str]:
+    try:
+        book = book_of(run)
+    except TooLarge as error:
+        return None, str(error)
+    if book is None:
+        return None, "The server recorded no steps or no requests, so no wait can be laid at anybody's door."
+    return book, ""
+
+
+def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
+    """The measured limits of the device that a run was computed on, or None and the reason in a sentence."""
+    if (told := ceilings_from(meta)) is not None:
+        return told, ""
+    machine = meta.get("server_hardware") or meta.get("hardware")
+    if not isinstance(machine, dict):
+        return None, "The run does not tell its machine, so its ceilings are unknown."
+    gpus = machine.get("gpus") or []
+    on_gpu = gpus and str(engine_settings(meta).get("device", "")) not in ("cpu", "")
+    name = gpus[0].get("name") if on_gpu else f"{machine.get('cpu')}, {machine.get('cores')} cores"
+    try:
+        return load_ceilings(str(name)), ""
+    except CeilingError as error:
+        return None, f"The ceilings of this run's device are not known here: {error}."
+
+
+def _during(system: pd.DataFrame, starts: pd.Series) -> pd.DataFrame:
+    """Without the seconds in which the server started and the load was prepared."""
+    return system[system.ns >= starts.min()].sort_values("ns", ignore_index=True) if len(starts) else system
+
+
+def _numeric(table: pd.DataFrame) -> pd.DataFrame:
+    """Numeric columns as float64 also where every value is null, which no type can be told from."""
+    kinds: dict[str, str] = {}
+    for schema in SCHEMAS.values():
+        for field in schema:
+            if str(field.type) in ("int64", "double"):
+                kinds[field.name] = kinds[f"server_{field.name}"] = "float64"
+    derived = ("unaccounted_ns", "ttft_unaccounted_ns", "ttft_ms", "tpot_ms", "e2e_ms")
+    wanted = [name for name in table.columns if name in kinds or name in derived]
+    return table.astype(dict.fromkeys(wanted, "float64"))

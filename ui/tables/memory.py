@@ -1,0 +1,112 @@
+"""The KV cache of a run, shaped for showing: pure functions from its tables to small ones."""
+
+import numpy as np
+import pandas as pd
+
+from metrics.memory.miss_ratio import miss_ratio_curve, prefix_outcomes
+from metrics.request.timeline import call_of
+from metrics.request.waits import reasons
+from ui.tables.request import cohorts
+from ui.text import number
+
+OUTCOME_MEANING = {
+    "hit": "in the cache",
+    "miss_evicted": "was in the cache, and was evicted before it was asked for again",
+    "miss_in_flight": "another request was computing it at that moment",
+    "miss_disabled": "would have been a hit, but the cache is off, or the request asked for scores of its prompt",
+    "miss_diverged": "follows a known prefix, and is different from all that was known to follow it",
+    "miss_sub_block": "known, but no whole block of it; and the last token, which is always computed",
+    "miss_cold": "never seen before",
+}
+OUTCOMES = tuple(OUTCOME_MEANING)
+BLOCK_EVENTS = ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_distance_blocks")
+
+
+def outcome_tokens(requests: pd.DataFrame) -> pd.DataFrame:
+    """Prompt tokens by outcome (columns OUTCOMES), a row a cohort; empty where no request tells."""
+    if "prefix_outcomes" not in requests.columns:
+        return pd.DataFrame(columns=list(OUTCOMES))
+    told = pd.DataFrame([reasons(cell) for cell in requests.prefix_outcomes], index=requests.index)
+    told = told.reindex(columns=list(OUTCOMES)).fillna(0.0)
+    groups = {name: members for name, members in cohorts(requests).items() if name != "slowest 10 %"}
+    sums = {name: told.loc[members.index].sum() for name, members in groups.items()}
+    table = pd.DataFrame.from_dict(sums, orient="index", columns=list(OUTCOMES))
+    return table[table.sum(axis=1) > 0]
+
+
+def hit_rates(requests: pd.DataFrame, begin_ns: float, bins: int = 40) -> pd.DataFrame:
+    """Share of the prompt tokens that were hit, and that an infinite cache would have hit, over the time of arrival."""
+    columns = ["at_s", "hit", "infinite"]
+    if outcome_tokens(requests).empty:
+        return pd.DataFrame(columns=columns)
+    outcomes = [reasons(cell) for cell in requests.prefix_outcomes]
+    queried = np.array([sum(cell.values()) for cell in outcomes], dtype="float64")
+    hit = np.array([cell.get("hit", 0) for cell in outcomes], dtype="float64")
+    infinite = requests.infinite_hit_tokens.astype("float64").fillna(0).to_numpy()
+    at = (requests.arrived_ns.astype("float64").to_numpy() - begin_ns) / 1e9
+    known = np.isfinite(at) & (queried > 0)
+    count = int(min(bins, max(1, known.sum() // 4)))
+    edges = np.linspace(at[known].min(), at[known].max() + 1e-9, count + 1)
+    place = np.clip(np.searchsorted(edges, at[known], side="right") - 1, 0, count - 1)
+    total = np.bincount(place, weights=queried[known], minlength=count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = {
+            "hit": np.bincount(place, weights=hit[known], minlength=count) / total,
+            "infinite": np.bincount(place, weights=infinite[known], minlength=count) / total,
+        }
+    return pd.DataFrame({"at_s": (edges[:-1] + edges[1:]) / 2} | shares)
+
+
+def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
+    """`pool, miss` for RATIOS of the pool, then the share that this run missed, and what no cache could have hit."""
+    *sizes, infinite = miss_ratio_curve(requests) or [None]
+    if not sizes:
+        return pd.DataFrame(columns=["pool", "miss"]), float("nan"), float("nan")
+    curve = pd.DataFrame({"pool": [point.ratio for point in sizes], "miss": [point.miss_ratio for point in sizes]})
+    hit = prefix_outcomes(requests).get("hit", 0)
+    return curve, 1 - hit / infinite.queried_tokens, infinite.miss_ratio
+
+
+def block_events(steps: pd.DataFrame) -> dict[str, np.ndarray]:
+    """All sampled events of blocks, by column of BLOCK_EVENTS."""
+    return {name: _all(steps[name]) if name in steps.columns else np.zeros(0) for name in BLOCK_EVENTS}
+
+
+def _all(cells: pd.Series) -> np.ndarray:
+    lists = [np.asarray(cell, dtype="float64") for cell in cells if cell is not None and not isinstance(cell, float)]
+    return np.concatenate(lists) if lists else np.zeros(0)
+
+
+def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, count: int = 20) -> pd.DataFrame:
+    """Who lost his blocks, when, to whom and at what cost, as text; the costliest first."""
+    facts = requests.drop_duplicates("request_id").set_index("request_id")
+    rows = []
+    for record in steps[steps.preempted_ids.map(len) > 0].itertuples():
+        takers = _cell(getattr(record, "preempted_for", None))
+        thrown = _cell(getattr(record, "preempted_tokens", None))
+        for place, victim in enumerate(record.preempted_ids):
+            taker = takers[place] if place < len(takers) else ""
+            call = call_of(victim)
+            known = facts.loc[call] if call in facts.index else None
+            stall = float(known.ledger_memory_preempted_ns) if known is not None else float("nan")
+            again = float(known.recomputed_tokens) if known is not None else float("nan")
+            rows.append(
+                {
+                    "at (s)": (record.begin_ns - begin_ns) / 1e9, "step": record.step, "victim": victim,
+                    "its blocks went to": "nobody: it could not grow" if taker == victim else taker or "–",
+                    "positions given up": thrown[place] if place < len(thrown) else float("nan"),
+                    "tokens computed again": again, "time without a place (ms)": stall / 1e6,
+                }
+            )  # fmt: skip
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    table = table.sort_values("time without a place (ms)", ascending=False, kind="stable").head(count)
+    for name in table.columns:
+        if name not in ("victim", "its blocks went to"):
+            table[name] = table[name].map(lambda value: number(float(value)))
+    return table
+
+
+def _cell(value: object) -> list:
+    return list(value) if value is not None and not isinstance(value, float) else []
