@@ -14,7 +14,7 @@ from engine.compute.attention import KVCache, attention_inputs
 from engine.compute.attention_torch import TorchAttention
 from engine.compute.operations import TorchOperations
 from engine.token.checkpoint import ModelError
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
 from engine.token.models.rope import rope_frequencies, rope_parameters

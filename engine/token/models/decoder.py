@@ -1,72 +1,24 @@
-"""The decoder that all families share. A family says of what parts it is made; they say how they compute."""
+"""The decoder that all families share: embedding, layers, head, and how a checkpoint fills them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.attention import AttentionBackend, KVCache, KVLayout, LayerCache
+from engine.compute.attention import AttentionBackend, KVCache, KVLayout
 from engine.compute.kv_cache import bytes_per_token
 from engine.compute.layers_cpp import CppLayers
 from engine.compute.linear import Linear
-from engine.compute.operations import Norm, Operations, Rope, Step
-from engine.compute.reference_operations import rms_norm
+from engine.compute.operations import Operations, Rope, Step
 from engine.compute.weight_formats.format import WeightFormat
 from engine.token.checkpoint import ModelError
 from engine.token.models.joined import joined_layers
+from engine.token.models.layer import DecoderConfig, Layer
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from metrics.compute.cost_model import ExpertShape, ModelShape
-
-# (name and tensor of the checkpoint) → the same under the names that our parts know; nothing for what is not used
-Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
-
-
-def as_named(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    yield name, tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """What a decoder is built from. One window and one feed-forward part a layer."""
-
-    hidden_size: int
-    vocab_size: int
-    max_model_len: int  # by default
-    longest_model_len: int  # the most that may be asked for
-    norm_eps: float
-    tie_embeddings: bool
-    attention: Callable[[int | None], nn.Module]  # makes a layer's attention of its window
-    windows: tuple[int | None, ...]
-    mlps: tuple[Callable[[], nn.Module], ...]  # makes each layer's feed-forward part
-    rope: dict[str, Any] | None = (
-        None  # the checkpoint's config.json, of which the rope part is read; None: no rotation
-    )
-    norm: Norm = rms_norm
-    embedding_scale: float | None = None
-    translate: Translate = as_named
-
-
-class Layer(nn.Module):
-    def __init__(self, config: DecoderConfig, attention: nn.Module, mlp: nn.Module):
-        super().__init__()
-        self.norm, self.eps = config.norm, config.norm_eps
-        self.attention = attention
-        self.mlp = mlp
-        self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
-        self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
-
-    def forward(
-        self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is still to be added to the residual stream, and the stream: the next norm adds them."""
-        x = self.attention(normed, step, layer_cache)
-        normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
-        return self.mlp(normed, step.operations), residual
 
 
 class Decoder(nn.Module):
@@ -152,20 +104,26 @@ class Decoder(nn.Module):
         normed = operations.norm(norm, residual, self.layers[0].input_norm, eps)
         if (joined := self.joined(operations, attention, kv_cache)) is not None:
             return joined(normed, residual, positions, attention.inputs)
-        following = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm, layer_cache in zip(self.layers, following, kv_cache.layers(), strict=True):
+        parts = zip(self.layers, self._following_norms(), kv_cache.layers(), strict=True)
+        for layer, next_norm, layer_cache in parts:
             x, residual = layer(normed, residual, step, layer_cache)
             normed, residual = operations.add_norm(norm, x, residual, next_norm, eps)
         return normed
 
+    def _following_norms(self) -> list[torch.Tensor]:
+        """The norm behind each layer: the next one's first, or the last of all."""
+        return [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+
     def joined(self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache) -> CppLayers | None:
-        """The layers in one call, made once for an engine's kernels and cache; None where they are computed part by
-        part. Then the cache is not held: one that was only a probe has to give its memory back."""
+        """All layers as one call, made once for an engine's kernels and cache; None where each part is called.
+
+        Then no reference to the cache stays: a cache that was allocated as a probe must give its memory back."""
         (known_operations, known_attention, known_cache), joined = self._joined
         same_kernels = operations is known_operations and attention is known_attention
         if same_kernels and (joined is None or known_cache is kv_cache):
             return joined
-        joined = joined_layers(self, operations, attention, kv_cache)
+        layers = zip(self.layers, self._following_norms(), strict=True)
+        joined = joined_layers(self.config, list(layers), self.cos, self.sin, operations, attention, kv_cache)
         self._joined = (operations, attention, None if joined is None else kv_cache), joined
         return joined
 

@@ -1,10 +1,9 @@
 """Which decoders compute all their layers in one call: those of grouped attention and gated feed-forward parts whose
 matrices, operations and attention are all in the C++ kernels of a CPU."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-import itertools
-from typing import TYPE_CHECKING
+import torch
 
 from engine.compute.attention import AttentionBackend, KVCache
 from engine.compute.attention_cpp import CppAttention
@@ -14,25 +13,26 @@ from engine.compute.operations import Operations
 from engine.compute.operations_cpp import GATES, SHIFTS, CppOperations
 from engine.compute.weight_formats.cpp_formats import FloatWeight, Int8Weight
 from engine.token.models.grouped import GroupedAttention
+from engine.token.models.layer import DecoderConfig, Layer
 from engine.token.models.mlp import GatedMLP
-
-if TYPE_CHECKING:
-    from engine.token.models.decoder import Decoder, Layer
 
 
 def joined_layers(
-    model: Decoder, operations: Operations, attention: AttentionBackend, kv_cache: KVCache
+    config: DecoderConfig,
+    layers: Sequence[tuple[Layer, torch.Tensor]],
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    operations: Operations,
+    attention: AttentionBackend,
+    kv_cache: KVCache,
 ) -> CppLayers | None:
-    """None where some part of a layer has no kernel there, and the layers are computed part by part."""
-    config, layers = model.config, list(model.layers)
+    """`layers` come with the norm that follows each. None where some part has no kernel: then they are computed part by
+    part."""
     in_kernels = isinstance(operations, CppOperations) and isinstance(attention, CppAttention)
-    if not in_kernels or config.norm not in SHIFTS or not all(map(_is_plain, layers)):
+    if not in_kernels or config.norm not in SHIFTS or not all(_is_plain(layer) for layer, _ in layers):
         return None
-    norms = [layer.input_norm for layer in layers[1:]] + [model.norm]
-    return CppLayers(
-        library(), list(itertools.starmap(_parts, zip(layers, norms, strict=True))), kv_cache, config.norm,
-        config.norm_eps, layers[0].mlp.gate, model.cos, model.sin,
-    )  # fmt: skip
+    parts, gate = [_parts(layer, next_norm) for layer, next_norm in layers], layers[0][0].mlp.gate
+    return CppLayers(library(), parts, kv_cache, config.norm, config.norm_eps, gate, cos, sin)
 
 
 def _is_plain(layer: Layer) -> bool:
@@ -44,7 +44,7 @@ def _is_plain(layer: Layer) -> bool:
     return plain and all(isinstance(linear.packed, FloatWeight | Int8Weight) for linear in linears)
 
 
-def _parts(layer: Layer, next_norm) -> LayerParts:
+def _parts(layer: Layer, next_norm: torch.Tensor) -> LayerParts:
     attention, mlp = layer.attention, layer.mlp
     return LayerParts(
         attention.qkv.packed, attention.o.packed, mlp.gate_up.packed, mlp.down.packed,

@@ -10,8 +10,8 @@ import torch
 
 from engine.compute.reference_operations import layer_norm
 from engine.token.checkpoint import ModelError
-from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import PlainMLP
 from engine.token.models.settings import count, number, refuse_unless, section
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from engine.token.checkpoint import ModelError
-from engine.token.models.decoder import DecoderConfig
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.qwen2 import upper_windows

@@ -12,8 +12,9 @@ from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.compute.weight_formats.registry import has_bfloat16, weight_format
 from engine.token.checkpoint import ModelError, read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
-from engine.token.models.decoder import Decoder, DecoderConfig
+from engine.token.models.decoder import Decoder
 from engine.token.models.dummy import fill_with_random_weights
+from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import iterate_weights, stored_dtype
 
