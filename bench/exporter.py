@@ -12,7 +12,7 @@ from metrics.export.prometheus_steps import SAMPLES
 from metrics.export.vllm_names import EngineFacts
 from metrics.records import RequestRecord, StepRecord
 from tests.metrics.random_records import MS, random_request, random_step
-from tests.metrics.told_steps import steps_of_records
+from tests.metrics.step_columns import steps_of_records
 
 BATCH = 64  # steps that are told at once
 ROUNDS = 60  # short ones, of which the fastest counts: others on the machine only add

@@ -56,7 +56,7 @@ bench() { local name=$1 bound=$2; shift 2; rm -f "$OUT/$name.json"; stage "$name
 
 stage calibrate 60 "$PYTHON" -m sojourn calibrate-device --device cuda
 # Of the tests only the files that have some for a GPU: others import what such a machine need not have.
-stage tests 120 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider $(grep -l '^@pytest.mark.gpu' tests/engine/test_*.py)
+stage tests 120 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider $(grep -rl --include='*.py' '^@pytest.mark.gpu' tests/engine)
 bench kernels 75 kernels triton_attention triton_operations
 bench qwen3-0.6b 90 offline qwen3-0.6b --workload nano-vllm --repeats 3
 bench qwen3-14b 130 offline qwen3-14b --workload nano-vllm --repeats 2

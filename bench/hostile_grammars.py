@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.engine.server import Running, post, serving
-from tests.engine.test_structured import HARMLESS, REFUSED
+from tests.engine.server.openai.test_structured_output import HARMLESS, REFUSED
+from tests.engine.server_process import Running, post, serving
 
 TOKENS = 1500
 

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-# They take longest: begun last, one of them would run alone while the other worker has nothing left to do.
+ROOT = Path(__file__).parent
+# The longest files. A worker that started one of them last would run alone at the end.
 FIRST = [
-    "test_main_job.py", "test_server.py", "test_experiment.py", "test_browser.py", "test_run_costs.py",
-    "test_call_ends.py", "test_client.py", "test_terminal.py",
+    "test_main_job.py", "engine/server/test_server.py", "loadgen/run/test_experiment.py", "ui/test_browser.py",
+    "engine/server/telemetry/test_run_costs.py", "engine/server/core/test_call_ends.py",
+    "loadgen/client/test_client.py", "metrics/diagnosis/terminal/test_terminal.py",
 ]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list) -> None:
-    places = {name: place for place, name in enumerate(FIRST)}
-    items.sort(key=lambda item: places.get(Path(item.fspath).name, len(FIRST)))
+    places = {ROOT / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))

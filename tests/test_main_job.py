@@ -19,7 +19,7 @@ from metrics.records import STAGES
 from metrics.run.directory import RunDirectory
 from metrics.run.exit_code import NOT_VALID
 from metrics.sources.view import observe
-from tests.engine.server import serving
+from tests.engine.server_process import serving
 
 ROOT = Path(__file__).parent.parent
 

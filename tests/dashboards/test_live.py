@@ -12,7 +12,7 @@ import pytest
 from dashboards.build import contents
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
-from tests.engine.server import serving, wait_for
+from tests.engine.server_process import serving, wait_for
 from tests.metrics.vllm_families import DASHBOARDS
 
 pytestmark = [

@@ -21,7 +21,7 @@ from metrics.export.vllm_names import EngineFacts
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.random_records import random_request, random_step, random_system
-from tests.metrics.told_steps import steps_of_records
+from tests.metrics.step_columns import steps_of_records
 from tests.metrics.vllm_families import DASHBOARDS
 
 pytestmark = [

@@ -5,7 +5,7 @@ from pathlib import Path
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.records import STAGES
 from metrics.run.directory import RunDirectory
-from tests.engine.server import wait_for
+from tests.engine.server_process import wait_for
 
 
 def table(folder: Path, name: str) -> list[dict]:

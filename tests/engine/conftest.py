@@ -2,9 +2,9 @@
 
 import pytest
 
-import tests.engine.triton_harness  # noqa: F401  (before anything imports triton, as torch's flop counter does)
+import tests.engine.compute.triton_harness  # noqa: F401  (before anything imports triton, as torch's flop counter does)
 from tests.engine.families import Checkpoints, random_model
-from tests.engine.server import serving
+from tests.engine.server_process import serving
 from tests.engine.toolmodel import make_tool_model
 
 

@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Iterator
 
-from tests.engine.server import Running
+from tests.engine.server_process import Running
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ from engine.request.policies import POLICIES
 from engine.sampling import Grammar, SamplingParams
 from metrics.ledger import Account
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
+from tests.engine.request.test_metamorphic import tokens_of
+from tests.engine.request.test_metamorphic import traffic as real_traffic
 from tests.engine.simulated import Simulation, sequential
-from tests.engine.test_metamorphic import tokens_of
-from tests.engine.test_metamorphic import traffic as real_traffic
 
 
 def ask(name: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, fork_of: str | None = None, **sampling):

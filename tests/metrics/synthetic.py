@@ -18,7 +18,7 @@ from metrics.records import SCHEMAS, ClientRecord, SystemRecord
 from metrics.run.directory import RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
-from tests.metrics.told_steps import steps_of_records
+from tests.metrics.step_columns import steps_of_records
 
 CLOCK_START_NS = 1_000 * S  # monotonic clocks do not begin at zero
 OBJECTIVES = [{"klass": "all", "ttft_ms": 400.0, "tpot_ms": 40.0, "e2e_ms": None, "source": "chosen for the tests"}]

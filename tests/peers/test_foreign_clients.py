@@ -19,7 +19,7 @@ import yaml
 
 from engine import LLM, SamplingParams
 from metrics.run.directory import RunDirectory
-from tests.engine.server import Running, serving
+from tests.engine.server_process import Running, serving
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "scenarios" / "tiny-model"

@@ -14,7 +14,7 @@ import pytest
 
 from bench.clients import VLLM_BENCH
 from loadgen.target.processes import free_port
-from tests.metrics.test_vllm_result import OURS, VLLM_KEYS
+from tests.metrics.export.test_vllm_result import OURS, VLLM_KEYS
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("SOJOURN_VLLM_PYTHON")

@@ -9,7 +9,7 @@ import pytest
 from metrics.diagnosis.diagnose import diagnose
 from metrics.run.directory import REQUIRED, RunDirectory
 from tests.metrics.foreign import Life, VllmPage, foreign_run
-from tests.metrics.search_documents import sweep_of
+from tests.metrics.search.search_documents import sweep_of
 from tests.metrics.synthetic import PLANTS, synthetic_run
 from ui.run_data import RunData, load
 

@@ -1,0 +1,136 @@
+"""The command line: every expected failure is a sentence on stderr, an exit code, and nothing half-written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from metrics.run.exit_code import NOT_VALID, NOTHING_SERVED
+from sojourn import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import sojourn; sojourn.main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "nothing"], 2, ["'nothing'", "bundled are", "demo"]),
+        (["run", "broken.yaml"], 2, ["broken.yaml", "arrivals.rate_rps", "-1"]),
+        (["run", "notyaml.yaml"], 2, ["notyaml.yaml", "line"]),
+        (["run", "demo", "--set", "num_kv_block=4"], 2, ["num_kv_block", "did you mean num_kv_blocks"]),
+        (["run", "demo", "--set", "num_kv_blocks=0"], 2, ["num_kv_blocks", "0", "greater than or equal to 1"]),
+        (["run", "demo", "--set", "block_size"], 2, ["KEY=VALUE"]),
+        (["load", "demo", "--base-url", "http://127.0.0.1:9"], 1, ["http://127.0.0.1:9", "sojourn serve"]),
+        (["load", "settings.yaml", "--base-url", "http://127.0.0.1:9"], 2, ["max_seqs", "did you mean max_num_seqs"]),
+        (["load", "demo", "--base-url", "not a url"], 1, ["not a url"]),
+        (["sweep", "demo", "--rates", "1,2"], 2, ["arrivals.process is trace", "no rate_rps"]),
+        (["sweep", "steady-chat"], 2, ["--rates 1,2,4,8"]),
+        (["sweep", "steady-chat", "--rates", "1,2", "--points", "3"], 2, ["--points", "drop one"]),
+        (["sweep", "steady-chat", "--rates", "1", "--model", "x"], 2, ["--model x", "--base-url"]),
+        (["sweep", "steady-chat", "--rates", "1", "--set", "dtype=x", "--base-url", "http://a"], 2, ["--set", "drop"]),
+        (["capacity", "steady-chat", "--slo", "itl:5"], 2, ["--slo", "itl:5", "ttft, tpot or e2e"]),
+        (["capacity", "steady-chat", "--start", "8", "--highest", "4"], 2, ["--start 8", "--highest 4"]),
+        (["compare", "absent", "absent"], 2, ["absent", "not a folder"]),
+        (["compare", ".", ".", "--margin", "-5%"], 2, ["--margin is -5%"]),
+        (["compare", ".", ".", "--margin", "3%", "--margin", "4%"], 2, ["one is given twice"]),
+        (["compare", ".", ".", "--margin", "e2e_mean=x%"], 2, ["--margin is x%"]),
+        (["compare", ".", "."], 2, ["neither a run directory nor a folder of some"]),
+        (["diagnose", "absent"], 1, ["absent", "not a folder"]),
+        (["diagnose", "."], 1, ["run.json"]),
+        (["report", "absent"], 1, ["absent"]),
+        (["trace", "absent"], 1, ["absent", "not a folder"]),
+        (["trace", "absent", "--from", "3", "--to", "2.5"], 2, ["--to 2.5", "--from 3"]),
+        (["ui", "absent"], 1, ["absent"]),
+        (["ui", "kept"], 2, ["kept is a folder of runs", "--runs kept"]),
+        (["serve", "tiny-model", "--port", "70000"], 2, ["port", "70000", "65535"]),
+        (["serve", "tiny-model", "--dtype", "float8"], 2, ["float8", "bfloat16"]),
+        (
+            ["serve", "tiny-model", "--priority-ageing", "5"],
+            2,
+            ["priority_ageing=5 is not valid: only policy=priority"],
+        ),
+        (["serve", "nowhere"], 1, ["nowhere", "does not exist"]),
+        (["dashboards", "--output", "broken.yaml"], 2, ["broken.yaml", "folder"]),
+        (["bench", "offline", "nowhere"], 2, ["nowhere", "qwen3-14b"]),
+        (["calibrate-device", "--device", "tpu"], 2, ["tpu", "cuda"]),
+        (["nonsense"], 2, ["nonsense"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_wrong_use_is_explained_and_leaves_nothing(tmp_path, arguments, code, says):
+    (tmp_path / "broken.yaml").write_text(
+        "description: x\nengine: {model: tiny-model}\ntarget: {api: chat}\n"
+        "arrivals: {process: poisson, rate_rps: -1, duration_s: 5}\n"
+        "workload: {classes: [{klass: a, prompt_tokens: 5, output_tokens: 5}]}\n"
+        "objectives: [{klass: all, ttft_ms: 500, source: none}]\n"
+    )
+    settings = (tmp_path / "broken.yaml").read_text().replace("rate_rps: -1", "rate_rps: 1")
+    (tmp_path / "settings.yaml").write_text(settings.replace("tiny-model}", "tiny-model, max_seqs: 4}"))
+    (tmp_path / "notyaml.yaml").write_text("a: [1, 2\nb: }")
+    (tmp_path / "kept" / "one").mkdir(parents=True)
+    (tmp_path / "kept" / "one" / "run.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    done = sojourn(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert all(word in done.stderr for word in says), done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve",
+        "run",
+        "load",
+        "diagnose",
+        "report",
+        "ui",
+        "dashboards",
+        "demo",
+        "bench",
+        "calibrate-device",
+        "sweep",
+        "capacity",
+        "compare",
+    ],
+)
+def test_every_command_has_a_help_that_names_its_options(command):
+    done = sojourn(command, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout and len(done.stdout.splitlines()) > 5
+
+
+def test_every_setting_of_the_engine_is_an_option_of_serve():
+    from engine.config import EngineConfig
+
+    done = subprocess.run(
+        [sys.executable, "-m", "sojourn", "serve", "--help"], cwd=ROOT, capture_output=True, text=True,
+        env={"COLUMNS": "200", "PATH": "/usr/bin"},
+    )  # fmt: skip
+    for name in EngineConfig.model_fields:
+        assert name == "model" or f"--{name.replace('_', '-')}" in done.stdout, name
+    assert "fcfs, priority, shortest-prefill-first" in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_dashboards_are_written_where_asked(tmp_path):
+    done = sojourn("dashboards", "--output", str(tmp_path / "out"))
+    assert done.returncode == 0
+    assert len(list((tmp_path / "out").glob("sojourn-*.json"))) == 4
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (NOT_VALID, 0), (NOTHING_SERVED, NOTHING_SERVED)])
+def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
+    def run(scenario: str) -> None:
+        raise typer.Exit(ended)
+
+    monkeypatch.setattr("sojourn.run", run)
+    assert CliRunner().invoke(app, ["demo"]).exit_code == code

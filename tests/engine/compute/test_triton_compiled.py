@@ -1,0 +1,114 @@
+"""The attention kernels compile for compute capability 9.0, and fit a multiprocessor with hardly a register spilled.
+
+What the interpreter does not see: types that do not go together, and tiles that are too large.
+"""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from tests.engine.compute.triton_harness import SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
+
+pytest.importorskip("triton")
+
+from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, padded, short_tiles
+
+REGISTERS = 65_536  # of a multiprocessor
+SPILLED_BYTES = 64  # of a thread: a few registers that one of the supported compilers has not found room for
+TYPES = {1: "fp8e4nv", 2: "bf16", 4: "fp32"}
+BYTES = ((2, 2), (2, 1), (4, 4))
+SIZES = [Shape(4, head_dim, head_dim, *sizes) for head_dim in (64, 80, 128, 256) for sizes in BYTES]
+LATENT = [Shape(group, 576, 512, *sizes) for group in (16, 128) for sizes in BYTES]
+USUAL = Shape(2, 128, 128, 2, 2)
+
+
+def attend(shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, block_size: int = 16) -> Compilation:
+    """What TritonAttention would have compiled."""
+    latent, eight_bit = shape.value_dim < shape.head_dim, shape.kv_bytes == 1
+    query, kept = f"*{TYPES[shape.query_bytes]}:16", f"*{TYPES[shape.kv_bytes]}:16"
+    pointers = {
+        "query": query, "keys": kept, "values": None if latent else kept,
+        "key_scales": "*fp32:16" if eight_bit else None, "value_scales": "*fp32:16" if eight_bit else None,
+        "slopes": "*fp32:16" if sloped else None, "output": query, "partial_output": "*fp32:16",
+        "partial_lse": "*fp32:16", "block_tables": "*i32", "query_start": "*i32", "contexts": "*i32",
+        "items": "*i32:16",
+    }  # fmt: skip
+    signature = {name: kind for name, kind in pointers.items() if kind is not None} | {
+        "scale_log2": "fp32", "query_token_stride": "i32:16", "query_head_stride": "i32:16", "table_stride": "i32",
+    }  # fmt: skip
+    constants = dict.fromkeys(name for name, kind in pointers.items() if kind is None) | {
+        "NUM_KV_HEADS": 1 if latent else 8, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
+        "VALUE_DIM": shape.value_dim, "MAIN": padded(shape.value_dim),
+        "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "WINDOW": window, "SLOPED": sloped, "LATENT": latent,
+        "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
+    }  # fmt: skip
+    kernel = "engine.compute.triton.attention:attend_kernel"
+    return Compilation(kernel, signature, constants, tiles.num_warps, tiles.num_stages)
+
+
+def combine(tiles: Tiles, main: int) -> Compilation:
+    pointers = dict.fromkeys(("partial_output", "partial_lse"), "*fp32:16") | {
+        "output": "*bf16:16", "query_start": "*i32", "items": "*i32:16", "splits": "*i32:16"
+    }  # fmt: skip
+    constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "VALUE_DIM": main, "MAIN": main, "BLOCK_M": tiles.block_m,
+                 "ROWS": 4, "SEGMENTS": 4}  # fmt: skip
+    return Compilation("engine.compute.triton.attention:combine_kernel", pointers, constants)
+
+
+def plan(window: int) -> list[Compilation]:
+    numbers = dict.fromkeys(
+        ("num_sequences", "least_new", "most_new", "target", "least_tiles", "max_splits"), "i32"
+    )  # fmt: skip
+    pointers = {"query_start": "*i32", "contexts": "*i32", "plan": "*i32:16", "splits": "*i32:16"}
+    constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": window, "SLACK": 1}
+    module = "engine.compute.triton.attention_plan"
+    items = {"plan": "*i32:16", "items": "*i32:16", "splits": "*i32:16"} | dict.fromkeys(
+        ("num_sequences", "search_steps", "max_items"), "i32"
+    )
+    return [
+        Compilation(f"{module}:plan_sequences_kernel", pointers | numbers, constants | {"CHUNK": 128}),
+        Compilation(f"{module}:plan_items_kernel", items, {"CHUNK": 128}),
+    ]
+
+
+def check(compilations: list[tuple[Compilation, int]]) -> None:
+    """Compilations, and how many programs of each a multiprocessor is meant to hold."""
+    found = compile_for_hopper([item for item, _ in compilations])
+    unfit = [
+        f"{asdict(item)}: {resources}"
+        for (item, resident), resources in zip(compilations, found, strict=True)
+        if resources.local_bytes > SPILLED_BYTES
+        or resident * resources.shared_bytes > SHARED_LIMIT_BYTES
+        or resident * item.num_warps * 32 * resources.registers > REGISTERS
+    ]
+    assert not unfit, "\n".join(unfit)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_choice_of_tiles_fits_the_device_and_hardly_spills():
+    choices = []
+    for shape in [*SIZES, *LATENT, replace(USUAL, wide=True)]:
+        for tiles in dict.fromkeys([*(short_tiles(shape, num_new) for num_new in (1, 5, 8)), long_tiles(shape)]):
+            choices.append((attend(shape, tiles), tiles.resident))
+    for tiles in (short_tiles(USUAL, 1), long_tiles(USUAL)):
+        choices.append((attend(USUAL, tiles, window=512), tiles.resident))
+        choices.append((attend(replace(USUAL, group=3), tiles, sloped=True, block_size=64), tiles.resident))
+    check(choices)
+
+
+@pytest.mark.slow
+def test_the_planning_and_combining_kernels_compile():
+    small = [*plan(0), *plan(512), combine(short_tiles(USUAL, 1), 128), combine(long_tiles(USUAL), 128)]
+    check([(item, 1) for item in [*small, combine(short_tiles(LATENT[0], 1), 512)]])
+
+
+@pytest.mark.slow
+def test_the_usual_shape_runs_on_tensor_cores_with_keys_and_values_on_their_way():
+    short, long = short_tiles(USUAL, 1), long_tiles(USUAL)
+    decode, prompt = compile_for_hopper([attend(USUAL, short), attend(USUAL, long)])
+    assert decode.instructions["HMMA"] and prompt.instructions["HGMMA"]
+    # Two tiles of keys and of values are held at once: one is read while the other comes.
+    assert decode.shared_bytes >= 2 * 2 * short.block_n * 128 * 2
+    assert prompt.shared_bytes >= 2 * 2 * long.block_n * 128 * 2

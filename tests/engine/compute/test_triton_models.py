@@ -1,0 +1,60 @@
+"""Whole models on the Triton operations give the logits that they give on the torch reference."""
+
+import pytest
+import torch
+
+from engine.compute.attention import attention_inputs
+from engine.compute.attention_torch import TorchAttention
+from engine.compute.kv_cache import allocate
+from engine.compute.operations import Operations, TorchOperations
+from engine.token.models.decoder import Decoder
+from engine.token.models.registry import load_model
+from tests.engine.compute.triton_harness import DEVICE
+
+pytest.importorskip("triton")
+
+from engine.compute.operations_triton import TritonOperations
+
+BLOCK_SIZE = 2
+
+
+def logits_of(model: Decoder, operations: Operations) -> torch.Tensor:
+    """Of every token of a prompt of three, and of one that follows it, in a second step beside another prompt."""
+    cache = allocate(model.kv_layout, len(model.layers), 4 * BLOCK_SIZE, model.norm.dtype, DEVICE)
+    tables, attention, found = torch.tensor([[3, 1], [2, 0]]), TorchAttention(), []
+    for query_lens, past in (([3], [0]), ([1, 2], [3, 0])):
+        owners = [row for row, new in enumerate(query_lens) for _ in range(new)]
+        positions = torch.tensor([begin + i for new, begin in zip(query_lens, past, strict=True) for i in range(new)])
+        slots = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        contexts = [new + begin for new, begin in zip(query_lens, past, strict=True)]
+        positions, slots = positions.to(DEVICE), slots.to(DEVICE)
+        attention.begin(attention_inputs(query_lens, contexts, slots, tables[: len(past)].to(DEVICE), BLOCK_SIZE))
+        found.append(model.logits(model(positions * 7 + 3, positions, slots, operations, attention, cache)))
+    return torch.cat(found)
+
+
+def check(folder, dtype: torch.dtype, tolerance: float) -> None:
+    model = load_model(folder, dtype, DEVICE, None)
+    with torch.inference_mode():
+        expected, found = logits_of(model, TorchOperations()), logits_of(model, TritonOperations())
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_model_on_the_kernels_gives_the_logits_of_the_reference(checkpoints):
+    check(checkpoints["qwen3"], torch.float32, 5e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    ["llama-biases", "gemma", "qwen2-windows", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3", "mpt"],
+)
+def test_other_models_do_too(family, checkpoints):
+    check(checkpoints[family], torch.float32, 5e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama-biases", "gemma", "qwen3-moe", "mixtral", "deepseek-v3", "mpt"])
+def test_models_on_a_device(family, checkpoints):
+    check(checkpoints[family], torch.float32, 1e-4)
+    check(checkpoints[family], torch.bfloat16, 0.1)

@@ -1,0 +1,315 @@
+"""Triton's small operations of a layer against their torch references: interpreted here, on a device where one is."""
+
+import pytest
+import torch
+
+from engine.compute import reference_operations as ops
+from engine.compute.attention import LayerCache
+from engine.compute.operations import HeadSpec, Rope, TorchOperations
+from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
+
+pytest.importorskip("triton")
+
+from engine.compute.operations_triton import TritonOperations
+from engine.compute.triton.step_inputs import StepRows, reference_step_inputs, step_inputs
+
+TORCH = TorchOperations()
+TRITON = TritonOperations()
+EPS = 1e-5
+# Steps of the last digit that a kernel may differ by: torch's sums and its sine of the same numbers round elsewhere.
+ULPS = {torch.float32: 8, torch.bfloat16: 1, torch.float16: 1}
+KERNELS = "engine.compute.triton"
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, ulps: int | None = None, scale: float = 1.0) -> None:
+    """Within some steps of the last digit of the number itself, or of a number of size `scale` where terms cancel."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    step = torch.finfo(expected.dtype).eps * (ulps or ULPS[expected.dtype])
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=step, atol=step * scale)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+SIZES = [(1, 1), (3, 80), (2, 576), (5, 1024), (1, 7168)]
+LARGE = [(64, 1024), (8192, 5120), (300, 8192)]
+
+
+def check_norms(rows: int, size: int, dtype: torch.dtype) -> None:
+    x, residual = randn(rows, size, dtype=dtype), 3 * randn(rows, size, dtype=dtype, seed=1)
+    weight = 1 + randn(size, dtype=dtype, seed=2) / 2
+    for kind in (ops.rms_norm, ops.gemma_rms_norm):
+        assert_close(TRITON.norm(kind, x, weight, EPS), TORCH.norm(kind, x, weight, EPS))
+        expected, total = TORCH.add_norm(kind, x, residual, weight, EPS)
+        normed, added = TRITON.add_norm(kind, x, residual, weight, EPS)
+        assert torch.equal(added, total)
+        assert_close(normed, expected)
+        if dtype != torch.float32 and normed.numel() > 100:  # rounded where torch rounds, but for sums that differ
+            assert (normed == expected).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), SIZES)
+def test_norms_are_those_of_torch(rows, size, dtype):
+    check_norms(rows, size, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "size"), LARGE)
+def test_norms_on_a_device(rows, size, dtype):
+    check_norms(rows, size, dtype)
+
+
+def test_a_norm_of_columns_of_a_wider_matrix_reads_only_those():
+    wide = randn(4, 100)
+    weight = randn(40, seed=1)
+    assert_close(TRITON.norm(ops.rms_norm, wide[:, 60:], weight, EPS), ops.rms_norm(wide[:, 60:], weight, EPS))
+
+
+def test_a_norm_that_has_no_kernel_is_the_reference():
+    x, residual, weight = randn(3, 16), randn(3, 16, seed=1), randn(16, seed=2)
+    assert torch.equal(TRITON.norm(ops.layer_norm, x, weight, EPS), ops.layer_norm(x, weight, EPS))
+    normed, total = TRITON.add_norm(ops.layer_norm, x, residual, weight, EPS)
+    assert torch.equal(total, x + residual) and torch.equal(normed, ops.layer_norm(total, weight, EPS))
+
+
+def check_gates(rows: int, size: int, dtype: torch.dtype) -> None:
+    both = 3 * randn(rows, 2 * size, dtype=dtype)
+    for kind in (ops.silu_gate, ops.gelu_gate):
+        assert_close(TRITON.gate(kind, both), kind(both), ulps=8 if dtype == torch.float32 else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 48), (2, 1500)])
+def test_gates_are_those_of_torch(rows, size, dtype):
+    check_gates(rows, size, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "size"), [(64, 3072), (8192, 17408)])
+def test_gates_on_a_device(rows, size, dtype):
+    check_gates(rows, size, dtype)
+
+
+def make_cache(planes: int, slots: int, heads: int, dim: int, dtype: torch.dtype) -> LayerCache:
+    """Holds a number that nobody writes."""
+    scales = None
+    if dtype == torch.float8_e4m3fn:
+        scales = torch.full((planes, slots, heads), 7.0, device=DEVICE)
+    return LayerCache(torch.full((planes, slots, heads, dim), 7.0, device=DEVICE).to(dtype), scales)
+
+
+def real(cache: LayerCache) -> torch.Tensor:
+    values = cache.values.float()
+    return values if cache.scales is None else values * cache.scales[..., None]
+
+
+def check_heads(
+    tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, norm: bool, rotate: bool, cache_dtype=None
+) -> None:
+    qkv = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    norms = [1 + randn(dim, dtype=dtype, seed=seed) / 2 for seed in (1, 2)] if norm else (None, None)
+    spec = HeadSpec(heads, kv_heads, dim, EPS, *norms)
+    rope = None
+    if rotate:
+        angles = 3 * randn(50, 1, dim, seed=3)
+        positions = torch.arange(tokens, device=DEVICE) * 7 % 50
+        rope = Rope(angles.cos().to(dtype), angles.sin().to(dtype), positions)
+    slots = torch.randperm(2 * tokens + 1, generator=torch.Generator().manual_seed(4))[:tokens].to(DEVICE)
+    slots[tokens // 2] = -1
+    written = make_cache(2, 2 * tokens + 1, kv_heads, dim, cache_dtype or dtype)
+    query = TRITON.write_heads(qkv, spec, rope, slots, written)
+    expected = make_cache(2, 2 * tokens + 1, kv_heads, dim, dtype)
+    kept = slots >= 0
+    whole = TORCH.write_heads(qkv, spec, rope, torch.arange(tokens, device=DEVICE), expected)
+    keys_and_values = expected.values[:, :tokens].clone()
+    expected.values.fill_(7.0)
+    expected.values[:, slots[kept]] = keys_and_values[:, kept]
+    # The kernel rotates in float32 and rounds once, torch after each of three steps.
+    assert_close(query, whole, ulps=None if dtype == torch.float32 else 3, scale=4.0)
+    if cache_dtype is None:
+        assert_close(written.values, expected.values, ulps=None if dtype == torch.float32 else 3, scale=4.0)
+        return
+    # Three bits of mantissa: half a step is a sixteenth of a number, or of the smallest normal one below that.
+    largest = expected.values[:, slots[kept]].float().abs().amax(-1)
+    torch.testing.assert_close(written.scales[:, slots[kept]], largest / 448, rtol=2e-2, atol=0)
+    bound = real(expected).abs() / 14 + real(expected).abs().amax(-1, keepdim=True) * 2e-5 + 0.02
+    assert ((real(written) - real(expected)).abs() <= bound)[:, slots[kept]].all()
+    untouched = torch.ones(written.values.shape[1], dtype=torch.bool, device=DEVICE)
+    untouched[slots[kept]] = False
+    assert (written.scales[:, untouched] == 7).all() and (written.values[:, untouched].float() == 7).all()
+
+
+HEADS = [
+    (3, 2, 1, 64, True, True),
+    (2, 4, 4, 80, False, True),
+    (3, 8, 2, 128, True, True),
+    (2, 3, 1, 256, False, True),
+    (2, 9, 3, 16, True, False),
+    (1, 2, 1, 128, True, True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "heads", "kv_heads", "dim", "norm", "rotate"), HEADS)
+def test_heads_are_split_normed_rotated_and_written_as_torch_does(tokens, heads, kv_heads, dim, norm, rotate, dtype):
+    check_heads(tokens, heads, kv_heads, dim, dtype, norm, rotate)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_in_eight_bits_have_a_factor_each_that_gives_them_back(dtype):
+    check_heads(4, 4, 2, 64, dtype, True, True, torch.float8_e4m3fn)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "norm"), [(16, 8, 128, True), (40, 8, 80, False)])
+@pytest.mark.parametrize("tokens", [1, 256, 8192])
+def test_heads_on_a_device(tokens, heads, kv_heads, dim, norm, cache_dtype):
+    check_heads(tokens, heads, kv_heads, dim, torch.bfloat16, norm, True, cache_dtype)
+
+
+def test_zeros_are_zeros_in_eight_bits():
+    cache = make_cache(2, 2, 1, 64, torch.float8_e4m3fn)
+    spec = HeadSpec(1, 1, 64, EPS)
+    TRITON.write_heads(torch.zeros(1, 192, device=DEVICE), spec, None, torch.tensor([1], device=DEVICE), cache)
+    assert (real(cache)[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("heads", "dim", "planes"), [(1, 576, 1), (3, 40, 2)])
+def test_plain_writes_fill_their_slots_and_no_others(heads, dim, planes, cache_dtype):
+    vectors = randn(planes, 3, heads, dim)
+    slots = torch.tensor([4, -1, 0], device=DEVICE)
+    cache = make_cache(planes, 6, heads, dim, cache_dtype)
+    TRITON.write(vectors[0], vectors[1] if planes == 2 else None, slots, cache)
+    for token, slot in ((0, 4), (2, 0)):
+        error = (real(cache)[:, slot] - vectors[:, token]).abs()
+        assert (error <= (0 if cache_dtype == torch.float32 else 0.01 + vectors[:, token].abs() / 14)).all()
+    assert (cache.values[:, [1, 2, 3, 5]].float() == 7).all()
+
+
+def step_rows(new: list[int], past: list[int], rows: list[int], known: list[bool], spare_tokens: int = 0) -> StepRows:
+    """Blocks of 4 tokens, in random order; rows of -1 are padding."""
+    generator = torch.Generator().manual_seed(len(new))
+    tables = torch.randperm(max(rows, default=0) * 20 + 20, generator=generator).view(-1, 20)
+    starts = torch.tensor([0, *new]).cumsum(0)
+    ids = torch.randint(0, 1000, (int(starts[-1]) + spare_tokens,), generator=generator)
+    for begin, count, told in zip(starts[:-1].tolist(), new, known, strict=True):
+        if not told:
+            ids[begin + count - 1] = -1
+    last_ids = 1000 + torch.arange(len(tables))
+    columns = (torch.tensor(rows), starts, torch.tensor(past), ids, tables, last_ids)
+    return StepRows(*(column.to(DEVICE, torch.int32) for column in columns))
+
+
+STEPS = [
+    ([1], [0], [0], [True], 0),
+    ([1, 1, 1], [5, 0, 31], [2, 0, 3], [False, True, False], 0),
+    ([1, 1, 1, 1], [9, 4, 3, 2], [1, 0, -1, -1], [False] * 4, 0),
+    ([1, 3, 40, 2], [7, 0, 11, 3], [4, 2, 0, 1], [False, True, True, False], 6),
+    ([70, 70, 0], [0, 1, 0], [0, 1, -1], [True, True, True], 3),
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_ids_positions_and_slots_are_made_from_the_rows(step):
+    new, past, rows, _, spare = step
+    inputs = step_rows(*step)
+    made, reference = step_inputs(inputs, 4), reference_step_inputs(inputs, 4)
+    ids, positions, slots = [], [], []
+    given, tables = iter(inputs.known_ids.tolist()), inputs.block_tables.tolist()
+    for count, begin, row in zip(new, past, rows, strict=True):
+        for position in range(begin, begin + count):
+            token = next(given)
+            ids.append(0 if row < 0 else 1000 + row if token < 0 else token)
+            positions.append(0 if row < 0 else position)
+            slots.append(-1 if row < 0 else tables[row][position // 4] * 4 + position % 4)
+    contexts = [0 if row < 0 else a + b for a, b, row in zip(new, past, rows, strict=True)]
+    expected = [ids + [0] * spare, positions + [0] * spare, slots + [-1] * spare, contexts]
+    for result in (made, reference):
+        assert [t.tolist() for t in (result.ids, result.positions, result.slots, result.contexts)] == expected
+        assert [t.dtype for t in (result.ids, result.positions, result.slots, result.contexts)] == [
+            torch.int64, torch.int64, torch.int64, torch.int32,
+        ]  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_step_inputs_on_a_device():
+    inputs = step_rows([1] * 200 + [30] * 5, [20] * 205, [*range(204), -1], [False] * 200 + [True] * 5, 50)
+    made, reference = step_inputs(inputs, 4), reference_step_inputs(inputs, 4)
+    for name in ("ids", "positions", "slots", "contexts"):
+        assert torch.equal(getattr(made, name), getattr(reference, name))
+
+
+def compilations() -> list[Compilation]:
+    found = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        vector = f"*{dtype}:16"
+        for add, gemma, block in ((True, False, 8192), (False, True, 1024)):
+            names = ("x_pointer", "residual_pointer", "weight_pointer", "normed_pointer", "total_pointer")
+            signature = dict.fromkeys(names, vector) | {
+                "eps": "fp32",
+                "x_stride": "i32:16",
+                "residual_stride": "i32:16",
+            }
+            found.append(
+                Compilation(
+                    f"{KERNELS}.norms:norm_kernel", signature | {"size": "i32:16"},
+                    {"ADD": add, "GEMMA": gemma, "BLOCK": block}, num_warps=block // 512,
+                )
+            )  # fmt: skip
+        found += [
+            Compilation(
+                f"{KERNELS}.gate:gate_kernel",
+                {"both_pointer": vector, "out_pointer": vector, "both_stride": "i32:16", "size": "i32:16"},
+                {"GELU": gelu, "BLOCK": 1024},
+            )
+            for gelu in (False, True)
+        ]  # fmt: skip
+        for fp8 in (False, True):
+            values = "*fp8e4nv:16" if fp8 else vector
+            scales = {"scales_pointer": "*fp32:16" if fp8 else values}
+            tables = ("q_norm_pointer", "k_norm_pointer", "cos_pointer", "sin_pointer")
+            found.append(
+                Compilation(
+                    f"{KERNELS}.heads:heads_kernel",
+                    {"qkv_pointer": vector} | dict.fromkeys(tables, vector) | {
+                        "positions_pointer": "*i64:16", "slots_pointer": "*i64:16", "query_pointer": vector,
+                        "values_pointer": values, **scales, "qkv_stride": "i32:16", "value_plane": "i64:16",
+                        "scale_plane": "i32:16", "eps": "fp32", "num_heads": "i32:16", "num_kv_heads": "i32",
+                        "head_dim": "i32:16",
+                    },
+                    {"NORM": True, "ROPE": True, "FP8": fp8, "HEADS": 4, "HALF": 64}, num_warps=1,
+                )
+            )  # fmt: skip
+            found.append(
+                Compilation(
+                    f"{KERNELS}.heads:write_kernel",
+                    {
+                        "plane_pointer": vector, "slots_pointer": "*i64:16", "values_pointer": values, **scales,
+                        "token_stride": "i32:16", "head_stride": "i32:16", "num_kv_heads": "i32", "head_dim": "i32:16",
+                    },
+                    {"FP8": fp8, "HEADS": 1, "BLOCK": 1024},
+                )
+            )  # fmt: skip
+    tensors = ("rows", "query_start", "past", "known", "tables", "last_ids")
+    outputs = {f"{name}_pointer": "*i64:16" for name in ("ids", "positions", "slots")} | {"contexts_pointer": "*i32:16"}
+    numbers = dict.fromkeys(("num_sequences", "num_tokens", "table_stride", "block_size"), "i32")
+    found.append(
+        Compilation(
+            f"{KERNELS}.step_inputs:step_kernel",
+            {f"{name}_pointer": "*i32:16" for name in tensors} | outputs | numbers, {"STEPS": 8, "BLOCK": 128},
+        )
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper_without_spills():
+    for job, resources in zip(compilations(), compile_for_hopper(compilations()), strict=True):
+        assert resources.local_bytes == 0, job
+        assert resources.shared_bytes <= SHARED_LIMIT_BYTES, job

@@ -1,0 +1,164 @@
+"""What holds of the shadow index whatever traffic comes, against brute force and against itself."""
+
+from dataclasses import dataclass, field
+from unittest import mock
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import Abort
+from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES
+from tests.engine.memory.shadow.test_shadow import SIZE, ask, served
+from tests.engine.simulated import Simulation
+
+# Sequences of few different tokens, so that prefixes meet; the block size is SIZE.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+@dataclass
+class Oracle:
+    """All sequences that were computed, by salt; what each prompt must be told, from their common prefixes."""
+
+    computed: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def outcomes(self, prompt: list[int], salt: str) -> tuple[dict[str, int], int, int | None]:
+        known = self.computed.get(salt, [])
+        shared = [next((i for i, (a, b) in enumerate(zip(k, prompt, strict=False)) if a != b), None) for k in known]
+        shared = [min(len(k), len(prompt)) if s is None else s for k, s in zip(known, shared, strict=True)]
+        furthest = max(shared, default=0)
+        hit = min(furthest, len(prompt) - 1) // SIZE * SIZE
+        leaves = furthest < len(prompt) and any(
+            s == furthest and len(k) > s for k, s in zip(known, shared, strict=True)
+        )
+        told = {
+            "hit": hit, "miss_sub_block": furthest - hit,
+            "miss_diverged" if leaves and hit else "miss_cold": len(prompt) - furthest,
+        }  # fmt: skip
+        outcomes = {outcome: tokens for outcome, tokens in told.items() if tokens}
+        return outcomes, hit, furthest if leaves and furthest else None
+
+    def compute(self, tokens: list[int], salt: str) -> None:
+        known = self.computed.setdefault(salt, [])
+        if len(tokens) >= SIZE or not salt or any(len(other) >= SIZE for other in known):
+            known.append(tokens)  # else nothing of this salt is a block yet
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(prompts, st.integers(1, 6), st.sampled_from(["", "", "x"])), min_size=1, max_size=12))
+def test_without_eviction_every_token_is_told_what_brute_force_says(requests):
+    simulation, oracle = Simulation(num_blocks=512), Oracle()
+    for index, (prompt, max_tokens, salt) in enumerate(requests):
+        name = f"r{index}"
+        outcomes, infinite, diverged_at = oracle.outcomes(prompt, salt)
+        report = served(simulation, ask(name, prompt, max_tokens, cache_salt=salt))
+        assert report.prefix_outcomes == outcomes
+        assert (report.infinite_hit_tokens, report.diverged_at) == (infinite, diverged_at)
+        oracle.compute(prompt + simulation.published.tokens[name][:-1], salt)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(1, 6)), min_size=1, max_size=12), st.integers(5, 16), st.booleans(),
+)  # fmt: skip
+def test_with_eviction_an_infinite_cache_hits_what_brute_force_says(requests, num_blocks, prefix_caching):
+    simulation, oracle = Simulation(num_blocks=num_blocks, prefix_caching=prefix_caching), Oracle()
+    for index, (prompt, max_tokens) in enumerate(requests):
+        name = f"r{index}"
+        _, infinite, diverged_at = oracle.outcomes(prompt, "")
+        report = served(simulation, ask(name, prompt, max_tokens))
+        told = report.prefix_outcomes
+        assert (report.infinite_hit_tokens, report.diverged_at) == (infinite, diverged_at)
+        assert told.get("hit", 0) == simulation.published.ended[name].cached_tokens
+        assert told.get("hit", 0) + told.get("miss_evicted", 0) + told.get("miss_disabled", 0) == infinite
+        assert sum(told.values()) == len(prompt)
+        oracle.compute(prompt + simulation.published.tokens[name][:-1], "")
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("ask"), prompts, st.integers(1, 9), st.sampled_from(["", "", "", "x"]),
+            st.sampled_from(["", "", "", "scored", "fork"]),
+        ),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+        st.just(("step",)),
+    ),
+    min_size=1, max_size=60,
+)  # fmt: skip
+
+
+def played(acts, num_blocks: int, caching: bool, overlap: bool, book=None):
+    """The simulation, the prompts' lengths, and who was a fork. `book`: it is not looked at, and books at_once, or
+    after a few events, or late."""
+    simulation = Simulation(num_blocks, prefix_caching=caching, overlap=overlap, max_num_batched_tokens=12)
+    journal = simulation.journal
+    if book is not None:
+        simulation.check = lambda: None  # which would book
+    for event in (
+        ("asks", "returns", "admitted", "shares", "copies", "grew", "filled", "released") if book == "at_once" else ()
+    ):
+        later = getattr(journal, event)
+        setattr(journal, event, lambda *told, later=later: (later(*told), journal.settle()))
+    lengths: dict[str, int] = {}
+    forks, last = set(), None
+    for act in acts:
+        if act[0] == "ask":
+            _, prompt, max_tokens, salt, kind = act
+            name = f"r{len(lengths)}"
+            if kind == "fork" and last is not None:
+                prompt, salt, leader = last
+                forks.add(name)
+                more = {"fork_of": leader}
+            else:
+                last, more = (prompt, salt, name), {"prompt_logprobs": 0 if kind == "scored" else None}
+            lengths[name] = len(prompt)
+            simulation.receive(ask(name, prompt, max_tokens, cache_salt=salt, **more))
+        elif act[0] == "abort":
+            simulation.receive(Abort(f"r{act[1]}"))
+            simulation.check()
+        elif simulation.engine.has_work:
+            simulation.step()
+    simulation.drain()
+    simulation.check_idle()
+    return simulation, lengths, forks
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.integers(6, 24), st.booleans(), st.booleans())
+def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_blocks, caching, overlap):
+    told = []
+    for book, events in (("at_once", 1), ("after a few events", 3), ("late", 10**9)):
+        with mock.patch.multiple("engine.memory.shadow.journal", MOST_WAITING=events, BOOKED_AT_ONCE=events):
+            simulation = played(acts, num_blocks, caching, overlap, book)[0]
+        published, fates = simulation.published, ("level", "floor", "filled_ns", "idle_ns", "evicted_ns", "evicted_by")
+        blocks = {
+            key: [getattr(node, fate) for fate in fates] for key, node in simulation.journal.shadow._known.items()
+        }
+        fields = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
+        times = [[ns for record in published.records for ns in getattr(record, field)] for field in fields]
+        forgotten = sum(record.forgotten_blocks for record in published.records)
+        told.append(({name: ended.prefix for name, ended in published.ended.items()}, blocks, times, forgotten))
+    assert told[0] == told[1] == told[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.integers(6, 24), st.booleans(), st.booleans())
+def test_whatever_happens_the_books_close_and_the_pools_own_size_is_the_pool(acts, num_blocks, caching, overlap):
+    """After every third step: `Simulation.check` holds the shadow's blocks to the pool's; slots to a brute force."""
+    simulation, lengths, forks = played(acts, num_blocks, caching, overlap)
+    for name, ended in simulation.published.ended.items():
+        report = ended.prefix
+        if report is None:
+            assert ended.reason == "abort" or name in forks
+            continue
+        told = report.prefix_outcomes
+        assert set(told) <= set(PREFIX_OUTCOMES) and sum(told.values()) == lengths[name]
+        assert told.get("hit", 0) == ended.cached_tokens
+        assert told.get("hit", 0) + told.get("miss_evicted", 0) + told.get("miss_disabled", 0) == (
+            report.infinite_hit_tokens
+        )
+        resized = report.resized_hit_tokens
+        assert resized == sorted(resized) and resized[-1] <= report.infinite_hit_tokens
+        if caching:
+            assert resized[1] == told.get("hit", 0), "the curve at its own size is not what happened"
+        assert sum(report.evicted_by.values()) == told.get("miss_evicted", 0) and "" not in report.evicted_by

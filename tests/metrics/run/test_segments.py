@@ -1,0 +1,212 @@
+"""Tables under way: a reader takes what is whole, wherever the writer was killed, and no row twice."""
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from metrics.ledger import ACCOUNTS, Account
+from metrics.records import SCHEMAS, RequestRecord, columns
+from metrics.run.directory import RunDirectory, RunError
+from metrics.run.packed import (
+    PackedRecords,
+    PackedSegment,
+    PackedSteps,
+    encode,
+    packed_records,
+    packed_steps,
+    tables_of,
+)
+from metrics.run.recorder import Recorder
+from metrics.run.segments import compact, discard_segments, read_segment, sources, write_segment
+from tests.metrics.random_records import random_request, random_step
+from tests.metrics.step_columns import steps_of_records
+
+
+def records(first: int, count: int) -> list[RequestRecord]:
+    return [random_request(Random(index), index) for index in range(first, first + count)]
+
+
+def requests(first: int, count: int) -> pa.Table:
+    return columns("requests", records(first, count))
+
+
+def stream(path, *frames: list[RequestRecord]) -> PackedSegment:
+    segment = PackedSegment(path)
+    for frame in frames:
+        segment.write(encode(packed_records(frame)))
+    return segment
+
+
+def test_a_stream_is_read_while_it_grows(tmp_path):
+    path = tmp_path / "requests.parts" / "0.packed"
+    segment = stream(path)
+    assert len(read_segment(path, "requests")) == 0
+    for batches in range(1, 4):
+        segment.write(encode(packed_records(records(10 * batches, 5))))
+        assert len(read_segment(path, "requests")) == len(RunDirectory(tmp_path).table("requests")) == 5 * batches
+    segment.close()
+    assert read_segment(path, "requests").slice(5, 5).equals(requests(20, 5))
+
+
+def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_path):
+    path, parts = tmp_path / "0.packed", [records(0, 3), records(3, 3), records(6, 3)]
+    ends = []
+    segment = stream(path)
+    for part in parts:
+        segment.write(encode(packed_records(part)))
+        ends.append(path.stat().st_size)
+    segment.close()
+    whole = path.read_bytes()
+    near = {end + step for end in ends for step in (-1, 0, 1)}
+    for length in sorted(near & set(range(len(whole) + 1)) | {*range(0, len(whole), 97), len(whole)}):
+        path.write_bytes(whole[:length] + bytes(64) * (length in ends))  # the power went, too
+        kept = sum(end <= length for end in ends)
+        expected = requests(0, 3 * kept) if kept else SCHEMAS["requests"].empty_table()
+        assert read_segment(path, "requests").equals(expected), length
+
+
+def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
+    write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0", SCHEMAS["requests"])
+    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2), records(4, 1)).close()
+    compact(tmp_path, "requests")
+    assert [path.name for path in sources(tmp_path, "requests")] == ["requests.parquet"]
+    assert not (tmp_path / "requests.parts").exists()
+    stream(tmp_path / "requests.parts" / "2.packed", records(5, 2)).close()  # the run went on
+    compact(tmp_path, "requests")
+    assert pq.read_table(tmp_path / "requests.parquet").equals(requests(0, 7))
+
+
+def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "1.packed", records(0, 3)).close()
+    monkeypatch.setattr("metrics.run.segments.discard_segments", lambda *told: None)
+    compact(tmp_path, "requests")
+    run = RunDirectory(tmp_path)
+    assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
+    stream(tmp_path / "requests.parts" / "2.packed", records(3, 2)).close()  # a second life of the server
+    assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
+    monkeypatch.setattr("metrics.run.segments.discard_segments", discard_segments)
+    compact(tmp_path, "requests")
+    assert len(run.table("requests")) == 5 and not (tmp_path / "requests.parts").exists()
+
+
+def test_an_older_run_lacks_columns_whatever_its_segments_are(tmp_path):
+    old = requests(0, 2).drop_columns(["waits", "computed_tokens"])
+    (tmp_path / "requests.parts").mkdir()
+    pq.write_table(old, tmp_path / "requests.parts" / "0.parquet")
+    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2)).close()
+    table = RunDirectory(tmp_path).table("requests")
+    assert len(table) == 4 and set(SCHEMAS["requests"].names) <= set(table.columns)
+    assert table.computed_tokens.isna().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_steps_are_taken_whole_up_to_the_capacity(tmp_path, beyond):
+    recorder = Recorder(tmp_path, ("requests",), capacity=10)
+    recorder._closing.set()  # the writer stops, so that nothing empties the ring
+    recorder._thread.join()
+    steps = [random_step(Random(1), index) for index in range(10 + beyond)]
+    recorder.append_steps(steps_of_records(steps[:6]))
+    recorder.append_steps(steps_of_records(steps[6:]))
+    assert recorder.dropped == (5 if beyond == 1 else 0)
+    recorder.close()
+    assert len(RunDirectory(tmp_path).table("steps")) == (6 if beyond == 1 else 10 + beyond)
+
+
+def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
+    recorder = Recorder(tmp_path, ("requests",))
+    recorder.append("requests", random_request(Random(1), 1))
+    recorder.flush()
+    segment = recorder._segments["requests"]
+    segment._file.close()  # as if the disk were gone
+    recorder.append("requests", random_request(Random(2), 2))
+    recorder.flush()
+    assert recorder.failed == 1 and "requests" in recorder.last_error
+    recorder.append("requests", random_request(Random(3), 3))
+    recorder.close()
+    assert len(list((tmp_path / "requests.parts").iterdir())) == 2
+    assert len(RunDirectory(tmp_path).table("requests")) == 2 and recorder.failed == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_gets_no_file_a_second(tmp_path, monkeypatch):
+    def open_full(path, mode, buffering):
+        path.touch(exist_ok=False)
+        return open("/dev/full", "wb", buffering=buffering)
+
+    recorder = Recorder(tmp_path, ("requests",))
+    recorder._closing.set()  # the writer stops, so that only we flush
+    recorder._thread.join()
+    monkeypatch.setattr(Path, "open", open_full)
+    for index in range(3):
+        recorder.append("requests", random_request(Random(index), index))
+        recorder.flush()
+    assert recorder.failed == 3 and not list((tmp_path / "requests.parts").iterdir())
+    monkeypatch.undo()
+    recorder.append("requests", random_request(Random(3), 3))
+    recorder.close()
+    assert len(RunDirectory(tmp_path).table("requests")) == 1
+
+
+@pytest.mark.parametrize("content", [b"\x10\0\0\0\x20\0\0\0" + bytes(16), None], ids=["no LZ4", "no record"])
+def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, content):
+    path = tmp_path / "requests.parts" / "0.packed"
+    if content is None:
+        segment = PackedSegment(path)
+        segment.write(encode(packed_records([{"request_id": 1}])))
+        segment.close()
+    else:
+        stream(path, records(0, 1)).close()
+        path.write_bytes(path.read_bytes() + content)
+    with pytest.raises(RunError, match="table requests cannot be read"):
+        RunDirectory(tmp_path).table("requests")
+
+
+def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "0.packed", records(0, 3)).close()
+    run, listed = RunDirectory(tmp_path), []
+
+    def sources_then_compact(directory, table):
+        listed.append(sources(directory, table))
+        if len(listed) == 1:
+            compact(directory, table)
+        return listed[-1]
+
+    monkeypatch.setattr("metrics.run.directory.sources", sources_then_compact)
+    assert len(run.table("requests")) == 3 and len(listed) == 2
+
+
+def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
+    steps = steps_of_records([random_step(Random(index), index) for index in range(4)])
+    packed = packed_steps(steps)
+    kept = [place for place, name in enumerate(packed.names) if name != "logit_rows"]
+    numbers = np.vstack([steps.numbers[kept], np.full((1, 4), 7)])
+    other = PackedSteps(
+        (*(packed.names[place] for place in kept), "not_known_yet"), numbers.tobytes(), packed.makeups, packed.others
+    )
+    segment = PackedSegment(tmp_path / "steps.parts" / "0.packed")
+    segment.write(encode(other))
+    (table,) = tables_of(tmp_path / "steps.parts" / "0.packed", "steps")
+    assert table["logit_rows"].null_count == 4
+    assert table.drop_columns("logit_rows").equals(steps.table().drop_columns("logit_rows"))
+
+
+def test_ledgers_of_another_version_keep_each_account_under_its_name(tmp_path):
+    some, names = records(0, 3), [info.column for info in ACCOUNTS]
+    order = [place for place in reversed(range(len(names))) if place != Account.REQUEST_LOST]
+
+    def theirs(ledger: list[int]) -> list[int]:
+        return [7, *(ledger[place] for place in order)]
+
+    written = [msgspec.structs.replace(r, ledger=theirs(r.ledger), ttft=theirs(r.ttft)) for r in some]
+    segment = PackedSegment(tmp_path / "requests.parts" / "0.packed")
+    segment.write(encode(PackedRecords(("not_known_yet", *(names[place] for place in order)), written)))
+    segment.close()
+    table = read_segment(tmp_path / "requests.parts" / "0.packed", "requests")
+    unknown = [f"{book}_{names[Account.REQUEST_LOST]}" for book in ("ledger", "ttft")]
+    assert [table[name].null_count for name in unknown] == [3, 3]
+    assert table.drop_columns(unknown).equals(columns("requests", some).drop_columns(unknown))
