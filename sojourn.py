@@ -33,7 +33,7 @@ from commands.sweep import sweep
 from commands.telling import diagnose_run, print_diagnosis, program, tell
 from engine.options import assignments, engine_options
 from engine.process import let_threads_sleep
-from metrics.run.exit_code import EXIT_CODES, NOT_VALID
+from loadgen.exit_code import EXIT_CODES, NOT_VALID
 
 app = typer.Typer(
     name="sojourn",
@@ -335,7 +335,7 @@ def _interrupt(*_: object) -> None:
 def main() -> None:
     """Entry point: every expected failure is a sentence on stderr and an exit code: 1 failure, 2 usage.
 
-    How a load ended, `metrics.run.exit_code` says.
+    How a load ended, `loadgen.exit_code` says.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)

@@ -29,9 +29,9 @@ from bench.json_process import ROOT, environment
 from bench.overhead import Cost, cost
 from bench.servers import Server, our_server, vllm_server
 from engine.config import model_folder
+from loadgen.exit_code import NOT_VALID
 from metrics.machine.host import company
 from metrics.run.directory import RunDirectory
-from metrics.run.exit_code import NOT_VALID
 
 QUANTILES = (50, 90, 99)
 FIGURES = [f"{what} p{quantile}" for what in ("TTFT", "ITL") for quantile in QUANTILES]

@@ -22,7 +22,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
-from metrics.run.exit_code import exit_code
+from loadgen.exit_code import exit_code
 from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 

@@ -8,10 +8,10 @@ import sys
 import msgspec
 
 from commands.frame import out
+from loadgen.exit_code import exit_code
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.machine.client_error import client_error_sentence
 from metrics.run.directory import RunDirectory
-from metrics.run.exit_code import exit_code
 
 
 def diagnose_run(opened: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:

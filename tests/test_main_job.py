@@ -13,11 +13,11 @@ import psutil
 import pytest
 import yaml
 
+from loadgen.exit_code import NOT_VALID
 from loadgen.scenario.scenario import SCENARIO_FOLDER
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
 from metrics.records import STAGES
 from metrics.run.directory import RunDirectory
-from metrics.run.exit_code import NOT_VALID
 from metrics.sources.view import observe
 from tests.engine.server_process import serving
 

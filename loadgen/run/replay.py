@@ -13,6 +13,7 @@ import gevent
 from loadgen.client.dispatcher import LoadClient, OnFinished, Replay
 from loadgen.client.event_log import recording, write_progress
 from loadgen.client.pace import Wire
+from loadgen.exit_code import NOT_VALID, exit_code
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import Scenario, load_scenario
@@ -21,7 +22,6 @@ from loadgen.schedule.closed_loop import ClosedLoop, closed_loop
 from loadgen.schedule.shards import loop_of, part_of
 from loadgen.schedule.workload_facts import workload_facts
 from loadgen.target.endpoint import EndpointError, parse_base_url, served_model
-from metrics.run.exit_code import NOT_VALID, exit_code
 
 if TYPE_CHECKING:
     from metrics.run.directory import RunDirectory

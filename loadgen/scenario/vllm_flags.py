@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loadgen.exit_code import EXIT_CODES
 from loadgen.scenario.faults import nearest
 from loadgen.scenario.scenario import Scenario
 from loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
 from metrics.export.vllm_result import COLUMNS
-from metrics.run.exit_code import EXIT_CODES
 
 MOST_PROCESSES = 64
 # Flags of vLLM that are known and have no counterpart: the way out of each.

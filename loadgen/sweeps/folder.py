@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from loadgen.target.processes import ExperimentError
-from metrics.search.document import Search, read_search
-from metrics.search.points import Point
-from metrics.statistics.json_diff import differences
+from metrics.compare.runs import differences
+from metrics.search.points import Point, Search, read_search
 
 RUN_FOLDER = re.compile(r"rate-[0-9.e+-]+-\d+")
 

@@ -13,8 +13,7 @@ from loadgen.scenario.scenario import Scenario
 from loadgen.sweeps.folder import SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
 from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.search.document import Search
-from metrics.search.points import Point
+from metrics.search.points import Point, Search
 
 MOST_POINTS = 1_000
 OnNote = Callable[[str], None]  # a sentence for the user: what was there already, what is odd about a run

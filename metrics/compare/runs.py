@@ -1,7 +1,9 @@
 """Two runs, or two sets of runs, compared: reads them, refuses what cannot be compared, weighs every metric."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -38,11 +40,11 @@ from metrics.compare.verdict import (
 from metrics.compare.workload import Work, other_work, shifts, work_of
 from metrics.machine.steal import steal_sentence, steal_within
 from metrics.run.directory import RunDirectory
-from metrics.statistics.json_diff import differences
 
 OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean moves less by chance than a quantile
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
 NO_MARGINS: Mapping[str, float] = {}
+MOST_CHARACTERS = 60  # of a value in a list of differences
 ONE_RUN = "one run a side: what differs from run to run of the same system is not in the intervals"
 
 
@@ -250,3 +252,19 @@ def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> 
     for shift in shifts(metric, *work, (found.a, found.b), slowest):
         found = outlasting(found, shift)
     return found
+
+
+def differences(before: Any, now: Any, place: str = "", sides: tuple[str, str] = ("there", "here")) -> list[str]:
+    """Which values of two JSON documents differ, each as `place is X there and Y here`. `sides` name the two."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            found
+            for key in dict.fromkeys([*before, *now])
+            for found in differences(before.get(key), now.get(key), f"{place}.{key}" if place else str(key), sides)
+        ]
+    return [] if before == now else [f"{place} is {_short(before)} {sides[0]} and {_short(now)} {sides[1]}"]
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 3]}..."

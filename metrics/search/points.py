@@ -1,6 +1,7 @@
-"""What one run of a search comes to, and what several say together: the frontier of goodput against objectives."""
+"""A search's runs, its document (`sweep.json` or `capacity.json`), and its frontier of goodput against objectives."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from metrics.memory.prefix_share import cache_doubt
 from metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.request.objectives import OBJECTIVES
 from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory
+from metrics.run.directory import RunDirectory, RunError
 from metrics.search.bisection import Trial
 from metrics.search.frontier import MaxRate, RatePoint, max_rate
 from metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
@@ -80,6 +81,16 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
+class Search(msgspec.Struct, kw_only=True):
+    """The document of a search. `plan` identifies the search. `runs_begun` also counts the runs that were cut short."""
+
+    kind: str
+    plan: dict[str, Any]
+    points: list[Point] = msgspec.field(default_factory=list)
+    runs_begun: int = 0
+    result: dict[str, Any] | None = None
+
+
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """All points of one rate that tell something. Attainment with its 95 % interval, latencies the median over them."""
 
@@ -111,6 +122,20 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     goodput_rps: float
     rate_rps: float
     at_edge: bool  # the largest rate with a valid run: a larger one might give more
+
+
+def read_search(file: Path) -> Search:
+    """Raises RunError where the file is not what a search writes."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Search)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RunError(f"{file} cannot be read: {error}; remove its folder to measure again") from None
+
+
+def sweeps(runs: Path) -> list[Path]:
+    """The sweeps right below a folder, newest first."""
+    found = runs.glob("*/sweep.json") if runs.is_dir() else ()
+    return [file.parent for file in sorted(found, key=lambda file: (-file.stat().st_mtime_ns, file))]
 
 
 def point_of(

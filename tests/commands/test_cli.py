@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from metrics.run.exit_code import NOT_VALID, NOTHING_SERVED
+from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
 from sojourn import app
 
 ROOT = Path(__file__).parents[2]

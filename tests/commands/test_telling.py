@@ -7,7 +7,7 @@ import pytest
 
 from commands import frame, telling
 from commands.frame import UnreadConsole, run_told_when_stopped
-from metrics.run.exit_code import NOT_VALID, NOTHING_SERVED
+from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 

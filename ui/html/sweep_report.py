@@ -9,9 +9,8 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.search.document import Search, read_search
 from metrics.search.frontier import KEPT_SHARE
-from metrics.search.points import Frontier, Rate, by_rate, frontier, largest_rate, rate_sentence
+from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
 from ui.figures import sweep as figures
 from ui.html import fragments
 from ui.html.run_report import PAGE_CSS

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from metrics.run.directory import RunError
-from metrics.search.document import sweeps
+from metrics.search.points import sweeps
 from ui import page as frame
 from ui.html import fragments, sweep_report
 from ui.text import markdown

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.exit_code import NOT_VALID
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
 from loadgen.run.experiment import load_url
@@ -28,7 +29,6 @@ from loadgen.target.endpoint import parse_base_url
 from loadgen.target.processes import load_command
 from metrics.machine.host import boot_id
 from metrics.run.directory import RunDirectory
-from metrics.run.exit_code import NOT_VALID
 from tests.loadgen.run.test_experiment import scenario_file, wait_for
 from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer

@@ -17,7 +17,7 @@ from metrics.request.goodput import after_warmup
 from metrics.request.objectives import parse_bounds
 from metrics.run.directory import RunDirectory, RunError
 from metrics.search.bisection import Goal, judge
-from metrics.search.document import read_search
+from metrics.search.points import read_search
 from tests.loadgen.scenarios import scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.search.search_documents import point

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from metrics.search.document import Search
-from metrics.search.points import SCALES, Point
+from metrics.search.points import SCALES, Point, Search
 
 
 def point(rate_rps: float, attainment: float, repeat: int = 1, *, sent: int = 200, valid: bool = True) -> Point:
