@@ -16,7 +16,6 @@ from commands.engine_settings import check_engine_block, engine_config
 from commands.export import VLLM_FILE, export
 from commands.frame import (
     RUNS,
-    Failure,
     ProcessesOption,
     RunArgument,
     RunDirOption,
@@ -34,6 +33,7 @@ from commands.telling import diagnose_run, print_diagnosis, program, tell
 from engine.options import assignments, engine_options
 from engine.process import let_threads_sleep
 from loadgen.exit_code import EXIT_CODES, NOT_VALID
+from metrics.errors import InputError, SojournError
 
 app = typer.Typer(
     name="sojourn",
@@ -211,15 +211,13 @@ def trace(
     from metrics.export.perfetto import run_rows, write_trace
 
     if from_ is not None and to is not None and to <= from_:
-        raise Failure(
-            f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step", code=2
-        )
+        raise InputError(f"--to {to:g} is not after --from {from_:g}; give seconds since the first request or step")
     opened = open_run(run)
     path = output or opened.path / "trace.json.gz"
     try:
         written = write_trace(path, run_rows(opened, from_, to))
     except OSError as error:
-        raise Failure(f"{path} cannot be written: {error.strerror}; choose another with --output") from None
+        raise SojournError(f"{path} cannot be written: {error.strerror}; choose another with --output") from None
     dropped = f"; {written.dropped:,} more did not fit, choose a window with --from and --to" if written.dropped else ""
     out.print(f"wrote {path}: {written.events:,} events{dropped}; open it at https://ui.perfetto.dev", highlight=False)
 
@@ -236,7 +234,7 @@ def ui(
 
     if run is not None:
         if not (run / "run.json").exists() and any(run.glob("*/run.json")):
-            raise Failure(f"{run} is a folder of runs, not one of them; give it as --runs {run}", code=2)
+            raise InputError(f"{run} is a folder of runs, not one of them; give it as --runs {run}")
         run = open_run(run).path
     out.print(f"the app is at http://127.0.0.1:{port} (Ctrl-C ends it)", highlight=False)
     sys.exit(open_app(runs, run, port))
@@ -253,7 +251,7 @@ def dashboards(
     try:
         written = build_dashboards(output)
     except NotADirectoryError as error:
-        raise Failure(str(error), code=2) from None
+        raise InputError(str(error)) from None
     for path in written:
         out.print(f"wrote {path}", highlight=False)
 
@@ -304,27 +302,13 @@ def bench(context: typer.Context) -> None:
     """Measure the engine: throughput, latency and kernels, beside peers and the measured limits."""
     need("engine", "torch", "zmq", "tokenizers", "safetensors")
     if not (Path(__file__).parent / "bench" / "command.py").is_file():
-        raise Failure("sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e .")
+        raise SojournError(
+            "sojourn bench runs from Sojourn's source folder only; get it, and install with pip install -e ."
+        )
     sys.path.insert(0, str(Path(__file__).parent))
     from bench.command import app as bench_app
 
     sys.exit(bench_app(args=context.args, prog_name=f"{program()} bench", standalone_mode=False) or 0)  # 130: Ctrl-C
-
-
-# The errors that carry a sentence for the user, and the exit code of each.
-EXPECTED = {
-    ("metrics.run.directory", "RunError"): 1,
-    ("metrics.machine.client_error", "CalibrationError"): 1,
-    ("metrics.diagnosis.explain_request", "ExplainError"): 1,
-    ("metrics.run.join", "JoinError"): 1,
-    ("engine.options", "SettingError"): 2,
-    ("engine.server.serve", "ServeError"): 1,
-    ("loadgen.run.experiment", "ExperimentError"): 1,
-    ("loadgen.scenario.faults", "ScenarioError"): 2,
-    ("ui.launch", "LaunchError"): 1,
-    ("bench.results", "BenchError"): 2,
-    ("metrics.compute.roofline", "CeilingError"): 1,
-}
 
 
 def _interrupt(*_: object) -> None:
@@ -341,27 +325,16 @@ def main() -> None:
     signal.signal(signal.SIGHUP, _interrupt)
     try:
         app()
-    except Failure as failure:
-        print(f"sojourn: {failure}", file=sys.stderr)
-        sys.exit(failure.code)
+    except SojournError as error:
+        print(f"sojourn: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
-        code = next((code for (module, name), code in EXPECTED.items() if _is(error, module, name)), None)
-        if code is None:
-            raise
-        print(f"sojourn: {error}", file=sys.stderr)
-        sys.exit(code)
     finally:
         try:
             sys.stdout.flush()
         except BrokenPipeError:  # `--json | head`
             print_nowhere(sys.stdout)
-
-
-def _is(error: Exception, module: str, name: str) -> bool:
-    """Whether it is that error, of a package that need not be installed."""
-    return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.json_process import ROOT, environment
 from bench.results import BenchError
-from metrics.compute.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from metrics.errors import CalibrationError
 
 
 def measured_ceilings(device: str, tell: Callable[[str], None]) -> Ceilings:
@@ -15,7 +16,7 @@ def measured_ceilings(device: str, tell: Callable[[str], None]) -> Ceilings:
     name = device_name(None if device == "cpu" else device)
     try:
         return load_ceilings(name)
-    except CeilingError:
+    except CalibrationError:
         tell(f"measuring the ceilings of {name} (once)")
     kind = "cpu" if device == "cpu" else "cuda"
     command = [sys.executable, "-m", "sojourn", "calibrate-device", "--device", kind]

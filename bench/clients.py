@@ -32,6 +32,7 @@ from loadgen.run.experiment import load_url
 from loadgen.sweeps.calibrate import open_streams, truth_log, truth_server
 from loadgen.truth.instructions import Answer, Truth
 from metrics.compute.roofline import device_name
+from metrics.errors import SojournError
 from metrics.machine.host import company
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ VLLM_BENCH = (
 )
 
 
-class ClientFailed(Exception):
+class ClientFailed(SojournError):
     """A client that did not run to its end, with the end of what it said."""
 
 

@@ -15,8 +15,9 @@ from bench.offline import OfflineOptions, bench_offline
 from bench.online import OnlineOptions, bench_online
 from bench.results import BenchError, Report, write_report
 from bench.shapes import SHAPES
-from bench.variants import assignments, named_variants
+from bench.variants import named_variants
 from bench.workloads import WORKLOADS
+from engine.options import assignments
 from metrics.machine.host import company
 
 PEERS = {"offline": ("transformers",), "online": ("vllm", "llama-server")}

@@ -25,7 +25,8 @@ from engine.compute.attention_torch import TorchAttention
 from engine.compute.cpp.extension import Library, library, unavailable
 from engine.compute.operations import HeadSpec, Rope, TorchOperations
 from engine.compute.operations_cpp import CppOperations
-from metrics.compute.roofline import CeilingError, load_ceilings
+from metrics.compute.roofline import load_ceilings
+from metrics.errors import CalibrationError
 
 ROTATED_BYTES = 96 << 20
 REPEATS = 15
@@ -130,7 +131,7 @@ def measure() -> list[Row]:
     """Raises BenchError where the kernels cannot be built."""
     try:
         ceilings = load_ceilings()
-    except CeilingError:
+    except CalibrationError:
         ceilings = None
     rows = []
     for shape in SHAPES:

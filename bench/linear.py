@@ -27,7 +27,8 @@ from engine.llm import LLM
 from engine.sampling import SamplingParams
 from engine.token.models.registry import load_model
 from engine.token.text.tokenizer import Tokenizer
-from metrics.compute.roofline import CeilingError, Ceilings, load_ceilings
+from metrics.compute.roofline import Ceilings, load_ceilings
+from metrics.errors import CalibrationError
 
 SIZES = ((1024, 512), (3072, 512), (512, 1536), (2048, 2048))  # outputs and inputs: a small model's, and a larger layer
 ROWS = (1, 8, 32, 64, 512)
@@ -69,7 +70,7 @@ def measure() -> list[Row]:
     """One row for each format, size and number of rows."""
     try:
         ceilings = load_ceilings()
-    except CeilingError:
+    except CalibrationError:
         ceilings = None
     with torch.inference_mode():
         return [

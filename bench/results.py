@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from metrics.compute.roofline import Ceilings
+from metrics.errors import InputError
 from metrics.machine.host import hardware, versions
 
 
-class BenchError(Exception):
+class BenchError(InputError):
     """A benchmark that cannot be run as it was asked for, with a sentence."""
 
 

@@ -25,7 +25,8 @@ from engine.compute.attention import AttentionSpec, LayerCache, attention_inputs
 from engine.compute.attention_triton import TritonAttention
 from engine.compute.kv_fp8 import KV_FP8, SCALE_BYTES
 from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
-from metrics.compute.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from metrics.errors import CalibrationError
 
 BLOCK_SIZE = 16
 ROTATED_BYTES = 256 << 20  # of caches: more than the device's own cache
@@ -194,7 +195,7 @@ def _device() -> tuple[torch.device, Ceilings | None]:
         raise BenchError("the Triton kernels are measured on a CUDA device, and torch finds none")
     try:
         return torch.device("cuda"), load_ceilings(device_name(torch.cuda.get_device_name()))
-    except CeilingError:
+    except CalibrationError:
         return torch.device("cuda"), None  # `sojourn calibrate-device` stores them
 
 

@@ -26,7 +26,8 @@ from engine.compute.operations_triton import TritonOperations
 from engine.compute.triton.step_inputs import StepRows, step_inputs
 from engine.sampling import SamplingParams
 from engine.token.sampling.sampler import Sampler
-from metrics.compute.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from metrics.compute.roofline import Ceilings, device_name, load_ceilings
+from metrics.errors import CalibrationError
 
 OPERATIONS = TritonOperations()
 ROTATED_BYTES = 256 << 20  # of inputs: more than the device's own cache
@@ -148,7 +149,7 @@ def measure() -> list[Row]:
         raise BenchError("the Triton kernels are measured on a CUDA device, and torch finds none")
     try:
         ceilings = load_ceilings(device_name(torch.cuda.get_device_name()))
-    except CeilingError:
+    except CalibrationError:
         ceilings = None  # `sojourn calibrate-device` stores them
     torch.manual_seed(0)
     return [_row(case, ceilings) for case in cases()]

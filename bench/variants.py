@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.results import BenchError
-from engine import options
 from engine.config import EngineConfig, complaint
+from engine.options import assignments
 
 BASE = "sojourn"
 
@@ -18,14 +18,6 @@ OFF_SWITCHES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "fused_operations": ("off", ("cuda", "cpu")),
     "weights": ("float32", ("cpu",)),
 }
-
-
-def assignments(pairs: list[str], option: str) -> dict[str, Any]:
-    """KEY=VALUE pairs, with values read as YAML. Raises BenchError for what is none."""
-    try:
-        return options.assignments(pairs, option)
-    except options.SettingError as error:
-        raise BenchError(str(error)) from None
 
 
 def named_variants(texts: list[str]) -> dict[str, dict[str, Any]]:

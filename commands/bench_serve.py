@@ -7,8 +7,9 @@ from pathlib import Path
 import typer
 
 from commands.export import vllm_document
-from commands.frame import Failure, need, new_run, out, run_told_when_stopped
+from commands.frame import need, new_run, out, run_told_when_stopped
 from commands.telling import tell
+from metrics.errors import SojournError
 
 
 def bench_serve(context: typer.Context) -> None:
@@ -17,15 +18,11 @@ def bench_serve(context: typer.Context) -> None:
     from loadgen.run.experiment import SCENARIO_FILE, load_url
     from loadgen.run.progress_bar import ProgressBar
     from loadgen.scenario.vllm_flags import flag_parser, parse
-    from loadgen.scenario.vllm_scenario import FlagError
 
     if {"-h", "--help"} & set(context.args) or not context.args:
         out.print(flag_parser().format_help(), highlight=False, markup=False)
         return
-    try:
-        asked = parse(context.args)
-    except FlagError as error:
-        raise Failure(str(error), code=2) from None
+    asked = parse(context.args)
     run_dir = asked.run_dir or new_run(asked.scenario.name)
     recorded = asked.scenario.given_as_file(run_dir / SCENARIO_FILE)
     shown = ProgressBar(out) if asked.show_progress else nullcontext(lambda _: None)
@@ -53,5 +50,7 @@ def _write(path: Path, document: dict, append: bool) -> Path:
         with path.open("a" if append else "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise Failure(f"the result file {path} cannot be written: {error.strerror}; the run itself is kept") from None
+        raise SojournError(
+            f"the result file {path} cannot be written: {error.strerror}; the run itself is kept"
+        ) from None
     return path

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, Failure, ProcessesOption, ScenarioArgument, SeedOption, need, out
+from commands.frame import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out
 from commands.searching import (
     BaseUrlOption,
     JsonOption,
@@ -21,6 +21,7 @@ from commands.searching import (
     kept_when_interrupted,
     with_slo,
 )
+from metrics.errors import InputError
 from metrics.search.bisection import Goal, Judgement, Outcome, Proposal, bracket_sentence
 
 UNRESOLVED = 3
@@ -64,7 +65,7 @@ def capacity(
     from loadgen.sweeps.capacity import CapacityPlan, find_capacity
 
     if start > highest:
-        raise Failure(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other", code=2)
+        raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
     loaded = with_slo(load_scenario(scenario), slo)
     goal = Goal(
         attainment=attainment, confidence=confidence, start_rps=start, lowest_rps=min(0.01, start / 100),

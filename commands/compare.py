@@ -8,12 +8,13 @@ import msgspec
 import typer
 from rich.table import Table
 
-from commands.frame import RUNS, Failure, open_run, out
-from metrics.compare.runs import CompareError, compare_runs
+from commands.frame import RUNS, open_run, out
+from metrics.compare.runs import compare_runs
 from metrics.compare.samples import METRICS
 from metrics.compare.verdict import Compared, Comparison
 from metrics.compare.workload import Work
-from metrics.run.directory import RunDirectory, RunError
+from metrics.errors import InputError, RunDataError
+from metrics.run.directory import RunDirectory
 
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
@@ -53,8 +54,8 @@ def compare(
             _runs(a), _runs(b), metrics=metric or (), margin=usual, margins=own, confidence=confidence, force=force,
             max_steal=steal,
         )  # fmt: skip
-    except (CompareError, RunError) as error:
-        raise Failure(str(error), code=2) from None
+    except RunDataError as error:  # 1 says that B is worse
+        raise InputError(str(error)) from None
     if json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
@@ -68,7 +69,7 @@ def _margins(texts: list[str]) -> tuple[float, dict[str, float]]:
     own = {name.strip(): _share("--margin", text) for name, sign, text in named if sign}
     usual = [_share("--margin", text) for _, sign, text in named if not sign]
     if len(usual) > 1 or len(own) + len(usual) < len(texts):
-        raise Failure(f"--margin {' --margin '.join(texts)}: one is given twice; give each once", code=2)
+        raise InputError(f"--margin {' --margin '.join(texts)}: one is given twice; give each once")
     return usual[0] if usual else _share("--margin", USUAL_MARGIN), own
 
 
@@ -79,7 +80,7 @@ def _share(option: str, text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
-        raise Failure(f"{option} is {text or 'empty'}; give a share above 0 and at most 1, such as 5% or 0.05", code=2)
+        raise InputError(f"{option} is {text or 'empty'}; give a share above 0 and at most 1, such as 5% or 0.05")
     return share
 
 
@@ -89,7 +90,7 @@ def _runs(path: Path) -> list[RunDirectory]:
     if found.is_dir() and not (found / "run.json").exists():
         folders = sorted(file.parent for file in found.glob("*/run.json"))
         if not folders:
-            raise Failure(f"{found} is neither a run directory nor a folder of some; give one of the two", code=2)
+            raise InputError(f"{found} is neither a run directory nor a folder of some; give one of the two")
         return [open_run(folder) for folder in folders]
     return [open_run(found)]
 

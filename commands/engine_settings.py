@@ -4,21 +4,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from commands.frame import Failure
 from engine.config import EngineConfig, complaint
+from metrics.errors import InputError
 
 if TYPE_CHECKING:
     from loadgen.scenario.scenario import Scenario
 
 
 def engine_config(settings: dict[str, Any]) -> EngineConfig:
-    """The engine's settings, checked. Raises Failure with the first fault."""
+    """The engine's settings, checked. Raises InputError with the first fault."""
     try:
         return EngineConfig(**settings)
     except ValidationError as error:
-        raise Failure(complaint(error), code=2) from None
+        raise InputError(complaint(error)) from None
 
 
 def check_engine_block(scenario: "Scenario", overrides: dict[str, Any] | None = None) -> None:
-    """Raises Failure for a setting that `run` would refuse, also where nothing is started. The model may be missing."""
+    """Raises InputError for a setting that `run` would refuse, even if no engine starts. The model may be missing."""
     engine_config({"model": "tiny-model"} | scenario.engine | (overrides or {}))

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from commands.frame import Failure, RunArgument, open_run, out
+from commands.frame import RunArgument, open_run, out
+from metrics.errors import SojournError
 from metrics.run.directory import RunDirectory
 
 VLLM_FILE = "vllm_result.json"
@@ -28,7 +29,7 @@ def export(
     try:
         path.write_text(json.dumps(vllm_document(opened, detailed=detailed), allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{path} cannot be written: {error.strerror}; choose another with --output") from None
+        raise SojournError(f"{path} cannot be written: {error.strerror}; choose another with --output") from None
     out.print(f"wrote {path}: the keys of vllm bench serve 0.33, and ours", highlight=False)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
+from metrics.errors import SojournError
 from metrics.run.directory import RunDirectory
 
 
@@ -39,19 +40,11 @@ ProcessesOption = Annotated[
 ]
 
 
-class Failure(Exception):
-    """Something went wrong that a sentence explains. Exit code 1; 2 where the command was used wrongly."""
-
-    def __init__(self, message: str, code: int = 1):
-        super().__init__(message)
-        self.code = code
-
-
 def need(extra: str, *modules: str) -> None:
     """Fails with the way out if an extra of the package is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise Failure(
+        raise SojournError(
             f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
         )
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands.engine_settings import check_engine_block
-from commands.frame import Failure, need, out
+from commands.frame import need, out
+from metrics.errors import InputError
 from metrics.request.objectives import parse_bounds
 
 if TYPE_CHECKING:
@@ -40,18 +41,18 @@ def chosen_target(
     scenario: "Scenario", base_url: str | None, model: str | None, tokenizer: str | None, set_: list[str] | None,
     processes: int,
 ) -> "Target":  # fmt: skip
-    """Where the load goes. Raises Failure where flags contradict each other, or the engine's settings are wrong."""
+    """Where the load goes. Raises InputError where flags contradict each other, or the engine's settings are wrong."""
     need("loadgen", "locust", "gevent", "httptools")
     from loadgen.sweeps.run_point import Target
 
     if base_url is not None:
         check_engine_block(scenario)
         if set_:
-            raise Failure("--set changes our engine, and --base-url names a server that runs already; drop one", code=2)
+            raise InputError("--set changes our engine, and --base-url names a server that runs already; drop one")
         return Target(base_url=base_url, model=model, tokenizer=tokenizer, processes=processes)
     for flag, value in (("--model", model), ("--tokenizer", tokenizer)):
         if value is not None:
-            raise Failure(f"{flag} {value} is for a running server; add --base-url, or use --set model=…", code=2)
+            raise InputError(f"{flag} {value} is for a running server; add --base-url, or use --set model=…")
     need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
     from engine.options import assignments
 
@@ -68,9 +69,9 @@ def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
     try:
         bounds = parse_bounds(slo)
     except ValueError as error:
-        raise Failure(f"--slo: {error}", code=2) from None
+        raise InputError(f"--slo: {error}") from None
     if not scenario.target.stream and set(bounds) & {"ttft_ms", "tpot_ms"}:
-        raise Failure(f"--slo {slo}: the scenario does not stream, so only e2e can be bounded", code=2)
+        raise InputError(f"--slo {slo}: the scenario does not stream, so only e2e can be bounded")
     return with_objectives(scenario, bounds)
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, Failure, ProcessesOption, ScenarioArgument, SeedOption, need, out
+from commands.frame import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out
 from commands.searching import (
     BaseUrlOption,
     JsonOption,
@@ -23,6 +23,7 @@ from commands.searching import (
     with_slo,
 )
 from loadgen.exit_code import exit_code
+from metrics.errors import InputError
 from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
 
 
@@ -101,10 +102,10 @@ def _rates(
     given = [flag for flag, value in grid.items() if value is not None]
     if rates is not None:
         if given:
-            raise Failure(f"--rates names the rates, and {', '.join(given)} would make others; drop one", code=2)
+            raise InputError(f"--rates names the rates, and {', '.join(given)} would make others; drop one")
         return rate_list(rates)
     if rate_from is None or rate_to is None:
-        raise Failure("no rates are given; add --rates 1,2,4,8, or --rate-from and --rate-to", code=2)
+        raise InputError("no rates are given; add --rates 1,2,4,8, or --rate-from and --rate-to")
     return rate_grid(rate_from, rate_to, 6 if points is None else points, "linear" if scale == "linear" else "log")
 
 

@@ -31,10 +31,11 @@ from engine.telemetry.step_rows import StepRows
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from metrics.compute.step_costs import Appraiser
+from metrics.errors import SojournError
 from metrics.records import StepRecord
 
 
-class LLMError(Exception):
+class LLMError(SojournError):
     """A prompt or a setting that cannot be honoured, or an engine that failed, with a sentence."""
 
 

@@ -10,10 +10,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from engine.config import EngineConfig
-
-
-class SettingError(ValueError):
-    """A setting that is not given as KEY=VALUE, in a sentence."""
+from metrics.errors import InputError
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,11 +38,11 @@ def _described(field: FieldInfo) -> str:
 
 
 def assignments(pairs: list[str], option: str) -> dict[str, Any]:
-    """KEY=VALUE pairs, with values read as YAML: 64 is a number, false a truth value. Raises SettingError."""
+    """KEY=VALUE pairs, with values read as YAML: 64 is a number, false a truth value. Raises InputError."""
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise SettingError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
+            raise InputError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
         found[key.strip().replace("-", "_")] = yaml.safe_load(value)
     return found

@@ -14,8 +14,9 @@ from locust.runners import MasterRunner, WorkerRunner
 import gevent  # isort: skip
 
 from loadgen.run.distributed import MasterReplay, WorkerReplay
-from loadgen.run.replay import ReplayError, begin_replay, ended_with, replay_alone
+from loadgen.run.replay import begin_replay, ended_with, replay_alone
 from loadgen.target.processes import end_with
+from metrics.errors import SojournError
 
 
 @events.init_command_line_parser.add_listener
@@ -64,7 +65,7 @@ class Session:
             else:
                 replay_alone(begun, self.show)
             self.environment.process_exit_code = ended_with(begun)
-        except ReplayError as error:
+        except SojournError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             self.environment.process_exit_code = 2
         except Exception as error:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "dashboards": {"metrics"},
     "metrics": set(),
     "engine.config": set(),
-    "engine.options": {"engine.config"},
+    "engine.options": {"engine.config", "metrics.errors"},
     "engine.sampling": set(),
     "engine.process": set(),
     "engine.messages": {"engine.sampling", "metrics"},

@@ -5,20 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from metrics.errors import ServerError
 from metrics.run.directory import RunDirectory
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501
 
 
-class LaunchError(Exception):
-    """The app cannot be started, with a sentence for its user."""
-
-
 def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> list[str]:
     """The command line that shows the runs below `runs`; `run` is shown first, and its folder replaces `runs`.
 
-    Raises RunError if `run` is no run directory.
+    Raises RunDataError if `run` is no run directory.
     """
     chosen: list[str] = []
     if run is not None:
@@ -34,14 +31,14 @@ def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEF
 
 
 def open_app(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> int:
-    """Runs the app until it is interrupted; returns its exit code. Raises RunError or LaunchError before it starts."""
+    """Runs the app until Ctrl-C; returns its exit code. Raises RunDataError or ServerError if it cannot start."""
     command = app_command(runs, run, port)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
-            raise LaunchError(
+            raise ServerError(
                 f"port {port} of 127.0.0.1 cannot be used ({error}); choose another with --port"
             ) from None
     try:

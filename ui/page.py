@@ -5,7 +5,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import streamlit as st
 
-from metrics.run.directory import RunError
+from metrics.errors import RunDataError
 from ui.html import fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
@@ -31,7 +31,7 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
         st.stop()
     try:
         run = read(str(path), fingerprint(path))
-    except RunError as error:
+    except RunDataError as error:
         st.error(markdown(error), icon=":material/error:")
         st.stop()
     st.html(fragments.about(run))

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from metrics.compute.roofline import CeilingError, Ceilings, load_ceilings
+from metrics.compute.roofline import Ceilings, load_ceilings
 from metrics.compute.utilisation import arithmetic, ceilings_from
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.verdict import Diagnosis
+from metrics.errors import CalibrationError, RunDataError
 from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
-from metrics.run.directory import RunDirectory, RunError, engine_settings
+from metrics.run.directory import RunDirectory, engine_settings
 from metrics.run.packed import PACKED
 from metrics.sources.view import timeline
 
@@ -68,7 +69,7 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
-    """Reads a run directory, and its diagnosis unless one is given. Raises RunError if it cannot be read."""
+    """Reads a run directory, and its diagnosis unless one is given. Raises RunDataError if it cannot be read."""
     run = RunDirectory.open(path)
     meta, recorded = run.meta(), _numeric(run.requests())
     requests = measured(recorded, meta)
@@ -113,7 +114,7 @@ def read_diagnosis(run: RunDirectory, empty: bool = False) -> tuple[Diagnosis | 
         return None, "No request has been recorded yet, so there is nothing to diagnose."
     try:
         return diagnose(run), ""
-    except RunError as error:
+    except RunDataError as error:
         return None, str(error)
 
 
@@ -139,7 +140,7 @@ def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
     name = gpus[0].get("name") if on_gpu else f"{machine.get('cpu')}, {machine.get('cores')} cores"
     try:
         return load_ceilings(str(name)), ""
-    except CeilingError as error:
+    except CalibrationError as error:
         return None, f"The ceilings of this run's device are not known here: {error}."
 
 

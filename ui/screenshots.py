@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from ui.launch import LaunchError, app_command
+from metrics.errors import ServerError, SojournError
+from ui.launch import app_command
 
 PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute", "sweep")
 START_TIMEOUT_S = 60
@@ -50,7 +51,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def serving(run: Path | str) -> Iterator[str]:
-    """Runs the app on a free port and gives its address. Raises LaunchError if it does not come up."""
+    """Runs the app on a free port and gives its address. Raises ServerError if it does not come up."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -62,7 +63,7 @@ def serving(run: Path | str) -> Iterator[str]:
             while not _healthy(f"{url}/_stcore/health"):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise LaunchError(f"the app did not start: {log.read().decode(errors='replace')[-2000:]}")
+                    raise ServerError(f"the app did not start: {log.read().decode(errors='replace')[-2000:]}")
                 time.sleep(0.2)
             yield url
         finally:
@@ -79,10 +80,10 @@ def _healthy(url: str) -> bool:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A headless Chromium. Raises LaunchError where there is none."""
+    """A headless Chromium. Raises SojournError where there is none."""
     executable = chromium()
     if executable is None:
-        raise LaunchError("no Chromium was found; install Debian's package chromium")
+        raise SojournError("no Chromium was found; install Debian's package chromium")
     from playwright.sync_api import sync_playwright  # only this needs it, and the app is installed without it
 
     with sync_playwright() as playwright:

@@ -10,16 +10,13 @@ from engine.compute.attention_torch import TorchAttention
 from engine.compute.cpp import extension
 from engine.compute.operations import Operations, TorchOperations
 from engine.compute.operations_cpp import CppOperations
-
-
-class BackendError(Exception):
-    """Why what was asked for cannot be had here, as a sentence."""
+from metrics.errors import ModelError
 
 
 def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> AttentionBackend:
     """The backend of EngineConfig.attention_backend; `auto` takes the fastest that this device and dtypes have.
 
-    Raises BackendError.
+    Raises ModelError.
     """
     if name in ("auto", "triton") and _has_triton(device):
         from engine.compute.attention_triton import TritonAttention  # Triton takes its time to import
@@ -27,7 +24,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
         return TritonAttention(device)
     if name == "triton":
         reason = "it needs a CUDA device" if device.type != "cuda" else "the package triton is not installed"
-        raise BackendError(f"attention_backend=triton cannot be had: {reason}; or leave the choice to `auto`")
+        raise ModelError(f"attention_backend=triton cannot be had: {reason}; or leave the choice to `auto`")
     library = _cpu_kernels(device, dtype, kv_dtype) if name in ("auto", "cpp") else None
     if library is not None:
         return CppAttention(library)
@@ -35,7 +32,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
         fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
         given = f"{dtype} on {device}" if kv_dtype == dtype else f"{dtype} on {device} with keys in {kv_dtype}"
         reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {given}"
-        raise BackendError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
+        raise ModelError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
     return TorchAttention()
 
 

@@ -17,7 +17,8 @@ from engine.compute.weight_formats.cpp_formats import cpp_formats
 from engine.compute.weight_formats.registry import has_bfloat16
 from engine.compute.weight_formats.torch_formats import torch_formats
 from engine.process import num_cores
-from metrics.compute.roofline import CeilingError, Ceilings, Gemm, device_name
+from metrics.compute.roofline import Ceilings, Gemm, device_name
+from metrics.errors import CalibrationError
 from metrics.machine.host import versions
 
 CPU_ROWS = (1, 8, 32, 64, 128, 512, 2048)
@@ -33,11 +34,11 @@ Product = Callable[[torch.Tensor], None]  # x [rows, inner] times the next weigh
 def calibrate(kind: str, threads: int | None = None) -> Ceilings:
     """Measures a `cpu` (with `threads`, by default all of its cores) or `cuda` (`auto`: where there is one): some 20 s.
 
-    Raises CeilingError where torch finds no CUDA device.
+    Raises CalibrationError where torch finds no CUDA device.
     """
     cuda = torch.cuda.is_available() and kind != "cpu"
     if kind == "cuda" and not cuda:
-        raise CeilingError("device cuda was asked for, but torch finds none; use --device cpu")
+        raise CalibrationError("device cuda was asked for, but torch finds none; use --device cpu")
     device = torch.device("cuda" if cuda else "cpu")
     before = torch.get_num_threads()
     torch.set_num_threads(threads or num_cores())

@@ -11,7 +11,7 @@ from engine.compute.operations import Operations, TorchOperations
 from engine.config import EngineConfig
 from engine.runner.graphs import Decode, DecodeGraphs, Replay
 from engine.runner.tables import StaticInputs
-from engine.token.checkpoint import ModelError
+from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 

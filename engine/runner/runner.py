@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.compute.attention import AttentionInputs, KVCache
-from engine.compute.backends import BackendError, make_attention, make_operations
+from engine.compute.backends import make_attention, make_operations
 from engine.compute.kv_cache import clear_blocks, copy_blocks
 from engine.compute.kv_fp8 import KV_FP8
 from engine.compute.linear import Linear
@@ -31,13 +31,13 @@ from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.runner.threads import KV_SHARE, TRIED_BYTES, StepThreads, measured_threads
 from engine.sampling import keeps_rows, unfit
-from engine.token.checkpoint import ModelError
 from engine.token.grammar.guides import Guides, Preparation, refused
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
 from engine.token.sampling.certainty import EVERY, CertaintyProbe, certainty, told_certainty
 from engine.token.sampling.logprobs import Scores, pieces, score
 from engine.token.sampling.sampler import Sampler
+from metrics.errors import ModelError
 
 
 @dataclass(slots=True)
@@ -70,10 +70,7 @@ class ModelRunner:
         self.dtype = getattr(torch, wanted)
         self.kv_dtype = KV_FP8 if config.kv_cache_dtype == "fp8" else self.dtype
         self.block_size = config.block_size
-        try:
-            self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
-        except BackendError as error:
-            raise ModelError(str(error)) from None
+        self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
         self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
         self.model: Decoder = load_model(
             folder, self.dtype, self.device, config.max_model_len,

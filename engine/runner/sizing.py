@@ -11,8 +11,8 @@ from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
-from engine.token.checkpoint import ModelError
 from metrics.compute.cost_model import ModelShape
+from metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
 TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias

@@ -25,8 +25,8 @@ from engine.server.service import Service
 def build_app(config: EngineConfig) -> FastAPI:
     """The ASGI application of one model; its core starts with the application and ends with it.
 
-    Raises ModelError if the tokenizer cannot be read, and RunError if the run directory cannot be written; a core that
-    cannot start is told by `/ready`.
+    Raises ModelError if the tokenizer cannot be read, and RunDataError if the run directory cannot be written. `/ready`
+    reports a core that cannot start.
     """
     service = Service(config)
 

@@ -4,8 +4,10 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from metrics.errors import SojournError
 
-class ApiError(Exception):
+
+class ApiError(SojournError):
     """A request that is refused, or that failed, with a sentence for its sender."""
 
     def __init__(

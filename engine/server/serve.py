@@ -10,25 +10,19 @@ from engine.config import EngineConfig
 from engine.process import freeze_startup_objects
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
-from engine.token.checkpoint import ModelError
-from metrics.export.opentelemetry import TracingError
-from metrics.run.directory import RunError
+from metrics.errors import ServerError, SojournError
 
 SWITCH_SECONDS = 0.0005  # the thread that writes records gives way to the streams within this, not within 5 ms
 
 
-class ServeError(Exception):
-    """A server that cannot start, with a sentence."""
-
-
 def serve(config: EngineConfig) -> None:
-    """Listens, loads and serves. Raises ServeError if the port is taken or the model cannot be loaded."""
+    """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded."""
     listener = _listen(config.host, config.port)
     try:
         app = build_app(config)
-    except (ModelError, RunError, TracingError) as error:
+    except SojournError:
         listener.close()
-        raise ServeError(str(error)) from None
+        raise
     sys.setswitchinterval(SWITCH_SECONDS)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     core = app.state.service.core
@@ -36,7 +30,7 @@ def serve(config: EngineConfig) -> None:
     with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
         runner.run(_run(_Server(settings, core), core, listener, url))
     if core.state == "failed":
-        raise ServeError(core.failure)
+        raise ServerError(core.failure)
 
 
 class _Server(uvicorn.Server):
@@ -86,5 +80,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+        raise ServerError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
     return listener

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-
-class ModelError(Exception):
-    """A checkpoint that cannot be served, with a sentence for its user."""
+from metrics.errors import ModelError
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from typing import Any
 import httptools
 
 from loadgen.replies.sse import SseDecoder
+from metrics.errors import ServerError
 
 MAX_ERROR_CHARACTERS = 300
 LARGEST_COUNT = 2**63 - 1  # what a column of the tables holds
 
 
-class ReplyFault(ValueError):
+class ReplyFault(ServerError):
     """A reply that is not what OpenAI's API gives, with a sentence that says where."""
 
 

@@ -16,8 +16,9 @@ import gevent.event
 
 from loadgen.client.dispatcher import LEAD_NS, OnFinished
 from loadgen.client.event_log import recording
-from loadgen.run.replay import Begun, Plan, ReplayError, finish_replay, prepare_part
+from loadgen.run.replay import Begun, Plan, finish_replay, prepare_part
 from loadgen.schedule.shards import DONE, LOST, SENDING, Shard, part_of, write_shards
+from metrics.errors import ExperimentError, SojournError
 from metrics.machine.host import boot_id
 
 PART, CLOCK, READY, START, ENDED = (f"sojourn_{word}" for word in ("part", "clock", "ready", "start", "ended"))
@@ -41,7 +42,7 @@ class MasterReplay:
             runner.register_message(word, listener)
 
     def run(self, begun: Begun) -> None:
-        """Gives out the parts, waits for all of them and finishes the run. Raises ReplayError."""
+        """Gives out the parts, waits for all of them and finishes the run. Raises ExperimentError."""
         self._ready.clear()
         self._failures.clear()
         self._stop_by_ns = None
@@ -63,7 +64,7 @@ class MasterReplay:
                 self._settle(run_dir)
                 finish_replay(begun)
         if self._failures:
-            raise ReplayError("; ".join(dict.fromkeys(self._failures)))
+            raise ExperimentError("; ".join(dict.fromkeys(self._failures)))
 
     def stop(self) -> None:
         """Locust has told the workers to stop. They have a while to write what they have."""
@@ -183,7 +184,7 @@ class WorkerReplay:
             with recording(client.run_dir):
                 client.run(agree_start)
             whole = True
-        except ReplayError as error:
+        except SojournError as error:
             failure = str(error)
         except Exception as error:
             failure = f"part {part['number']} of the replay ended early: {type(error).__name__}: {error}"
@@ -203,7 +204,7 @@ class WorkerReplay:
         try:
             return self._times.get(timeout=CLOCK_TIMEOUT_S)
         except gevent.Timeout:
-            raise ReplayError(f"the master did not tell its clock within {CLOCK_TIMEOUT_S:g} s") from None
+            raise ExperimentError(f"the master did not tell its clock within {CLOCK_TIMEOUT_S:g} s") from None
 
 
 def clock_shift(rounds: list[tuple[int, int, int]]) -> tuple[int, float]:

@@ -25,21 +25,12 @@ from loadgen.schedule.closed_loop import closed_loop
 from loadgen.schedule.shards import loop_of
 from loadgen.schedule.workload_facts import repeated_texts, workload_facts
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model, served_models
-from loadgen.target.processes import (
-    ExperimentError,
-    ServerDied,
-    free_port,
-    load_command,
-    serve_command,
-    start,
-    stop,
-    tail,
-    wait_ready,
-)
+from loadgen.target.processes import ServerDied, free_port, load_command, serve_command, start, stop, tail, wait_ready
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
+from metrics.errors import ExperimentError, RunDataError
 from metrics.run.adoption import adopt
-from metrics.run.directory import SERVER_KEYS, RunDirectory, RunError
+from metrics.run.directory import SERVER_KEYS, RunDirectory
 from metrics.run.recorder import FLUSH_SECONDS
 
 __all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]
@@ -115,24 +106,18 @@ def load_url(
     `server_run` is the run directory of our own server on this host (`serve --run-dir`): its records of this load are
     joined to the client's, so that the diagnosis sees what it sees of a `run`.
 
-    Raises ExperimentError, and leaves nothing behind, if nobody answers there; ScenarioError for a bad scenario.
+    Raises EndpointError, and leaves nothing behind, if no server answers; ScenarioError for a bad scenario.
     """
     seed = scenario.measure.seed if seed is None else seed
     repeat = {"base_url": base_url, "model": model, "tokenizer": tokenizer, "server_run": server_run}
     repeat["processes"] = _several(processes)
-    try:
-        server = RunDirectory.open(server_run) if server_run is not None else None
-    except RunError as error:
-        raise ExperimentError(str(error)) from None
+    server = RunDirectory.open(server_run) if server_run is not None else None
     tokenizer = tokenizer or scenario.target.tokenizer
     workload = _check(scenario, seed, tokenizer, processes)
     if told := repeated_texts(scenario):
         workload["notes"] = [*workload.get("notes", []), *told]
-    try:
-        endpoint = parse_base_url(base_url)
-        found = served_model(endpoint, model or scenario.target.model)
-    except EndpointError as error:
-        raise ExperimentError(str(error)) from None
+    endpoint = parse_base_url(base_url)
+    found = served_model(endpoint, model or scenario.target.model)
     chosen = found["id"]
     served = {"served": found} if len(found) > 1 else {}  # more than its name
     engine = {"base_url": endpoint.url, "model": chosen} | served
@@ -199,7 +184,7 @@ def _begin(
         raise ExperimentError(f"{path} is not empty; choose another folder for the run, or remove it first")
     try:
         run = begin_run(path, scenario, seed, engine, command, workload)
-    except (RunError, OSError) as error:
+    except (RunDataError, OSError) as error:
         raise ExperimentError(f"the run cannot be recorded: {error}") from None
     document = yaml.safe_dump(scenario.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     (run.path / SCENARIO_FILE).write_text(document, encoding="utf-8")

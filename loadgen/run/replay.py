@@ -15,20 +15,16 @@ from loadgen.client.event_log import recording, write_progress
 from loadgen.client.pace import Wire
 from loadgen.exit_code import NOT_VALID, exit_code
 from loadgen.prompts.bodies import build_wire_requests
-from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import Scenario, load_scenario
 from loadgen.schedule.build import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule, schedule_digest
 from loadgen.schedule.closed_loop import ClosedLoop, closed_loop
 from loadgen.schedule.shards import loop_of, part_of
 from loadgen.schedule.workload_facts import workload_facts
-from loadgen.target.endpoint import EndpointError, parse_base_url, served_model
+from loadgen.target.endpoint import parse_base_url, served_model
+from metrics.errors import ExperimentError
 
 if TYPE_CHECKING:
     from metrics.run.directory import RunDirectory
-
-
-class ReplayError(Exception):
-    """A replay that cannot begin, with a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +55,15 @@ class Begun:
 
 
 def begin_replay(options, host: str | None) -> Begun:
-    """Reads, checks and saves what all processes share; nothing is sent yet. Raises ReplayError."""
+    """Reads, checks and saves what all processes share; nothing is sent yet. Raises SojournError."""
     if not host:
-        raise ReplayError("no server is named; add --host, such as --host http://127.0.0.1:8000")
+        raise ExperimentError("no server is named; add --host, such as --host http://127.0.0.1:8000")
     try:
         scenario = load_scenario(options.scenario)
         seed = scenario.measure.seed if options.seed is None else options.seed
         run_dir = Path(options.run_dir or f"runs/{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if (run_dir / SCHEDULE_FILE).exists():
-            raise ReplayError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
+            raise ExperimentError(f"{run_dir} already holds a run; choose another --run-dir, or remove it first")
         endpoint = parse_base_url(host)
         model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
         id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
@@ -80,8 +76,8 @@ def begin_replay(options, host: str | None) -> Begun:
         engine = {"base_url": endpoint.url, "model": model}
         run = None if begun else _begin(run_dir, scenario, seed, engine, given)
         save_schedule(run_dir, schedule, scenario)
-    except (ScenarioError, EndpointError, OSError) as error:
-        raise ReplayError(str(error)) from None
+    except OSError as error:
+        raise ExperimentError(str(error)) from None
     document = scenario.model_dump(mode="json", exclude_none=True)
     digest = beside_the_hub(lambda: schedule_digest(schedule))
     plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
@@ -92,7 +88,7 @@ def prepare_part(
     plan: Plan, number: int, of: int, on_finished: OnFinished, schedule: list[ScheduledRequest] | None = None,
     shift_ns: int = 0,
 ) -> LoadClient:  # fmt: skip
-    """Builds the requests of one part of the schedule. Raises ReplayError.
+    """Builds the requests of one part of the schedule. Raises SojournError.
 
     A process that was not given the schedule makes it again: the same scenario and seed give the same one, and a
     process with other code, another numpy or another trace file is refused.
@@ -115,14 +111,14 @@ def prepare_part(
         replay = Replay(mine, wire, endpoint, scenario.target, run_dir, slots, number, shift_ns)
         client = LoadClient(replay, on_finished)
         write_progress(run_dir, {"total": len(mine), "sent": 0, "finished": 0, "failed": 0}, number)
-    except (ScenarioError, EndpointError, OSError) as error:
-        raise ReplayError(str(error)) from None
+    except OSError as error:
+        raise ExperimentError(str(error)) from None
     return client
 
 
 def _refuse_other_schedule(plan: Plan, digest: str) -> None:
     if digest != plan.schedule_digest:
-        raise ReplayError(
+        raise ExperimentError(
             f"this worker makes another schedule of the same scenario and seed than the master (digest {digest}, not "
             f"{plan.schedule_digest}); give it the same version of Sojourn and of numpy, and the same files of traces, "
             "under the same paths"
@@ -173,7 +169,7 @@ def ended_with(begun: Begun) -> int:
 
 
 def replay_alone(begun: Begun, on_finished: OnFinished) -> None:
-    """Sends the whole schedule from this process. Raises ReplayError."""
+    """Sends the whole schedule from this process. Raises SojournError."""
     with recording(Path(begun.plan.run_dir)):
         try:
             prepare_part(begun.plan, 0, 1, on_finished, begun.schedule).run()

@@ -29,7 +29,7 @@ def begin_run(
     run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None,
     workload: dict[str, Any] | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Makes the run directory. Until it is finished it says that it is not valid. Raises RunError.
+    """Makes the run directory. Until it is finished it says that it is not valid. Raises RunDataError.
 
     `command` are the words that repeat the run (see `repeat_command`), or None where no command does;
     `workload` is what `workload_facts` found.

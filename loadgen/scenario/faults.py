@@ -7,6 +7,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from metrics.errors import InputError
+
 _BOUNDS = {
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -34,7 +36,7 @@ _BOUNDS = {
 }
 
 
-class ScenarioError(ValueError):
+class ScenarioError(InputError):
     """A scenario that cannot be used. `faults` has one sentence for each thing that is wrong."""
 
     def __init__(self, faults: list[str]):

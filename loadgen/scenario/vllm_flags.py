@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from loadgen.exit_code import EXIT_CODES
 from loadgen.scenario.faults import nearest
 from loadgen.scenario.scenario import Scenario
-from loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, FlagError, flag, pair, scenario_of
+from loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, flag, pair, scenario_of
+from metrics.errors import InputError
 from metrics.export.vllm_result import COLUMNS
 
 MOST_PROCESSES = 64
@@ -86,20 +87,20 @@ class SaveResult:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise FlagError(message)
+        raise InputError(message)
 
 
 def parse(words: list[str]) -> BenchServe:
-    """Raises FlagError or ScenarioError."""
+    """Raises InputError or ScenarioError."""
     parser = flag_parser()
     for word in words:
         name = word.split("=", 1)[0]
         if name in REFUSED:
-            raise FlagError(f"`{name}` of vllm bench serve cannot be honoured here: {REFUSED[name]}")
+            raise InputError(f"`{name}` of vllm bench serve cannot be honoured here: {REFUSED[name]}")
     given, unknown = parser.parse_known_args(words)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        raise FlagError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
+        raise InputError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
     stated = {name for name, value in vars(given).items() if value is not None}
     given.dataset_name = given.dataset_name or "random"
     scenario = scenario_of(given, stated)
@@ -186,19 +187,19 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def _base_url(given: argparse.Namespace) -> str:
     if given.base_url and (given.host or given.port):
-        raise FlagError("--base-url names the server, and so do --host and --port; keep one of the two")
+        raise InputError("--base-url names the server, and so do --host and --port; keep one of the two")
     return given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}"
 
 
 def _processes(given: argparse.Namespace) -> int:
     if given.processes is not None and not 1 <= given.processes <= MOST_PROCESSES:
-        raise FlagError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
+        raise InputError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
     return given.processes or 1
 
 
 def _tokenizer(given: argparse.Namespace) -> str | None:
     if given.tokenizer and given.skip_tokenizer_init:
-        raise FlagError("--tokenizer names a tokenizer that --skip-tokenizer-init would not read; keep one of the two")
+        raise InputError("--tokenizer names a tokenizer that --skip-tokenizer-init would not read; keep one of the two")
     return given.tokenizer
 
 
@@ -206,18 +207,20 @@ def _save(given: argparse.Namespace, stated: set[str]) -> SaveResult | None:
     if not (given.save_result or given.append_result):
         if idle := stated & {"save_detailed", "result_dir", "result_filename", "metadata", "label",
                              "percentile_metrics", "metric_percentiles"}:  # fmt: skip
-            raise FlagError(f"{flag(sorted(idle)[0])} is of the result file, which nobody asked for; add --save-result")
+            raise InputError(
+                f"{flag(sorted(idle)[0])} is of the result file, which nobody asked for; add --save-result"
+            )
         return None
     metrics = tuple((given.percentile_metrics or "ttft,tpot,itl").split(","))
     for name in metrics:
         if name not in COLUMNS:
-            raise FlagError(f"--percentile-metrics names {name!r}; it takes {', '.join(COLUMNS)}")
+            raise InputError(f"--percentile-metrics names {name!r}; it takes {', '.join(COLUMNS)}")
     try:
         percentiles = tuple(float(each) for each in (given.metric_percentiles or "99").split(","))
     except ValueError:
-        raise FlagError(f"--metric-percentiles is {given.metric_percentiles!r}; it takes numbers: 50,90,99") from None
+        raise InputError(f"--metric-percentiles is {given.metric_percentiles!r}; it takes numbers: 50,90,99") from None
     if wrong := [each for each in percentiles if not 0 <= each <= 100]:
-        raise FlagError(f"--metric-percentiles has {wrong[0]:g}; a percentile lies between 0 and 100")
+        raise InputError(f"--metric-percentiles has {wrong[0]:g}; a percentile lies between 0 and 100")
     return SaveResult(
         folder=Path(given.result_dir or "."), filename=given.result_filename, detailed=bool(given.save_detailed),
         append=bool(given.append_result), metrics=metrics, percentiles=percentiles, label=given.label,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from loadgen.scenario.faults import ScenarioError, describe_faults
 from loadgen.scenario.scenario import Scenario
+from metrics.errors import InputError
 from metrics.request.objectives import STANDS_IN
 
 NO_OBJECTIVE = f"MLPerf Inference, Llama 3.1 8B, server scenario: {STANDS_IN}"
@@ -26,12 +27,8 @@ FLAGS_OF_KEYS = {
 LONGEST_TOKENS = 10_000_000
 
 
-class FlagError(ValueError):
-    """Flags that contradict each other or that nobody can honour, with a sentence for the user."""
-
-
 def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
-    """Of parsed flags, None where one was not given; `stated` are those that were. Raises FlagError, ScenarioError."""
+    """Of parsed flags, None where one was not given; `stated` are those that were. Raises InputError, ScenarioError."""
     _refuse_foreign(given.dataset_name, stated)
     api = _api(given)
     document = {
@@ -73,26 +70,26 @@ def _refuse_foreign(dataset: str, stated: set[str]) -> None:
     for name in sorted(stated):
         for prefix, owner in owners.items():
             if name.startswith(prefix) and dataset != owner:
-                raise FlagError(
+                raise InputError(
                     f"{flag(name)} is of --dataset-name {owner}, but it is {dataset}; leave one of them out"
                 )
     synthetic = dataset in ("random", "prefix_repetition")
     if synthetic and "dataset_path" in stated:
-        raise FlagError(f"--dataset-name {dataset} reads no file; leave --dataset-path out")
+        raise InputError(f"--dataset-name {dataset} reads no file; leave --dataset-path out")
     if not synthetic and "dataset_path" not in stated:
-        raise FlagError(f"--dataset-name {dataset} needs its file; add --dataset-path")
+        raise InputError(f"--dataset-name {dataset} needs its file; add --dataset-path")
     if "input_len" in stated and dataset != "random":
-        raise FlagError(f"--input-len is of --dataset-name random, but it is {dataset}; leave it out")
+        raise InputError(f"--input-len is of --dataset-name random, but it is {dataset}; leave it out")
     for general, own in (("input_len", "random_input_len"), ("output_len", f"{dataset}_output_len")):
         if general in stated and own in stated:
-            raise FlagError(f"{flag(general)} and {flag(own)} say the same; keep one of the two")
+            raise InputError(f"{flag(general)} and {flag(own)} say the same; keep one of the two")
 
 
 def _api(given: argparse.Namespace) -> str:
     by_endpoint = {path: api for api, path in ENDPOINTS.items()}.get(given.endpoint)
     by_backend = BACKENDS.get(given.backend)
     if by_backend and by_endpoint and by_backend != by_endpoint:
-        raise FlagError(
+        raise InputError(
             f"--backend {given.backend} asks {ENDPOINTS[by_backend]}, but --endpoint is {given.endpoint}; keep one"
         )
     return by_backend or by_endpoint or "completions"
@@ -103,24 +100,24 @@ def _arrivals(given: argparse.Namespace) -> dict[str, Any]:
     rate, burstiness = given.request_rate, given.burstiness
     if given.dataset_name == "timed_trace":
         if rate is not None or burstiness is not None or given.max_concurrency is not None:
-            raise FlagError(
+            raise InputError(
                 "timed_trace brings its own times, so --request-rate, --burstiness and --max-concurrency say nothing; "
                 "leave them out"
             )
         return {"process": "trace", "file": given.dataset_path, "duration_s": 604_800, "count": count}
     unbounded = rate is None or math.isinf(rate)
     if rate is not None and not rate > 0:
-        raise FlagError(f"--request-rate is {rate:g}; it must be above 0, or inf for all at once")
+        raise InputError(f"--request-rate is {rate:g}; it must be above 0, or inf for all at once")
     if burstiness is not None and not burstiness > 0:
-        raise FlagError(f"--burstiness is {burstiness:g}; it must be above 0, or inf for equal gaps")
+        raise InputError(f"--burstiness is {burstiness:g}; it must be above 0, or inf for equal gaps")
     if unbounded and burstiness is not None and burstiness != 1:
-        raise FlagError(
+        raise InputError(
             f"--burstiness is {burstiness:g}, but without a --request-rate all requests come at once, without gaps; "
             "add --request-rate, or leave it out"
         )
     if given.max_concurrency is not None:
         if not unbounded:
-            raise FlagError(
+            raise InputError(
                 f"--request-rate {rate:g} says when requests come, --max-concurrency {given.max_concurrency} that they "
                 "wait in the client instead: such a run hides the server's delay. Keep one of the two"
             )
@@ -174,11 +171,11 @@ def _ratios(text: str) -> tuple[float, float]:
         pair = (value["input"], value["output"]) if isinstance(value, dict) else (value, value)
         ratios = float(pair[0]), float(pair[1])
     except (ValueError, KeyError, TypeError):
-        raise FlagError(
+        raise InputError(
             f'--random-range-ratio is {text!r}; it takes a number, or JSON such as \'{{"input": 0.3, "output": 0.5}}\''
         ) from None
     if not all(0 <= ratio < 1 for ratio in ratios):
-        raise FlagError(f"--random-range-ratio is {text}; it must be at least 0 and below 1")
+        raise InputError(f"--random-range-ratio is {text}; it must be at least 0 and below 1")
     return ratios
 
 
@@ -198,11 +195,11 @@ def _objective(given: argparse.Namespace) -> dict[str, Any]:
     for each in given.goodput:
         name, value = pair(each, ":", "--goodput")
         if name not in SLO_NAMES:
-            raise FlagError(f"--goodput has {name!r}; it takes {', '.join(SLO_NAMES)}, such as ttft:500")
+            raise InputError(f"--goodput has {name!r}; it takes {', '.join(SLO_NAMES)}, such as ttft:500")
         if not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value) > 0:
-            raise FlagError(f"--goodput has {each!r}; the bound is a number of milliseconds above 0, such as ttft:500")
+            raise InputError(f"--goodput has {each!r}; the bound is a number of milliseconds above 0, such as ttft:500")
         if SLO_NAMES[name] in bounds:
-            raise FlagError(f"--goodput has {name} twice; keep one")
+            raise InputError(f"--goodput has {name} twice; keep one")
         bounds[SLO_NAMES[name]] = float(value)
     return {"klass": "all", **bounds, "source": f"--goodput {' '.join(given.goodput)}"}
 
@@ -211,7 +208,7 @@ def pair(text: str, mark: str, flag: str) -> tuple[str, str]:
     """`ttft:500` → ("ttft", "500")."""
     name, found, value = text.partition(mark)
     if not found or not name:
-        raise FlagError(f"{flag} has {text!r}; it takes NAME{mark}VALUE")
+        raise InputError(f"{flag} has {text!r}; it takes NAME{mark}VALUE")
     return name.strip(), value.strip()
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from loadgen.record.parse import read_records
-from loadgen.run.experiment import ExperimentError, load_url
+from loadgen.run.experiment import load_url
 from loadgen.scenario.scenario import Scenario
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url
 from loadgen.target.processes import free_port, start, stop, tail
 from loadgen.truth.accuracy import client_fingerprint, compare
 from loadgen.truth.instructions import Truth, TruthLog
 from metrics.compute.roofline import device_name
+from metrics.errors import ExperimentError
 from metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
 from metrics.machine.host import company, versions
 

@@ -84,7 +84,7 @@ def find_capacity(
     try:
         plan.trial(plan.goal.start_rps)
     except ValueError as error:
-        raise error if isinstance(error, ScenarioError) else ScenarioError([str(error)]) from None
+        raise ScenarioError([str(error)]) from None
     with SearchFolder(folder, "capacity", plan.document()) as held:
         if kept := held.kept():
             on_note(kept)

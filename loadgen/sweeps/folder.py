@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.target.processes import ExperimentError
 from metrics.compare.runs import differences
+from metrics.errors import ExperimentError
 from metrics.search.points import Point, Search, read_search
 
 RUN_FOLDER = re.compile(r"rate-[0-9.e+-]+-\d+")

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from metrics.errors import ServerError
+
 API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, never written into a run
 
 
-class EndpointError(Exception):
+class EndpointError(ServerError):
     """An address that is none, or a server that does not answer, with a sentence for the user."""
 
 

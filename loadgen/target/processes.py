@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.target.endpoint import Endpoint, EndpointError, get
+from metrics.errors import ExperimentError, ServerError
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
@@ -21,15 +22,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LIBC = ctypes.CDLL(None)  # loaded here: nothing may be loaded in a child between fork and exec
 
 
-class ExperimentError(Exception):
-    """An experiment that cannot begin or go on; `message` is a sentence for the user."""
-
-    def __init__(self, message: str):
-        super().__init__(message)
-        self.message = message
-
-
-class ServerDied(ExperimentError):
+class ServerDied(ServerError):
     """Our server ended during the load. The run is kept, up to then."""
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from loadgen.schedule.shards import Shard
 from loadgen.truth.instructions import Answer
 from metrics.compute.roofline import device_name
-from metrics.machine.client_error import CalibrationError, Error, Point, error_at_load, load_calibration, stream_load
+from metrics.errors import CalibrationError
+from metrics.machine.client_error import Error, Point, error_at_load, load_calibration, stream_load
 from metrics.machine.host import hardware, versions
 from metrics.records import ClientRecord
 

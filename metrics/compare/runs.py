@@ -10,7 +10,6 @@ import pandas as pd
 from metrics.compare.samples import (
     METRICS,
     SHARES,
-    CompareError,
     Metric,
     RunSamples,
     alike_steps,
@@ -38,6 +37,7 @@ from metrics.compare.verdict import (
     windows_evidence,
 )
 from metrics.compare.workload import Work, other_work, shifts, work_of
+from metrics.errors import InputError
 from metrics.machine.steal import steal_sentence, steal_within
 from metrics.run.directory import RunDirectory
 
@@ -58,14 +58,14 @@ def compare_runs(
     metrics that have one of their own. With `max_steal`, a share, requests and steps are left out that met a second in
     which other machines took more of the CPU time; `served` counts all requests all the same.
 
-    Raises CompareError where a run is not valid, where the runs are not of the same load, model and hardware or did not
+    Raises InputError where a run is not valid, where the runs are not of the same load, model and hardware or did not
     do the same work (unless `force`), where A is too short or `max_steal` leaves nothing, and for a metric that is not
     there or not compared.
     """
     if unknown := [name for name in (*metrics, *margins) if name not in METRICS]:
-        raise CompareError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
+        raise InputError(f"there is no metric {unknown[0] or 'without a name'}; there are {', '.join(METRICS)}")
     if max_steal is not None and (of_wall := [name for name in metrics if METRICS[name].source == "tokens"]):
-        raise CompareError(
+        raise InputError(
             f"{of_wall[0]} is of the whole time of a run, of which --max-steal can leave nothing out; drop one"
         )
     notes = check(a, b, force)
@@ -75,7 +75,7 @@ def compare_runs(
     chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
     of_steps = [name for name in chosen if METRICS[name].source == "steps"]
     if of_steps and steps is None:
-        raise CompareError(
+        raise InputError(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
@@ -93,7 +93,7 @@ def compare_runs(
         if "served" not in chosen and ("served" in margins or work[0].failed_share or work[1].failed_share):
             chosen.append("served")
     if idle := [name for name in margins if name not in chosen]:
-        raise CompareError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
+        raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     kept_work = work_of(sides[0]), work_of(sides[1])
     windows = 0 if several else num_windows(whole[0][0])[0]
     random = np.random.default_rng(seed)
@@ -110,22 +110,22 @@ def compare_runs(
 
 
 def _several(sides: list[list[RunSamples]]) -> bool:
-    """Whether runs are resampled, and not windows of one run a side. Raises CompareError where neither can be done."""
+    """Whether runs are resampled, and not windows of one run a side. Raises InputError where neither can be done."""
     for each in (*sides[0], *sides[1]):
         if not len(each.requests):
-            raise CompareError(f"{each.run.path} has no measured request, so there is nothing to compare")
+            raise InputError(f"{each.run.path} has no measured request, so there is nothing to compare")
     fewest, most = sorted(map(len, sides))
     if fewest < FEWEST_RUNS and most > 1:
-        raise CompareError(
+        raise InputError(
             f"A has {len(sides[0])} runs and B has {len(sides[1])}; give one run a side, or at least {FEWEST_RUNS} of "
             "each"
         )
     if fewest < FEWEST_RUNS:
         windows, reason = num_windows(sides[0][0])  # by A alone: a B that is too slow for them is worse, not untold
         if not windows:
-            raise CompareError(reason)
+            raise InputError(reason)
     elif dead := [each for each in (*sides[0], *sides[1]) if not each.requests.served.any()]:
-        raise CompareError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
+        raise InputError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
     return fewest >= FEWEST_RUNS
 
 
@@ -151,9 +151,9 @@ def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list
 
 def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> list[str]:
     """What is to be said about the runs: the settings that differ, and with `force` what should not. Raises
-    CompareError."""
+    InputError."""
     if twice := {run.path.resolve() for run in a} & {run.path.resolve() for run in b}:
-        raise CompareError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
+        raise InputError(f"{min(twice)} is on both sides; a run is no worse than itself, so give another one")
     metas = [(run, run.meta()) for run in (*a, *b)]
     faults = [
         f"{run.path} is not valid: {'; '.join(meta.get('invalid_reasons') or ['no reason is given'])}"
@@ -173,9 +173,9 @@ def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> 
 
 
 def _faults(faults: list[str], force: bool) -> list[str]:
-    """With `force` notes, else a CompareError."""
+    """With `force` notes, else a InputError."""
     if faults and not force:
-        raise CompareError(f"{faults[0]}; measure again alike, or compare all the same with --force")
+        raise InputError(f"{faults[0]}; measure again alike, or compare all the same with --force")
     return [f"forced: {fault}" for fault in faults]
 
 
@@ -190,7 +190,7 @@ def _undisturbed(
     kept = undisturbed_steps(whole, tables, 100 * max_steal)
     alike, share = _alike(kept)
     if alike is None and _alike(tables)[0] is not None:
-        raise CompareError(
+        raise InputError(
             f"with at most {100 * max_steal:.3g}% of the CPU time taken no steps are left that have their like on both "
             "sides; allow more, or measure again"
         )

@@ -31,10 +31,6 @@ CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
 STEADY_RATIO, STEPS_AROUND = 1.1, 21
 
 
-class CompareError(Exception):
-    """Runs that cannot be compared, with a sentence."""
-
-
 class Metric(NamedTuple):
     """`lower`: whether less is better."""
 

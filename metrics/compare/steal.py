@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from metrics.compare.samples import CompareError, RunSamples
+from metrics.compare.samples import RunSamples
+from metrics.errors import InputError
 from metrics.machine.steal import undisturbed
 
 LASTING = 0.90
@@ -18,7 +19,7 @@ Sides = Sequence[Sequence[RunSamples]]
 
 
 def undisturbed_requests(sides: Sides, most_percent: float) -> list[list[RunSamples]]:
-    """The runs with those requests only. Raises CompareError where a run does not tell, or has none left."""
+    """The runs with those requests only. Raises InputError where a run does not tell, or has none left."""
     latencies = np.concatenate([each.requests.e2e_ms.to_numpy("float64") for side in sides for each in side])
     told = latencies[np.isfinite(latencies)]
     lasting_ns = float(np.quantile(told, LASTING)) * 1e6 if len(told) else 0.0
@@ -26,7 +27,7 @@ def undisturbed_requests(sides: Sides, most_percent: float) -> list[list[RunSamp
 
 
 def undisturbed_steps(sides: Sides, steps: list[list[pd.DataFrame]], most_percent: float) -> list[list[pd.DataFrame]]:
-    """Of each run's steps those; raises CompareError."""
+    """Of each run's steps those; raises InputError."""
     took_ns = np.concatenate([each.took_ns.to_numpy("float64") for side in steps for each in side])
     lasting_ns = float(np.quantile(took_ns, LASTING)) if len(took_ns) else 0.0
     return [
@@ -59,7 +60,7 @@ def _kept(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSample
     due_ns = each.requests.due_ns.to_numpy("float64")
     kept = undisturbed(_system_of(each), due_ns, lasting_ns, most_percent)
     if not kept.any():
-        raise CompareError(
+        raise InputError(
             f"{each.run.path} has no request outside the seconds in which other machines took more than "
             f"{most_percent:.3g}% of the CPU time, or that nobody sampled; measure it again, or allow more"
         )
@@ -67,8 +68,8 @@ def _kept(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSample
 
 
 def _system_of(each: RunSamples) -> pd.DataFrame:
-    """Its samples of the machine. Raises CompareError where none tells of other machines."""
+    """Its samples of the machine. Raises InputError where none tells of other machines."""
     system = each.run.table("system")
     if not len(system) or system.host_steal_percent.isna().all():
-        raise CompareError(f"{each.run.path} does not tell what other machines took; only our own server on Linux does")
+        raise InputError(f"{each.run.path} does not tell what other machines took; only our own server on Linux does")
     return system

@@ -14,14 +14,11 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from metrics.errors import CalibrationError
 from metrics.machine.host import hardware
 from metrics.machine.store import keep, kept_path
 
 Amount = TypeVar("Amount", float, np.ndarray, pd.Series)
-
-
-class CeilingError(Exception):
-    """Ceilings that are absent or cannot be read, with a sentence."""
 
 
 class Gemm(msgspec.Struct, frozen=True):
@@ -55,10 +52,10 @@ class Ceilings(msgspec.Struct, frozen=True):
         return sorted({gemm.precision for gemm in self.gemm})
 
     def peak_flops(self, precision: str) -> float:
-        """FLOPs a second of the fastest product in a precision. Raises CeilingError for one that was not measured."""
+        """FLOPs a second of the fastest product in a precision. Raises CalibrationError if it was not measured."""
         rates = [gemm.flops_per_s for gemm in self.gemm if gemm.precision == precision]
         if not rates:
-            raise CeilingError(
+            raise CalibrationError(
                 f"no matrix product in {precision} was measured on {self.device} (only {', '.join(self.precisions)}); "
                 "run sojourn calibrate-device again"
             )
@@ -100,16 +97,18 @@ def store_ceilings(ceilings: Ceilings, path: Path | None = None) -> Path:
 
 
 def load_ceilings(device: str | None = None, path: Path | None = None) -> Ceilings:
-    """The stored ceilings of a device, or those of a file. Raises CeilingError with the way out."""
+    """The stored ceilings of a device, or those of a file. Raises CalibrationError with the way out."""
     path = path or ceilings_path(device or device_name())
     try:
         return msgspec.json.decode(path.read_bytes(), type=Ceilings)
     except FileNotFoundError:
-        raise CeilingError(
+        raise CalibrationError(
             f"the ceilings of {device or path} have not been measured; run sojourn calibrate-device"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
-        raise CeilingError(f"{path} cannot be read as ceilings: {error}; run sojourn calibrate-device again") from None
+        raise CalibrationError(
+            f"{path} cannot be read as ceilings: {error}; run sojourn calibrate-device again"
+        ) from None
 
 
 def ceilings_table(ceilings: Ceilings) -> Table:

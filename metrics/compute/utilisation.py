@@ -67,7 +67,7 @@ def arithmetic(meta: Mapping[str, Any]) -> str | None:
 
 
 def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision: str | None = None) -> list[Use]:
-    """One Use a phase that occurred, and one of `all`. Raises CeilingError for a precision that was not measured."""
+    """One Use a phase that occurred, and one of `all`. Raises CalibrationError if the precision was not measured."""
     if steps.empty:
         return []
     names = phases(steps)

@@ -33,7 +33,7 @@ CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the 
 
 
 def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
-    """The diagnosis of a run; `against` adds the two symptoms that take a comparison. Raises RunError."""
+    """The diagnosis of a run; `against` adds the two symptoms that take a comparison. Raises RunDataError."""
     facts = gather(run)
     other = gather(against) if against is not None else None
     checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.diagnosis.terminal.report import bar
+from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
 from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
 from metrics.request.offenders import Book, book_of, described
-from metrics.request.token_gaps import Gap, GapError, explain_gap, slowest_gaps, why
+from metrics.request.token_gaps import Gap, explain_gap, slowest_gaps, why
 from metrics.request.waits import reasons
 from metrics.run.directory import RunDirectory
 from metrics.run.join import uncertainty_sentence
@@ -26,16 +27,12 @@ TRAITS = {"tenant": "tenant", "klass": "class"}  # of a request, with their head
 LIFECYCLE = {info.name: info.lifecycle for info in ACCOUNTS}
 
 
-class ExplainError(Exception):
-    """A request that cannot be explained, with a sentence for the user."""
-
-
 def explain(run: RunDirectory, request_id: str, token: int | None = None) -> RenderableType:
-    """What `sojourn explain` prints. `token`: that gap in full instead of the slowest ones. Raises ExplainError."""
+    """What `sojourn explain` prints. `token`: that gap in full instead of the slowest ones. Raises RunDataError."""
     requests, served = run.requests(), run.table("requests")
     known, alone = (table[table.request_id == request_id] for table in (requests, served))
     if known.empty and alone.empty:
-        raise ExplainError(_unknown(request_id, pd.concat([requests.request_id, served.request_id])))
+        raise RunDataError(_unknown(request_id, pd.concat([requests.request_id, served.request_id])))
     book = book_of(run)
     seen = book is not None and (book.waits.request_ids == request_id).any()
     if token is not None:
@@ -48,18 +45,15 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     parts += [_section("Through whom"), _offenders(book, request_id), _section("Its slowest tokens")]
     try:
         gaps = slowest_gaps(book, request_id, MOST_GAPS)
-    except GapError as error:
+    except RunDataError as error:
         return Group(*parts, _remark(str(error)))
     return Group(*parts, _gaps(gaps) if gaps else _remark("it has one output token, so no gap between two"))
 
 
 def _gap(book: Book | None, request_id: str, token: int) -> Gap:
     if book is None:
-        raise ExplainError(f"no server recorded the steps of {request_id}, so its tokens cannot be explained")
-    try:
-        return explain_gap(book, request_id, token)
-    except GapError as error:
-        raise ExplainError(str(error)) from None
+        raise RunDataError(f"no server recorded the steps of {request_id}, so its tokens cannot be explained")
+    return explain_gap(book, request_id, token)
 
 
 def _remark(sentence: str) -> RenderableType:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from metrics.errors import ServerError
 from metrics.export.request_outcome import Bounds, bounds_of, latencies_ns, met
 from metrics.export.spans import Parent, Span, account_spans, is_sampled, moments, parent_of, root_span
 from metrics.records import RequestRecord
@@ -24,10 +25,6 @@ CLOSE_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
 _AWAY = "takes no traces: they are lost, and counted in sojourn_telemetry_trace_exports_total"
-
-
-class TracingError(Exception):
-    """Tracing that cannot start, with a sentence."""
 
 
 class Tracer:
@@ -49,7 +46,7 @@ class Tracer:
     ):
         """`endpoint` is the collector's base address. `wall_offset_ns` brings the monotonic clock to that of the wall.
 
-        Raises TracingError if OpenTelemetry's SDK is not installed.
+        Raises ServerError if OpenTelemetry's SDK is not installed.
         """
         self._model_name = model_name
         self._ratio = ratio
@@ -126,7 +123,7 @@ class _Otlp:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as error:
-            raise TracingError(
+            raise ServerError(
                 f"otlp_endpoint needs the package {error.name}; in Sojourn's folder: pip install '.[otel]'"
             ) from None
         self._api, self._sdk = trace, sdk

@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from metrics.compute.kernels import Burst
+from metrics.errors import RunDataError
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES
 from metrics.request.timeline import call_of
-from metrics.run.directory import RunDirectory, RunError
+from metrics.run.directory import RunDirectory
 
 MAX_EVENTS = 1_000_000  # some 150 MB of JSON, 10 MB packed: what a browser still opens
 REQUESTS, ENGINE, DEVICE, COUNTERS = 1, 2, 3, 4  # processes of the trace, in the order in which they are shown
@@ -52,7 +53,7 @@ class Written:
 
 def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None = None) -> TraceRows:
     """What a run recorded between two moments, in seconds since its first request or step: the machine is
-    sampled while the model still loads. Raises RunError if it is nothing."""
+    sampled while the model still loads. Raises RunDataError if it is nothing."""
     tables = {name: run.table(name) for name in ("steps", "requests", "client", "system")}
     columns = {
         "steps": ("begin_ns", "end_ns"), "requests": ("arrived_ns", "finished_ns"),
@@ -61,7 +62,7 @@ def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None 
     starts = {name: frame[columns[name][0]].min() for name, frame in tables.items() if len(frame)}
     first = min((start for name, start in starts.items() if name != "system"), default=starts.get("system"))
     if first is None:
-        raise RunError(f"{run.path} holds no record that could be drawn")
+        raise RunDataError(f"{run.path} holds no record that could be drawn")
     begin = first + (from_s or 0) * 1e9
     end = math.inf if to_s is None else first + to_s * 1e9
     rows = {}
@@ -70,7 +71,7 @@ def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None 
         rows[name] = frame[(begins <= end) & (ends.fillna(begins) >= begin)].to_dict("records")
     if not any(rows.values()):
         until = "on" if to_s is None else f"to {to_s:g} s"
-        raise RunError(
+        raise RunDataError(
             f"{run.path} holds nothing from {from_s or 0:g} s {until}; times count from its first request or step"
         )
     return TraceRows(**rows)

@@ -18,6 +18,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from metrics.errors import CalibrationError
 from metrics.machine.store import keep, kept_path
 
 DEFAULT_BOUND_MS = 5.0
@@ -25,10 +26,6 @@ KINDS = ("stamp", "ttft", "itl")
 WORST = "worst"  # of the three: what a bound is held against
 # Of the tokens that a point was meant to carry: with fewer, the server was the limit, and the point tells nothing.
 SMALLEST_DELIVERED = 0.95
-
-
-class CalibrationError(Exception):
-    """A calibration that is absent or cannot be read, with a sentence."""
 
 
 class Error(msgspec.Struct, frozen=True):

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metrics.compute.cost_model import ModelShape, shape_from
+from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
 from metrics.request.waits import Family, Waits, waits
-from metrics.run.directory import RunDirectory, RunError, engine_settings
+from metrics.run.directory import RunDirectory, engine_settings
 
 WAIT_ACCOUNTS = ("request.queue", "memory.blocked", "request.interference", "memory.preempted")
 BLOCK_SIZE = 16  # where run.json names none
@@ -20,7 +21,7 @@ BANDS = (128, 512, 2048, 8192)  # prompt tokens: upper bounds
 MOST_ENTRIES = 10_000_000  # requests in steps, summed over the steps: some 2.5 GB of memory
 
 
-class TooLarge(RunError):
+class TooLarge(RunDataError):
     """A run whose book would not fit in memory."""
 
 
@@ -46,7 +47,7 @@ class Book:
 def book_of(run: RunDirectory) -> Book | None:
     """The book of a run directory; None where its server recorded no step or no request.
 
-    Raises RunError where it cannot be read, and TooLarge above MOST_ENTRIES."""
+    Raises RunDataError where it cannot be read, and TooLarge above MOST_ENTRIES."""
     steps, requests, meta = run.arrow("steps"), run.table("requests"), run.meta()
     if not len(steps) or not len(requests):
         return None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from metrics.errors import RunDataError
 from metrics.records import KINDS
 from metrics.request.blame import account_of
 from metrics.request.offenders import Book
@@ -26,10 +27,6 @@ OWN_WORK = {
 }
 HOST = "compute.host"
 SLOW_SHARE = 0.2  # of a gap, by which its steps may exceed the step model before a sentence says so
-
-
-class GapError(Exception):
-    """A gap that cannot be told, with a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +82,17 @@ class _Link(NamedTuple):
 
 
 def explain_gap(book: Book, request_id: str, token: int) -> Gap:
-    """The time before output token `token` of a request (0: since its arrival). Raises GapError."""
+    """The time before output token `token` of a request (0: since its arrival). Raises RunDataError."""
     victim, stamps = _tokens(book, request_id)
     if not 0 <= token < len(stamps):
-        raise GapError(f"token {token} of {request_id} is not there: it has tokens 0 to {len(stamps) - 1}")
+        raise RunDataError(f"token {token} of {request_id} is not there: it has tokens 0 to {len(stamps) - 1}")
     arrived = int(book.requests.arrived_ns.iloc[victim])
     begin, end = int(stamps[token - 1]) if token else arrived, int(stamps[token])
     return _cut(book, victim, list(_chain(book, victim, end)), token, begin, end)
 
 
 def slowest_gaps(book: Book, request_id: str, count: int) -> list[Gap]:
-    """The longest gaps between two tokens of a request, longest first. Raises GapError."""
+    """The longest gaps between two tokens of a request, longest first. Raises RunDataError."""
     victim, stamps = _tokens(book, request_id)
     lengths = np.diff(stamps)
     tokens = np.argsort(-lengths, kind="stable")[:count] + 1
@@ -107,17 +104,17 @@ def _tokens(book: Book, request_id: str) -> tuple[int, np.ndarray]:
     """The request's place in the book, and when its tokens left the loop."""
     found = np.flatnonzero(book.waits.request_ids == request_id)
     if not len(found):
-        raise GapError(f"the server recorded no request {request_id}")
+        raise RunDataError(f"the server recorded no request {request_id}")
     victim = int(found[0])
     choices = int((book.line.calls[book.line.owner] == request_id).sum())
     if choices > 1:
-        raise GapError(
+        raise RunDataError(
             f"{request_id} has {choices} choices whose tokens came side by side; a gap of one is not recorded"
         )
     stamps = book.requests.token_ns.iloc[victim]
     stamps = np.asarray([] if stamps is None else stamps, dtype="int64")
     if not len(stamps):
-        raise GapError(f"{request_id} has no output token")
+        raise RunDataError(f"{request_id} has no output token")
     return victim, stamps
 
 

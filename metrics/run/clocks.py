@@ -12,12 +12,10 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from metrics.errors import RunDataError
+
 MAX_DRIFT = 500e-6  # the most that NTP allows a clock to be off its rate (RFC 5905); a quartz is off by 1e-5
 ROUNDING_NS = 1.0  # what stamps in whole nanoseconds may contradict each other by
-
-
-class ClockError(Exception):
-    """Bounds that contradict each other, or none, with a sentence for the user."""
 
 
 class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +40,9 @@ def estimate_offset(
     sent_ns: np.ndarray, arrived_ns: np.ndarray, made_ns: np.ndarray, read_ns: np.ndarray
 ) -> ClockOffset:
     """The offset from pairs of stamps: sent by the client before it arrived at the server, and made by the server
-    before it was read by the client. The two kinds of pairs need not be of the same requests. Raises ClockError."""
+    before it was read by the client. The two kinds of pairs need not be of the same requests. Raises RunDataError."""
     if not len(sent_ns) or not len(made_ns):
-        raise ClockError("no request has stamps of both clocks, so nothing is known of their offset")
+        raise RunDataError("no request has stamps of both clocks, so nothing is known of their offset")
     times = np.concatenate([arrived_ns, made_ns])
     reference = int((int(times.min()) + int(times.max())) // 2)
     span = max(float(times.max() - times.min()), 1.0)
@@ -61,7 +59,7 @@ def estimate_offset(
     for x, bound in below:  # -(a + b x) <= bound
         lines = _clip(lines, -1.0, -x, bound)
     if not lines:
-        raise ClockError(
+        raise RunDataError(
             "the stamps contradict each other: no steady offset lets every request arrive after it was sent and be "
             "read after it was made; was a clock set during the run, or is the server run of another load?"
         )

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
 from metrics.run.packed import PACKED
@@ -35,10 +36,6 @@ REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-class RunError(Exception):
-    """A run directory that cannot be read, with a sentence for its user."""
-
-
 class RunDirectory:
     """One run: `run.json` and its tables. Reading never writes, and takes what is whole of segments as they come."""
 
@@ -47,13 +44,13 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | str, meta: dict[str, Any]) -> "RunDirectory":
-        """Makes the folder and `run.json`. Raises RunError if a run lives there already or `meta` lacks a key."""
+        """Makes the folder and `run.json`. Raises RunDataError if a run lives there already or `meta` lacks a key."""
         run = cls(path)
         if (run.path / "run.json").exists():
-            raise RunError(f"{run.path} already holds a run; choose another folder, or remove it first")
+            raise RunDataError(f"{run.path} already holds a run; choose another folder, or remove it first")
         missing = [key for key in REQUIRED if key not in meta]
         if missing:
-            raise RunError(f"run.json lacks {', '.join(missing)}")
+            raise RunDataError(f"run.json lacks {', '.join(missing)}")
         run.path.mkdir(parents=True, exist_ok=True)
         run._write_json("run.json", meta)
         return run
@@ -62,7 +59,7 @@ class RunDirectory:
     def open(cls, path: Path | str) -> "RunDirectory":
         run = cls(path)
         if not run.path.is_dir():
-            raise RunError(f"{run.path} is not a folder; give the path of a run directory, such as runs/demo")
+            raise RunDataError(f"{run.path} is not a folder; give the path of a run directory, such as runs/demo")
         run.meta()
         return run
 
@@ -71,20 +68,20 @@ class RunDirectory:
         return self.path.resolve().name
 
     def meta(self) -> dict[str, Any]:
-        """What `run.json` says. Raises RunError where it is not what a run writes."""
+        """What `run.json` says. Raises RunDataError where it is not what a run writes."""
         file = self.path / "run.json"
         try:
             meta = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RunError(f"{self.path} holds no run.json, so it is not a run directory") from None
+            raise RunDataError(f"{self.path} holds no run.json, so it is not a run directory") from None
         except OSError as error:
-            raise RunError(f"{file} cannot be read: {error.strerror}") from None
+            raise RunDataError(f"{file} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise RunError(f"{file} is not UTF-8 text; restore it, or measure again") from None
+            raise RunDataError(f"{file} is not UTF-8 text; restore it, or measure again") from None
         except (json.JSONDecodeError, RecursionError) as error:
-            raise RunError(f"{file} is not JSON: {error}") from None
+            raise RunDataError(f"{file} is not JSON: {error}") from None
         if fault := _fault(meta):
-            raise RunError(f"{file}: {fault}; restore the file, or measure again")
+            raise RunDataError(f"{file}: {fault}; restore the file, or measure again")
         return meta
 
     def update_meta(self, **changes: Any) -> None:
@@ -134,7 +131,7 @@ class RunDirectory:
             union = f"{parquet} union all by name select * from rows" if growing else parquet
             return duckdb.sql(union, params={"files": finished})
         except (duckdb.Error, pa.ArrowException, msgspec.MsgspecError, OSError) as error:
-            raise RunError(f"{self.path}: table {table} cannot be read: {error}") from None
+            raise RunDataError(f"{self.path}: table {table} cannot be read: {error}") from None
 
     def _opened(self, table: str) -> tuple[list[str], list[pa.Table]]:
         """The files of a table that are finished, and the rows of those that grow."""

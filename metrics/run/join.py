@@ -6,15 +6,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.errors import RunDataError
 from metrics.run.adoption import adopt
-from metrics.run.clocks import ClockError, ClockOffset, estimate_offset
+from metrics.run.clocks import ClockOffset, estimate_offset
 from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings
 
 SERVER_TABLES = ("requests", "steps", "system", "kernels")
-
-
-class JoinError(Exception):
-    """Two runs that do not belong together, with a sentence for the user."""
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +31,16 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 def join_runs(client: RunDirectory, server: RunDirectory) -> Joined:
     """Adopts what a server recorded of a client's load into the client's run, on the client's clock.
 
-    Raises JoinError where they do not belong together, and RunError where one cannot be read. The server's run stays as
-    it is.
+    Raises RunDataError where they do not belong together or one cannot be read. The server's run stays as it is.
     """
     if any(client.sources(table) for table in ("requests", "steps")):
-        raise JoinError(f"{client.path} holds records of a server already; join the run of a client alone")
+        raise RunDataError(f"{client.path} holds records of a server already; join the run of a client alone")
     sent, served = client.table("client"), server.table("requests")
     both = sent.drop_duplicates("request_id").merge(
         served.drop_duplicates("request_id", keep="last"), on="request_id", suffixes=("", "_server")
     )
     if both.empty:
-        raise JoinError(
+        raise RunDataError(
             f"no request of {client.path} ({len(sent)}) is among those that {server.path} recorded ({len(served)}): "
             "these are not the client and the server of one load"
         )
@@ -101,12 +97,9 @@ def _offset(both: pd.DataFrame) -> ClockOffset:
         answered = rows[rows[column].notna() & rows.token_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)]
         made.append(answered.token_ns.map(lambda stamps, place=place: int(stamps[place])).to_numpy(dtype="int64"))
         read.append(answered[column].to_numpy(dtype="int64"))
-    try:
-        return estimate_offset(
-            way_in.sent_ns.to_numpy(), way_in.arrived_ns.to_numpy(), np.concatenate(made), np.concatenate(read)
-        )
-    except ClockError as error:
-        raise JoinError(str(error)) from None
+    return estimate_offset(
+        way_in.sent_ns.to_numpy(), way_in.arrived_ns.to_numpy(), np.concatenate(made), np.concatenate(read)
+    )
 
 
 def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from metrics.errors import RunDataError
 from metrics.machine.host import STEAL_WARNS_PERCENT
 from metrics.machine.steal import steal_within
 from metrics.memory.prefix_share import cache_doubt
 from metrics.request.goodput import class_goodput, measured, tokens_per_s, window_ns
 from metrics.request.objectives import OBJECTIVES
 from metrics.results.load import declared_window_s
-from metrics.run.directory import RunDirectory, RunError
+from metrics.run.directory import RunDirectory
 from metrics.search.bisection import Trial
 from metrics.search.frontier import MaxRate, RatePoint, max_rate
 from metrics.statistics.dependent_samples import effective_samples, growing, t_quantile
@@ -125,11 +126,11 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_search(file: Path) -> Search:
-    """Raises RunError where the file is not what a search writes."""
+    """Raises RunDataError where the file is not what a search writes."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Search)
     except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{file} cannot be read: {error}; remove its folder to measure again") from None
+        raise RunDataError(f"{file} cannot be read: {error}; remove its folder to measure again") from None
 
 
 def sweeps(runs: Path) -> list[Path]:

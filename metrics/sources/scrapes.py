@@ -13,7 +13,8 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from metrics.run.directory import RunDirectory, RunError
+from metrics.errors import RunDataError
+from metrics.run.directory import RunDirectory
 
 # Written beside the server's samples, as Prometheus names them: did the scrape succeed, and how long did it take?
 UP, DURATION = "up", "scrape_duration_seconds"
@@ -129,4 +130,4 @@ def _query(run: RunDirectory, sql: str, **parameters: object) -> pd.DataFrame:
     try:
         return duckdb.sql(sql, params={"files": files, **parameters}).df()
     except duckdb.Error as error:
-        raise RunError(f"{run.path}: table scrapes cannot be read: {error}") from None
+        raise RunDataError(f"{run.path}: table scrapes cannot be read: {error}") from None

@@ -131,7 +131,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -> ServerView | None:
     """The view of a run; None where nothing was scraped, or of a server that is not known.
 
-    `requests` are all of `RunDirectory.requests()`, `measured` those that count, without the warm-up. Raises RunError.
+    `requests` are all of `RunDirectory.requests()`, `measured` those after the warm-up. Raises RunDataError.
     """
     source = recognise(scrapes.names(run))
     if source is None:
@@ -181,7 +181,7 @@ def timeline(run: RunDirectory) -> pd.DataFrame:
     """What the server showed at each scrape, in catalogue names: gauges, and what counters grew by since the last one.
 
     Index `ns`. What the server does not tell has no column; a family with labels has a column a series. Empty where
-    nothing was scraped, or of a server that is not known. Raises RunError.
+    nothing was scraped, or of a server that is not known. Raises RunDataError.
     """
     source = recognise(scrapes.names(run))
     if source is None:

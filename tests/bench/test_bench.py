@@ -21,20 +21,13 @@ from bench import client, shapes, tables, worker, workloads
 from bench.breakdown import Steps, complaint, explain, steps_of_records, utilisation
 from bench.command import _check_writable, _measure, _peers
 from bench.results import BenchError, Point, Report, Row, read_report, write_report
-from bench.variants import ablations, assignments, check_settings, named_variants
+from bench.variants import ablations, check_settings, named_variants
 from engine import LLM, SamplingParams
 from engine.compute import device_ceilings as calibration
-from engine.token.checkpoint import ModelError
+from engine.options import assignments
 from engine.token.models.registry import load_model
-from metrics.compute.roofline import (
-    CeilingError,
-    Ceilings,
-    Gemm,
-    ceilings_path,
-    device_name,
-    load_ceilings,
-    store_ceilings,
-)
+from metrics.compute.roofline import Ceilings, Gemm, ceilings_path, device_name, load_ceilings, store_ceilings
+from metrics.errors import CalibrationError, InputError, ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 ROOT = Path(__file__).parents[2]
@@ -206,18 +199,18 @@ def test_the_roofline_takes_what_bounds_each_step():
     assert told["mbu_percent"] == pytest.approx(100 / 3) and told["device_idle_percent"] == pytest.approx(100 / 6)
     assert CEILINGS.ridge("float32") == 4.0 and CEILINGS.roofline_ns(8e6, 0, "float32") == pytest.approx(1e6)
     assert CEILINGS.mfu(4e6, 1e6, "float32") == pytest.approx(0.5) and CEILINGS.mbu(1e6, 1e6) == pytest.approx(0.5)
-    with pytest.raises(CeilingError, match=r"int8.*float32.*calibrate-device"):
+    with pytest.raises(CalibrationError, match=r"int8.*float32.*calibrate-device"):
         CEILINGS.peak_flops("int8")
 
 
 def test_ceilings_are_found_where_they_were_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(CeilingError, match="run sojourn calibrate-device"):
+    with pytest.raises(CalibrationError, match="run sojourn calibrate-device"):
         load_ceilings("a device")
     path = store_ceilings(CEILINGS)
     assert path.is_relative_to(tmp_path) and load_ceilings("a device") == CEILINGS
     path.write_text("{}")
-    with pytest.raises(CeilingError, match="cannot be read"):
+    with pytest.raises(CalibrationError, match="cannot be read"):
         load_ceilings("a device")
 
 
@@ -367,7 +360,7 @@ def test_ablations_are_the_off_switches_of_the_device():
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_a_sentence(tmp_path, wrong, says):
-    with pytest.raises(BenchError) as refusal:
+    with pytest.raises(InputError) as refusal:
         wrong(tmp_path)
     assert all(word in str(refusal.value) for word in says)
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from metrics.run.directory import RunError
-from ui.launch import LaunchError, app_command, open_app
+from metrics.errors import RunDataError, ServerError
+from ui.launch import app_command, open_app
 
 
 def test_command_listens_on_this_machine_only_and_names_the_run(runs):
@@ -17,7 +17,7 @@ def test_command_listens_on_this_machine_only_and_names_the_run(runs):
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"holds no run\.json"):
+    with pytest.raises(RunDataError, match=r"holds no run\.json"):
         app_command("runs", tmp_path)
 
 
@@ -25,5 +25,5 @@ def test_port_in_use_is_refused_with_the_way_out(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(LaunchError, match="--port"):
+        with pytest.raises(ServerError, match="--port"):
             open_app(tmp_path, port=taken.getsockname()[1])

@@ -38,7 +38,7 @@ Section = tuple[str, str, str]  # anchor, heading, HTML
 
 
 def write_report(run: RunDirectory, diagnosis: Diagnosis, path: Path | str) -> Path:
-    """Writes the report of a run as one HTML file, all or nothing, and returns its path. Raises RunError."""
+    """Writes the report of a run as one HTML file, all or nothing, and returns its path. Raises RunDataError."""
     target = Path(path)
     page = render(load(run.path, diagnosis))
     partial = target.with_name(f".{target.name}.tmp")

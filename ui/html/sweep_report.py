@@ -33,7 +33,7 @@ class SweepData:
 
 
 def load_sweep(folder: Path) -> SweepData:
-    """Raises RunError where there is none."""
+    """Raises RunDataError where there is none."""
     search = read_search(folder / "sweep.json")
     rates = by_rate(search.points)
     return SweepData(folder.resolve().name, search, rates, frontier(rates, search.plan.get("objectives_ms") or {}))
@@ -106,7 +106,7 @@ def remarks(data: SweepData) -> str:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Writes `sweep.html` into a sweep, all or nothing. Raises RunError."""
+    """Writes `sweep.html` into a sweep, all or nothing. Raises RunDataError."""
     target, partial = folder / "sweep.html", folder / ".sweep.html.tmp"
     partial.write_text(render(load_sweep(folder)), encoding="utf-8")
     os.replace(partial, target)

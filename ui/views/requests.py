@@ -2,8 +2,9 @@
 
 import streamlit as st
 
+from metrics.errors import RunDataError
 from metrics.request.blame import blame_of, gini, offenders, waited_ns
-from metrics.request.token_gaps import GapError, explain_gap, slowest_gaps, why
+from metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from ui import page as frame
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
@@ -118,7 +119,7 @@ if run.book is not None and (run.book.waits.request_ids == name).any():
         st.subheader("Time before each token", anchor=False)
         try:
             slowest = [gap.token for gap in slowest_gaps(run.book, name, 5)]
-        except GapError as error:
+        except RunDataError as error:
             st.info(markdown(error), icon=":material/info:")
         else:
             tokens = run.book.requests.token_ns[run.book.requests.request_id == name].iloc[0]

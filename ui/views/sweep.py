@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from metrics.run.directory import RunError
+from metrics.errors import RunDataError
 from metrics.search.points import sweeps
 from ui import page as frame
 from ui.html import fragments, sweep_report
@@ -29,7 +29,7 @@ if not folders:
 chosen = st.selectbox("Sweep", list(folders), key="sweep")
 try:
     data = sweep_report.load_sweep(folders[chosen])
-except RunError as error:
+except RunDataError as error:
     st.error(markdown(error), icon=":material/error:")
     st.stop()
 st.html(sweep_report.summary(data))

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+from metrics.errors import SojournError
+
 COMPILERS = ("g++", "c++")  # not clang: the kernels use vector functions of gcc, and gcc's OpenMP is torch's
 # Not -ffast-math: infinities and NaN must come out of the kernels as they do out of torch.
 FLAGS = (
@@ -36,7 +38,7 @@ DIGEST_BYTES = 32
 log = logging.getLogger(__name__)
 
 
-class BuildError(Exception):
+class BuildError(SojournError):
     """Why there are no C++ kernels here, as a sentence."""
 
 

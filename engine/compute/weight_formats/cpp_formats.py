@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.compute.cpp.extension import Library
-from engine.compute.weight_formats.format import UnsupportedWeights, WeightFormat
+from engine.compute.weight_formats.format import WeightFormat
+from metrics.errors import ModelError
 
 PANEL = 64  # output channels that lie together
 LARGEST_INNER = (2**31 - 1) // (127 * 255)  # of int8: more products may not fit into an int32
@@ -60,7 +61,7 @@ class Int8Weight:
     def __init__(self, kernel: Callable, weight: torch.Tensor, bias: torch.Tensor | None):
         self.out_features, self.in_features = weight.shape
         if self.in_features > LARGEST_INNER:
-            raise UnsupportedWeights(
+            raise ModelError(
                 f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {self.in_features}; "
                 "use float16"
             )
@@ -88,7 +89,7 @@ def _float_panels(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[out, in] → [out / 64, in, 64], the last panel filled up with zeros."""
     narrow = weight.to(dtype)
     if dtype == torch.float16 and weight.dtype != dtype and not narrow.isfinite().all():
-        raise UnsupportedWeights(
+        raise ModelError(
             "weights=float16 cannot hold this checkpoint: it has a weight beyond 65504, float16's largest number; use "
             "auto"
         )

@@ -7,10 +7,6 @@ from typing import Protocol
 import torch
 
 
-class UnsupportedWeights(Exception):
-    """A format that this machine or this checkpoint cannot have, with a sentence for its user."""
-
-
 class PackedWeight(Protocol):
     """A matrix and its bias in the order in which a kernel reads them."""
 

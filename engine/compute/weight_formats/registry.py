@@ -7,8 +7,9 @@ import torch
 
 from engine.compute.cpp.extension import library, unavailable
 from engine.compute.weight_formats.cpp_formats import cpp_formats
-from engine.compute.weight_formats.format import UnsupportedWeights, WeightFormat
+from engine.compute.weight_formats.format import WeightFormat
 from engine.compute.weight_formats.torch_formats import torch_formats
+from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
     weights, 16-bit checkpoints run about twice as fast as in float32 and never slower (bench/linear.py,
     docs/performance.md). Without our kernels it is float32, but for checkpoints in float16 where torch has FBGEMM.
     float16 rounds what is not stored so; int8 rounds weights by channel and activations by token. Raises
-    UnsupportedWeights.
+    ModelError.
     """
     formats = torch_formats()
     if (kernels := library()) is not None:
@@ -30,9 +31,7 @@ def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
         return formats.get(name, formats["float32"]) if name in ("bfloat16", "float16") else formats["float32"]
     if name not in formats:
         reason = unavailable() or "this CPU lacks AVX512, or for int8 its VNNI"
-        raise UnsupportedWeights(
-            f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32"
-        )
+        raise ModelError(f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32")
     chosen = formats[name]
     if chosen.caveat:
         log.warning("%s", chosen.caveat)

@@ -13,12 +13,13 @@ from engine.sampling import TokenLogprobs
 from engine.server.core.client import CoreClient, Token, Work
 from engine.server.errors import ApiError
 from engine.token.text.tokenizer import StopStrings, TextStream
+from metrics.errors import ServerError
 from metrics.ledger import Account
 
 KEPT_SPANS = 64
 
 
-class Lost(Exception):
+class Lost(ServerError):
     """The core forgot a sequence that nobody here gave up: it died, or the server drains."""
 
 

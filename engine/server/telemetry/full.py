@@ -16,15 +16,16 @@ from engine.server.telemetry.loop_lag import LoopLag
 from engine.server.telemetry.off import NoTelemetry
 from engine.server.telemetry.recent import Recent
 from engine.telemetry.step_rows import StepRows
-from metrics.compute.roofline import CeilingError, Ceilings, device_name, load_ceilings
+from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.compute.step_costs import Appraiser
+from metrics.errors import CalibrationError, RunDataError
 from metrics.export.opentelemetry import Tracer
 from metrics.export.prometheus import Exporter
 from metrics.export.vllm_names import EngineFacts
 from metrics.machine.host import SAMPLE_SECONDS, hardware, versions
 from metrics.machine.sampler import SystemSampler
 from metrics.records import RequestRecord, SystemRecord
-from metrics.run.directory import RunDirectory, RunError, wall_anchor
+from metrics.run.directory import RunDirectory, wall_anchor
 from metrics.run.recorder import Recorder
 from metrics.steps import Steps
 
@@ -37,7 +38,7 @@ FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU
 class Telemetry:
     """Owns the exporter, the recorder and the tracer. They see nothing but the records and the state of the pool.
 
-    Raises RunError if the run directory cannot be written, or holds a finished run, and TracingError if traces are
+    Raises RunDataError if the run directory cannot be written, or holds a finished run, and ServerError if traces are
     wanted and OpenTelemetry is not installed.
     """
 
@@ -131,7 +132,7 @@ class Telemetry:
                 },
                 ceilings=None if ceilings is None else msgspec.to_builtins(ceilings),
             )
-        except (OSError, RunError) as error:
+        except (OSError, RunDataError) as error:
             log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
 
     @property
@@ -230,7 +231,7 @@ def _ceilings(message: messages.Ready) -> Ceilings | None:
     """The measured limits of the core's device, if somebody has measured them."""
     try:
         return load_ceilings(device_name(None if message.device == "cpu" else message.device))
-    except CeilingError:
+    except CalibrationError:
         return None
 
 
@@ -239,7 +240,7 @@ def _open_run(config: EngineConfig) -> bool:
     run = RunDirectory(config.run_dir)
     if (run.path / "run.json").exists():
         if run.sources("requests") or run.sources("steps"):
-            raise RunError(f"{run.path} already holds a run; choose another folder with --run-dir")
+            raise RunDataError(f"{run.path} already holds a run; choose another folder with --run-dir")
         return False
     bounds = objectives(config)
     settings = config.model_dump(mode="json", exclude={"run_dir"})
@@ -258,5 +259,5 @@ def _open_run(config: EngineConfig) -> bool:
     try:
         RunDirectory.create(run.path, meta)
     except OSError as error:
-        raise RunError(f"run directory {run.path} cannot be made: {error.strerror}; choose another") from None
+        raise RunDataError(f"run directory {run.path} cannot be made: {error.strerror}; choose another") from None
     return True

@@ -10,8 +10,8 @@ import llguidance
 import numpy as np
 
 from engine.sampling import Grammar
-from engine.token.checkpoint import ModelError
 from engine.token.text.tokenizer import Tokenizer
+from metrics.errors import InputError, ModelError
 
 # Between two parts of a JSON value: enough to indent it, and an end to the blanks that a poor model would never end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
@@ -21,7 +21,7 @@ REMEMBERED = 32  # grammars that were compiled last: the choices of one call, an
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
 
-class GrammarError(Exception):
+class GrammarError(InputError):
     """A grammar that cannot be followed, with a sentence."""
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from engine.sampling import contradiction
-from engine.token.checkpoint import ModelError
 from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
 from engine.token.grammar.masks import MaskFill, MaskWorkers
 from engine.token.sampling.controls import Drawer
+from metrics.errors import ModelError
 
 COMPILER_THREADS = 2
 

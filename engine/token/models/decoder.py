@@ -13,12 +13,12 @@ from engine.compute.layers_cpp import CppLayers
 from engine.compute.linear import Linear
 from engine.compute.operations import Operations, Rope, Step
 from engine.compute.weight_formats.format import WeightFormat
-from engine.token.checkpoint import ModelError
 from engine.token.models.joined import joined_layers
 from engine.token.models.layer import DecoderConfig, Layer
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from metrics.compute.cost_model import ExpertShape, ModelShape
+from metrics.errors import ModelError
 
 
 class Decoder(nn.Module):

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from engine.token.checkpoint import ModelError
 from engine.token.models.latent import LatentAttention, LatentConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
 from engine.token.models.rope import length_limits, refuse_odd, rope_parameters, yarn_mscale
 from engine.token.models.settings import count, number, refuse_unless
+from metrics.errors import ModelError
 
 
 def v2_config(config: dict[str, Any]) -> DecoderConfig:

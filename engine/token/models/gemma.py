@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any
 
 from engine.compute.reference_operations import gelu_gate, gemma_rms_norm
-from engine.token.checkpoint import ModelError
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.settings import count, refuse_unless
+from metrics.errors import ModelError
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from engine.token.checkpoint import ModelError
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.rope import length_limits, refuse_odd
 from engine.token.models.settings import count, number, refuse_unless
+from metrics.errors import ModelError
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:

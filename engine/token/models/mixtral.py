@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from engine.token.checkpoint import ModelError
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.settings import count, layer_windows, refuse_unless
+from metrics.errors import ModelError
 
 RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from engine.compute.reference_operations import layer_norm
-from engine.token.checkpoint import ModelError
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import PlainMLP
 from engine.token.models.settings import count, number, refuse_unless, section
+from metrics.errors import ModelError
 
 RENAMED = {
     "transformer.wte.": "model.embed_tokens.",

@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Any
 
-from engine.token.checkpoint import ModelError
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.qwen2 import upper_windows
 from engine.token.models.settings import count, layer_windows, listed
+from metrics.errors import ModelError
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:

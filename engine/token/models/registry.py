@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.compute.weight_formats.registry import has_bfloat16, weight_format
-from engine.token.checkpoint import ModelError, read_config
+from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
 from engine.token.models.decoder import Decoder
 from engine.token.models.dummy import fill_with_random_weights
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import iterate_weights, stored_dtype
+from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,7 @@ def load_model(
         with torch.no_grad():
             model.load(iterate_weights(folder))
     if weights is not None:
-        try:
-            model.pack(weight_format(weights, model.embedding.dtype))
-        except UnsupportedWeights as error:
-            raise ModelError(str(error)) from None
+        model.pack(weight_format(weights, model.embedding.dtype))
     model.make_rope(limit, device)
     return model.eval()
 

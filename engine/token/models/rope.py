@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from engine.token.checkpoint import ModelError
 from engine.token.models.settings import count, number, section
+from metrics.errors import ModelError
 
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from engine.token.checkpoint import ModelError
+from metrics.errors import ModelError
 
 # Keys that change what a model computes, in ways that no family here does, and the values that change nothing.
 NEUTRAL = {

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.token.checkpoint import ModelError, read_json
+from engine.token.checkpoint import read_json
 from engine.token.models.settings import section
+from metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import minijinja
 
-from engine.token.checkpoint import ModelError, read_json
+from engine.token.checkpoint import read_json
 from engine.token.tools.calls import ToolFormat, format_of
+from metrics.errors import InputError, ModelError
 
 FUEL = 1_000_000  # instructions that one rendering may take: a chat of 1,000 messages takes some 20,000
 PROBE_CHARACTERS = 1_000_000  # what a short chat may be rendered to at most, when the template is loaded
@@ -26,7 +27,7 @@ _RESERVED = {
 }  # fmt: skip
 
 
-class TemplateError(Exception):
+class TemplateError(InputError):
     """Messages that the model's template refuses, or a model without one."""
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.decoders import DecodeStream
 
-from engine.token.checkpoint import ModelError, read_config, read_json
+from engine.token.checkpoint import read_config, read_json
 from engine.token.text.vocabulary import Vocabulary
+from metrics.errors import ModelError
 
 
 class Tokenizer:

@@ -15,12 +15,13 @@ from engine.compute import reference_operations as ops
 from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
 from engine.compute.attention_cpp import CppAttention
 from engine.compute.attention_torch import TorchAttention
-from engine.compute.backends import BackendError, make_attention, make_operations
+from engine.compute.backends import make_attention, make_operations
 from engine.compute.cpp import extension
 from engine.compute.greedy import argmax
 from engine.compute.operations import HeadSpec, Rope, TorchOperations
 from engine.compute.operations_cpp import CppOperations
 from engine.token.models.mpt import alibi_slopes
+from metrics.errors import ModelError
 from tests.engine.harness import generate
 
 TOLERANCE = 4e-6  # float32 sums in another order, of values around 1: 2.4e-6 was the worst seen
@@ -290,7 +291,7 @@ def test_without_a_compiler_torch_takes_over_and_asking_for_cpp_is_refused(afres
     afresh.setenv("PATH", str(tmp_path))
     assert isinstance(make_attention("auto", CPU, torch.float32, torch.float32), TorchAttention)
     assert isinstance(make_operations("auto", CPU, torch.float32, torch.float32), TorchOperations)
-    with pytest.raises(BackendError, match=r"attention_backend=cpp .* no C\+\+ compiler was found .* install g\+\+"):
+    with pytest.raises(ModelError, match=r"attention_backend=cpp .* no C\+\+ compiler was found .* install g\+\+"):
         make_attention("cpp", CPU, torch.float32, torch.float32)
 
 
@@ -309,7 +310,7 @@ def test_a_compiler_that_is_not_there_or_fails_is_named(afresh, tmp_path):
 
 def test_cpp_attention_is_for_float32_on_a_cpu(library):
     assert isinstance(make_attention("auto", CPU, torch.bfloat16, torch.bfloat16), TorchAttention)
-    with pytest.raises(BackendError, match=r"computes in float32 on a CPU, not in torch\.bfloat16"):
+    with pytest.raises(ModelError, match=r"computes in float32 on a CPU, not in torch\.bfloat16"):
         make_attention("cpp", CPU, torch.bfloat16, torch.bfloat16)
 
 

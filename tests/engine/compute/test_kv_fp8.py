@@ -8,7 +8,7 @@ import torch
 from engine.compute.attention import KVLayout
 from engine.compute.kv_cache import allocate, bytes_per_token, clear_blocks, copy_blocks
 from engine.compute.kv_fp8 import KV_FP8, dequantise, quantise
-from engine.token.checkpoint import ModelError
+from metrics.errors import ModelError
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
 

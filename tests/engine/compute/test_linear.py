@@ -12,14 +12,13 @@ from engine.compute.cpp.extension import library
 from engine.compute.linear import Linear
 from engine.compute.weight_formats import registry
 from engine.compute.weight_formats.cpp_formats import LARGEST_INNER, cpp_formats, quantize_channels
-from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.compute.weight_formats.torch_formats import torch_formats
 from engine.config import model_folder
-from engine.token.checkpoint import ModelError
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.registry import load_model
 from engine.token.models.weights import stored_dtype
 from engine.token.text.tokenizer import Tokenizer
+from metrics.errors import ModelError
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
 CPU = torch.device("cpu")
@@ -199,12 +198,12 @@ def test_weights_are_of_float32_arithmetic_only(settings, checkpoints):
 def test_checkpoint_that_float16_cannot_hold_is_refused():
     _, weight, _ = operands(1, 20, 20)
     weight[3, 3] = 70_000.0
-    with pytest.raises(UnsupportedWeights, match="beyond 65504"):
+    with pytest.raises(ModelError, match="beyond 65504"):
         ours("float16").pack(weight, None)
 
 
 def test_sums_that_an_int32_cannot_hold_are_refused():
-    with pytest.raises(UnsupportedWeights, match=f"sums up to {LARGEST_INNER} products"):
+    with pytest.raises(ModelError, match=f"sums up to {LARGEST_INNER} products"):
         ours("int8").pack(torch.empty(1, LARGEST_INNER + 1), None)
 
 
@@ -216,5 +215,5 @@ def test_without_a_compiler_torch_multiplies_and_says_what_is_lost(monkeypatch, 
             registry.weight_format("int8", torch.float32)
         assert "depends on the others beside it" in caplog.text
     monkeypatch.setattr(registry, "torch_formats", lambda: {"float32": torch_formats()["float32"]})
-    with pytest.raises(UnsupportedWeights, match=r"weights=int8 has no kernel here: .*; use float32"):
+    with pytest.raises(ModelError, match=r"weights=int8 has no kernel here: .*; use float32"):
         registry.weight_format("int8", torch.float32)

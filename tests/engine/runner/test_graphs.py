@@ -18,7 +18,7 @@ from engine.runner.graphs import DecodeGraphs, graph_sizes, run_again
 from engine.runner.rows import NOBODY, UNKNOWN, PackedStep, StableRows, pack
 from engine.runner.tables import HostTables, padded
 from engine.sampling import SamplingParams
-from engine.token.checkpoint import ModelError
+from metrics.errors import ModelError
 from tests.engine.compute import triton_harness  # noqa: F401  (settles how Triton's kernels run before they are imported)
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

@@ -20,13 +20,14 @@ from loadgen.exit_code import NOT_VALID
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
 from loadgen.run.experiment import load_url
-from loadgen.run.replay import Begun, Plan, ReplayError, prepare_part
+from loadgen.run.replay import Begun, Plan, prepare_part
 from loadgen.scenario.faults import ScenarioError
 from loadgen.schedule.build import build_schedule, chains_of, save_schedule, schedule_digest
 from loadgen.schedule.closed_loop import ClosedLoop
 from loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
 from loadgen.target.endpoint import parse_base_url
 from loadgen.target.processes import load_command
+from metrics.errors import ExperimentError
 from metrics.machine.host import boot_id
 from metrics.run.directory import RunDirectory
 from tests.loadgen.run.test_experiment import scenario_file, wait_for
@@ -208,7 +209,7 @@ def test_worker_of_an_older_version_that_refuses_its_part_is_heard(tmp_path):
     runner, begun = ScriptedRunner("old"), begun_in(tmp_path)
     master = MasterReplay(runner)
     runner.answer = lambda word, worker, _: runner.say(ENDED, worker, whole=False, failure="what is schedule_digest?")
-    with gevent.Timeout(5), pytest.raises(ReplayError, match="what is schedule_digest"):
+    with gevent.Timeout(5), pytest.raises(ExperimentError, match="what is schedule_digest"):
         master.run(begun)
 
 
@@ -228,7 +229,7 @@ def test_worker_whose_trace_is_another_one_is_refused(tmp_path):
     trace.write_text("\n".join(map(json.dumps, rows)))
     begun = begun_in(tmp_path / "run", process="trace", file=str(trace), duration_s=9, count=None)
     trace.write_text("\n".join(map(json.dumps, [*rows[:-1], rows[-1] | {"at_s": 3.5}])))
-    with pytest.raises(ReplayError, match=r"makes another schedule .* than the master .* the same files of traces"):
+    with pytest.raises(ExperimentError, match=r"makes another schedule .* than the master .* the same files of traces"):
         prepare_part(begun.plan, 0, 1, lambda *_: None)
 
 

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from loadgen.record.parse import build_client_table
-from loadgen.run.experiment import ExperimentError, engine_settings, load_url, run_scenario
+from loadgen.run.experiment import engine_settings, load_url, run_scenario
 from loadgen.run.run_files import begin_run, recover
 from loadgen.target.processes import free_port, load_command, serve_command
+from metrics.errors import ExperimentError
 from metrics.records import SCHEMAS
 from metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario

@@ -8,7 +8,7 @@ import yaml
 from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import load_scenario
 from loadgen.scenario.vllm_flags import REFUSED, flag_parser, parse
-from loadgen.scenario.vllm_scenario import FlagError
+from metrics.errors import InputError
 
 # Of vllm/benchmarks/serve.py and datasets.py, version 0.33, but for those of data sets that are not offered here.
 VLLM_FLAGS = shlex.split("""
@@ -37,7 +37,7 @@ def test_flag_of_vllm_is_honoured_or_refused_and_never_both(flag):
     assert honoured != (flag in REFUSED)
     if flag in REFUSED:
         with pytest.raises(
-            FlagError, match=f"`{flag}` of vllm bench serve cannot be honoured here: {REFUSED[flag]:.12}"
+            InputError, match=f"`{flag}` of vllm bench serve cannot be honoured here: {REFUSED[flag]:.12}"
         ):
             parse([*shlex.split(RANDOM), flag, "1"])
 
@@ -114,7 +114,7 @@ def test_recorded_data_sets_are_read_by_their_file():
     ],
 )
 def test_contradiction_is_refused_with_a_sentence(words, sentence):
-    with pytest.raises(FlagError) as refused:
+    with pytest.raises(InputError) as refused:
         scenario_of(words)
     assert sentence in str(refused.value)
 
@@ -149,7 +149,7 @@ def test_the_data_set_is_random_as_of_vllm_where_none_is_named():
 def test_flags_of_another_data_set():
     trace = "--dataset-name timed_trace --dataset-path t --request-rate 2"
     for words, sentence in (("--dataset-name sharegpt", "needs its file"), (trace, "its own times")):
-        with pytest.raises(FlagError, match=sentence):
+        with pytest.raises(InputError, match=sentence):
             parse(words.split())
 
 

@@ -15,15 +15,15 @@ from loadgen.truth import accuracy
 from loadgen.truth.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
 from loadgen.truth.instructions import Answer
 from metrics.compute.roofline import device_name
+from metrics.errors import CalibrationError
 from metrics.machine.client_error import (
     Calibration,
-    CalibrationError,
     Error,
     Point,
     beyond_capacity,
     client_error_sentence,
     store_calibration,
-)  # fmt: skip
+)
 from metrics.machine.host import hardware, versions
 from metrics.records import ClientRecord
 from tests.loadgen.scenarios import CHAT, replay, scenario

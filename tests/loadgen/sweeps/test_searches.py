@@ -12,10 +12,10 @@ from loadgen.sweeps.capacity import CapacityPlan, find_capacity
 from loadgen.sweeps.folder import SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
 from loadgen.sweeps.sweep import SweepPlan, rate_grid, rate_list, run_sweep
-from loadgen.target.processes import ExperimentError
+from metrics.errors import ExperimentError, RunDataError
 from metrics.request.goodput import after_warmup
 from metrics.request.objectives import parse_bounds
-from metrics.run.directory import RunDirectory, RunError
+from metrics.run.directory import RunDirectory
 from metrics.search.bisection import Goal, judge
 from metrics.search.points import read_search
 from tests.loadgen.scenarios import scenario
@@ -122,7 +122,7 @@ def test_a_folder_keeps_finished_points_removes_what_was_cut_short_and_refuses_a
     with pytest.raises(ExperimentError, match="cannot be used"):
         begun(tmp_path / "s" / "sweep.json", plan)
     (tmp_path / "s" / "sweep.json").write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunDataError, match="cannot be read"):
         begun(tmp_path / "s", plan)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace as replace_record
 
-from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.runs import compare_runs
 from metrics.compare.samples import METRICS, Samples, alike_steps, read_run
 from metrics.compare.verdict import (
     Compared,
@@ -20,6 +20,7 @@ from metrics.compare.verdict import (
     weigh,
     windows_evidence,
 )
+from metrics.errors import InputError
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
@@ -190,7 +191,7 @@ def test_several_runs_a_side_are_weighed_by_their_runs(tmp_path):
     ]
     found = compare_runs(*sides, metrics=["step_p95", "e2e_mean"])
     assert found.verdict == "worse" and [each.clusters for each in found.metrics] == [3, 3]
-    with pytest.raises(CompareError, match="A has 3 runs and B has 1"):
+    with pytest.raises(InputError, match="A has 3 runs and B has 1"):
         compare_runs(sides[0], sides[1][:1])
 
 
@@ -223,27 +224,27 @@ def test_a_metric_may_have_a_margin_of_its_own(tmp_path):
     assert compare_runs([a], [slowed], margin=0.3, margins={"steady_steps": 0.05}).verdict == "worse"
     served = compare_runs([a], [slowed], margin=0.3, margins={"served": 0.1}).metrics[-1]  # though none failed
     assert served.metric == "served" and served.margin == 0.1
-    with pytest.raises(CompareError, match="step_p95 has a margin and is not compared; compared are e2e_mean"):
+    with pytest.raises(InputError, match="step_p95 has a margin and is not compared; compared are e2e_mean"):
         compare_runs([a], [slowed], metrics=["e2e_mean"], margins={"step_p95": 0.1})
-    with pytest.raises(CompareError, match="no metric nonsense"):
+    with pytest.raises(InputError, match="no metric nonsense"):
         compare_runs([a], [slowed], margins={"nonsense": 0.1})
 
 
 def test_runs_that_are_not_alike_or_not_valid_are_refused_and_told(tmp_path):
     a = run_of(tmp_path / "a", USUAL, 1, 1, 110)
     faster = run_of(tmp_path / "b", replace(USUAL, rate_rps=9.0), 1, 2, 110)
-    with pytest.raises(CompareError, match=r"arrivals.rate_rps is 8.0 there and 9.0 here"):
+    with pytest.raises(InputError, match=r"arrivals.rate_rps is 8.0 there and 9.0 here"):
         compare_runs([a], [faster])
     forced = compare_runs([a], [faster], force=True)
     assert any(note.startswith("forced: ") and "rate_rps" in note for note in forced.notes)
     invalid = run_of(tmp_path / "c", USUAL, 1, 3, 110)
     invalid.update_meta(valid=False, invalid_reasons=["the load generator sent late"])
-    with pytest.raises(CompareError, match="c is not valid: the load generator sent late"):
+    with pytest.raises(InputError, match="c is not valid: the load generator sent late"):
         compare_runs([a], [invalid])
     changed = run_of(tmp_path / "d", USUAL, 1, 4, 110)
     changed.update_meta(engine=changed.meta()["engine"] | {"max_num_seqs": 8})
     assert "what differs: engine.max_num_seqs is null in A and 8 in B" in compare_runs([a], [changed]).notes
-    with pytest.raises(CompareError, match="no metric nonsense"):
+    with pytest.raises(InputError, match="no metric nonsense"):
         compare_runs([a], [changed], metrics=["nonsense"])
 
 
@@ -274,14 +275,14 @@ def test_a_run_without_steps_or_too_short_says_so(tmp_path):
 
     foreign = [synthetic_run(tmp_path / name, plant=USUAL, requests=110, keep=forget) for name in ("a", "b")]
     assert [each.metric for each in compare_runs(*([run] for run in foreign)).metrics][-1] == "attainment"
-    with pytest.raises(CompareError, match="which metrics of steps need"):
+    with pytest.raises(InputError, match="which metrics of steps need"):
         compare_runs(*([run] for run in foreign), metrics=["step_p95"])
     whole = [synthetic_run(tmp_path / name, plant=USUAL, requests=110, keep=one_chunk) for name in ("c", "d")]
     found = compare_runs(*([run] for run in whole))
     assert [each.metric for each in found.metrics] == ["ttft_mean", "e2e_mean", "attainment"]
     assert "no run has tpot_mean, so it is left out" in found.notes
     short = [run_of(tmp_path / f"short{number}", USUAL, 1, number, 12) for number in range(2)]
-    with pytest.raises(CompareError, match=r"12 requests within .* run at least 40 requests over .* s, or give two"):
+    with pytest.raises(InputError, match=r"12 requests within .* run at least 40 requests over .* s, or give two"):
         compare_runs(*([run] for run in short), metrics=["e2e_mean"])
 
 
@@ -294,9 +295,9 @@ def test_a_b_that_is_too_slow_for_windows_or_serves_nothing_is_worse(tmp_path):
     assert found.verdict == "worse" and {each.verdict for each in found.metrics} == {"worse"}
     for metrics in ([], ["e2e_mean"], ["e2e_p50", "tpot_p90"]):
         assert compare_runs([a], [dead], metrics=metrics).verdict == "worse"
-    with pytest.raises(CompareError, match="150 requests and served none"):
+    with pytest.raises(InputError, match="150 requests and served none"):
         compare_runs([dead], [a])
-    with pytest.raises(CompareError, match="dead served none"):
+    with pytest.raises(InputError, match="dead served none"):
         again = synthetic_run(tmp_path / "again", plant=USUAL, requests=150, keep=forget)
         compare_runs([a, slow], [again, dead], force=True)
 
@@ -311,7 +312,7 @@ def test_a_load_that_is_due_at_once_takes_two_runs_a_side(tmp_path):
         synthetic_run(tmp_path / str(number), plant=USUAL, requests=60, device_seed=number, keep=at_once)
         for number in range(4)
     ]
-    with pytest.raises(CompareError, match=r"due at once.*two or more runs a side"):
+    with pytest.raises(InputError, match=r"due at once.*two or more runs a side"):
         compare_runs(runs[:1], runs[1:2], metrics=["e2e_mean"])
     assert read_run(runs[0]).requests.request_id.is_monotonic_increasing  # what is paired is the same request
     assert compare_runs(runs[:2], runs[2:], metrics=["e2e_mean"]).metrics[0].ratio == pytest.approx(1, abs=0.05)

@@ -15,8 +15,9 @@ import pytest
 
 from loadgen.run.experiment import run_scenario
 from metrics.compare.runs import compare_runs
-from metrics.compare.samples import CompareError, read_run
+from metrics.compare.samples import read_run
 from metrics.compare.steal import undisturbed_requests
+from metrics.errors import InputError
 from metrics.run.directory import RunDirectory
 from tests.engine.server.planted import SITE
 from tests.loadgen.scenarios import scenario
@@ -39,7 +40,7 @@ def experiment(folder: Path) -> RunDirectory | None:
     whole = read_run(run_scenario(chosen, folder))
     try:
         ((kept,),) = undisturbed_requests([[whole]], 100 * MAX_STEAL)
-    except CompareError:
+    except InputError:
         return None
     return whole.run if len(kept.requests) >= FEWEST * len(whole.requests) else None
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 from typer.testing import CliRunner
 
-from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.runs import compare_runs
 from metrics.compare.samples import read_run
 from metrics.compare.steal import undisturbed_requests
+from metrics.errors import InputError
 from metrics.machine.steal import undisturbed
 from metrics.run.directory import RunDirectory
 from sojourn import app
@@ -133,12 +134,12 @@ def test_what_the_client_sent_late_in_such_a_second_is_left_out_too(tmp_path):
 
 def test_what_cannot_be_left_out_is_refused(tmp_path):
     a, loud = (disturbed_run(tmp_path / name, noise) for noise, name in enumerate("ac"))
-    with pytest.raises(CompareError, match="tokens_per_s is of the whole time of a run"):
+    with pytest.raises(InputError, match="tokens_per_s is of the whole time of a run"):
         compare_runs([a], [with_steal(loud, 30.0)], metrics=["tokens_per_s"], max_steal=0.01)
-    with pytest.raises(CompareError, match="c has no request outside the seconds in which other machines took more"):
+    with pytest.raises(InputError, match="c has no request outside the seconds in which other machines took more"):
         compare_runs([a], [loud], max_steal=0.01)
     with_steal(loud, math.nan)
-    with pytest.raises(CompareError, match="c does not tell what other machines took"):
+    with pytest.raises(InputError, match="c does not tell what other machines took"):
         compare_runs([a], [loud], max_steal=0.01)
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 
 from commands.compare import compare
-from metrics.compare.runs import CompareError, compare_runs
+from metrics.compare.runs import compare_runs
 from metrics.compare.samples import METRICS, RunSamples
 from metrics.compare.verdict import Compared, outlasting
 from metrics.compare.workload import Work, other_work, shifts, work_of
+from metrics.errors import InputError
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
@@ -103,19 +104,19 @@ def changed(path, steps=False, **fields) -> RunDirectory:
 def test_other_work_and_other_settings_are_refused_told_and_may_be_forced(tmp_path, capsys):
     a = changed(tmp_path / "a", steps=True)
     half = changed(tmp_path / "half", steps=True, output_tokens=lambda tokens: tokens // 2)
-    with pytest.raises(CompareError, match=r"not do the same work: a reply of B has 0\.\d+ times the output tokens"):
+    with pytest.raises(InputError, match=r"not do the same work: a reply of B has 0\.\d+ times the output tokens"):
         compare_runs([a], [half], metrics=["e2e_mean"])
     assert any("same work" in note for note in compare_runs([a], [half], metrics=["e2e_mean"], force=True).notes)
     assert compare_runs([a], [half], metrics=["step_p50"]).verdict == "no worse"  # alike steps are alike work
     warm = changed(tmp_path / "warm", cached_tokens=lambda tokens: tokens + 50)
-    with pytest.raises(CompareError, match=r"0\.0% of the prompt tokens of A were cached and .*same seed"):
+    with pytest.raises(InputError, match=r"0\.0% of the prompt tokens of A were cached and .*same seed"):
         compare_runs([a], [warm])
     assert work_of([RunSamples(a, a.requests().assign(served=True), 0, 1.0)]).cached_share == 0.0
-    with pytest.raises(CompareError, match="a is on both sides"):
+    with pytest.raises(InputError, match="a is on both sides"):
         compare_runs([a], [RunDirectory(tmp_path / "half" / ".." / "a")], force=True)
     rebuilt = changed(tmp_path / "rebuilt")
     rebuilt.update_meta(versions={"simulated_server": "2"})
-    with pytest.raises(CompareError, match=r"rebuilt is no repetition of .*a: versions.simulated_server"):
+    with pytest.raises(InputError, match=r"rebuilt is no repetition of .*a: versions.simulated_server"):
         compare_runs([a, rebuilt], [half, warm], metrics=["e2e_mean"])
     with pytest.raises(SystemExit) as ended:
         compare(a.path, rebuilt.path, metric=None, margin=["5%"], confidence=0.95, force=False, json=False)

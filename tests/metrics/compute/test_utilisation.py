@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
-from metrics.compute.roofline import CeilingError, Ceilings, Gemm
+from metrics.compute.roofline import Ceilings, Gemm
 from metrics.compute.utilisation import TokenNumbers, phases, token_numbers, utilisation
+from metrics.errors import CalibrationError
 
 CEILINGS = Ceilings("a device", 2, "2026-11-21T00:00:00Z", {}, 100e9, 80e9, 2048, [Gemm("float32", 64, 1e12)])
 
@@ -43,7 +44,7 @@ def test_without_ceilings_there_are_sums_and_no_shares():
         assert use.flops > 0
         assert {use.mfu_busy, use.mfu_wall, use.mbu_busy, use.mbu_wall, use.roofline_busy} == {None}
     assert utilisation(STEPS.iloc[:0], CEILINGS, "float32") == []
-    with pytest.raises(CeilingError, match="bfloat16"):
+    with pytest.raises(CalibrationError, match="bfloat16"):
         utilisation(STEPS, CEILINGS, "bfloat16")
 
 

@@ -3,7 +3,8 @@
 import pytest
 from rich.console import Console
 
-from metrics.diagnosis.explain_request import ExplainError, explain
+from metrics.diagnosis.explain_request import explain
+from metrics.errors import RunDataError
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import synthetic_run
 
@@ -38,11 +39,11 @@ def test_one_gap_is_told_in_full(run):
 
 
 def test_what_cannot_be_explained_is_refused_with_the_way_out(run, tmp_path):
-    with pytest.raises(ExplainError, match="the run has no request absent; it has, among others, r00000"):
+    with pytest.raises(RunDataError, match="the run has no request absent; it has, among others, r00000"):
         explain(run, "absent")
-    with pytest.raises(ExplainError, match="token 4000 of r00000 is not there: it has tokens 0 to"):
+    with pytest.raises(RunDataError, match="token 4000 of r00000 is not there: it has tokens 0 to"):
         explain(run, "r00000", 4000)
     foreign = synthetic_run(tmp_path / "run", requests=5, keep=lambda records: records.requests.clear())
     assert "No server recorded its steps" in printed(foreign, "r00001")
-    with pytest.raises(ExplainError, match="no server recorded the steps of r00001"):
+    with pytest.raises(RunDataError, match="no server recorded the steps of r00001"):
         explain(foreign, "r00001", 0)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
+from metrics.errors import ServerError
 from metrics.export import opentelemetry as tracing
 from metrics.export.opentelemetry import Tracer
 from metrics.export.spans import is_sampled
@@ -147,5 +148,5 @@ def test_address_may_name_the_path_already(collector):
 
 def test_missing_package_is_refused_with_a_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(tracing.TracingError, match=r"otlp_endpoint needs .* pip install '\.\[otel\]'"):
+    with pytest.raises(ServerError, match=r"otlp_endpoint needs .* pip install '\.\[otel\]'"):
         tracer("http://127.0.0.1:9")

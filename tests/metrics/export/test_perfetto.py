@@ -7,9 +7,10 @@ from collections import defaultdict
 import pytest
 
 from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow
+from metrics.errors import RunDataError
 from metrics.export.perfetto import TraceRows, run_rows, write_trace
 from metrics.records import SystemRecord, row
-from metrics.run.directory import RunDirectory, RunError
+from metrics.run.directory import RunDirectory
 from tests.metrics.random_records import random_request
 from tests.metrics.run.test_directory import MS, closed_pair, record, run, step
 from tests.metrics.synthetic import synthetic_run
@@ -104,7 +105,7 @@ def test_a_window_keeps_what_overlaps_it(crowded, tmp_path):
     first = min(row["due_ns"] for row in whole.client)
     assert 0 < len(part.steps) < len(whole.steps) and 0 < len(part.requests) < len(whole.requests)
     assert all(row["end_ns"] >= first + 2e9 and row["begin_ns"] <= first + 4e9 for row in part.steps)
-    with pytest.raises(RunError, match="nothing from 900 s"):
+    with pytest.raises(RunDataError, match="nothing from 900 s"):
         run_rows(crowded, 900.0)
 
 
@@ -115,7 +116,7 @@ def test_time_0_is_the_first_request_and_not_the_machine_s_sample_of_a_loading_m
 
 
 def test_a_run_without_records_is_refused(run):
-    with pytest.raises(RunError, match="no record"):
+    with pytest.raises(RunDataError, match="no record"):
         run_rows(run)
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metrics.errors import CalibrationError
 from metrics.machine.client_error import (
     Calibration,
-    CalibrationError,
     Error,
     Point,
     beyond_capacity,

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.run.clocks import ClockError, estimate_offset
+from metrics.errors import RunDataError
+from metrics.run.clocks import estimate_offset
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 
@@ -83,11 +84,11 @@ def test_clock_that_was_set_during_the_run_is_refused():
     )
     arrived[25:] -= 500 * MS
     made[25:] -= 500 * MS
-    with pytest.raises(ClockError, match="was a clock set during the run"):
+    with pytest.raises(RunDataError, match="was a clock set during the run"):
         estimate_offset(sent, arrived, made, read)
 
 
 def test_nothing_is_known_without_stamps_of_both():
     nothing = np.zeros(0, dtype="int64")
-    with pytest.raises(ClockError, match="no request has stamps of both clocks"):
+    with pytest.raises(RunDataError, match="no request has stamps of both clocks"):
         estimate_offset(nothing, nothing, nothing, nothing)

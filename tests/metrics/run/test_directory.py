@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from metrics.errors import RunDataError
 from metrics.export.prometheus import Exporter
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, Account, closes, new_ledger
 from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord, columns, row
-from metrics.run.directory import REQUIRED, RunDirectory, RunError
+from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.step_columns import steps_of_records
@@ -190,14 +191,14 @@ def test_a_record_that_no_column_holds_is_counted_and_does_not_end_the_writer(tm
 
 
 def test_folder_without_a_run_is_refused_with_a_sentence(tmp_path):
-    with pytest.raises(RunError, match=r"holds no run\.json"):
+    with pytest.raises(RunDataError, match=r"holds no run\.json"):
         RunDirectory.open(tmp_path)
-    with pytest.raises(RunError, match="not a folder"):
+    with pytest.raises(RunDataError, match="not a folder"):
         RunDirectory.open(tmp_path / "absent")
 
 
 def test_run_is_never_written_over(run):
-    with pytest.raises(RunError, match="already holds a run"):
+    with pytest.raises(RunDataError, match="already holds a run"):
         RunDirectory.create(run.path, {key: None for key in REQUIRED})
 
 
@@ -253,7 +254,7 @@ def test_bad_run_document_is_refused_with_its_sentence(run, content, sentence):
     good = dict.fromkeys(REQUIRED)
     whole = content if isinstance(content, bytes) else json.dumps(good | content).encode()
     (run.path / "run.json").write_bytes(whole)
-    with pytest.raises(RunError, match=sentence):
+    with pytest.raises(RunDataError, match=sentence):
         RunDirectory.open(run.path)
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal.report import render
+from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, RequestRecord, columns, row
 from metrics.run.adoption import _STAMPS, adopt
 from metrics.run.directory import RunDirectory
-from metrics.run.join import JoinError, clock_of, join_runs, uncertainty_sentence
+from metrics.run.join import clock_of, join_runs, uncertainty_sentence
 from metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
@@ -145,9 +146,9 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
     names = pa.array([f"other-{name}" for name in table["request_id"].to_pylist()])
     pq.write_table(table.set_column(table.column_names.index("request_id"), "request_id", names),
                    server.path / "requests.parquet")  # fmt: skip
-    with pytest.raises(JoinError, match=r"no request of .* is among those"):
+    with pytest.raises(RunDataError, match=r"no request of .* is among those"):
         join_runs(client, server)
-    with pytest.raises(JoinError, match="holds records of a server already"):
+    with pytest.raises(RunDataError, match="holds records of a server already"):
         join_runs(server, client)
 
 
@@ -158,6 +159,6 @@ def test_server_whose_clock_was_set_during_the_run_is_refused(tmp_path):
     arrived[arrived > np.median(arrived)] -= 10 * S
     pq.write_table(table.set_column(table.column_names.index("arrived_ns"), "arrived_ns", pa.array(arrived)),
                    server.path / "requests.parquet")  # fmt: skip
-    with pytest.raises(JoinError, match="was a clock set during the run"):
+    with pytest.raises(RunDataError, match="was a clock set during the run"):
         join_runs(client, server)
     assert not client.sources("requests"), "nothing was adopted"

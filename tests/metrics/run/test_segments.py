@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, Account
 from metrics.records import SCHEMAS, RequestRecord, columns
-from metrics.run.directory import RunDirectory, RunError
+from metrics.run.directory import RunDirectory
 from metrics.run.packed import (
     PackedRecords,
     PackedSegment,
@@ -162,7 +163,7 @@ def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, content):
     else:
         stream(path, records(0, 1)).close()
         path.write_bytes(path.read_bytes() + content)
-    with pytest.raises(RunError, match="table requests cannot be read"):
+    with pytest.raises(RunDataError, match="table requests cannot be read"):
         RunDirectory(tmp_path).table("requests")
 
 

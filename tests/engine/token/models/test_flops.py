@@ -18,9 +18,9 @@ from engine.compute.attention import AttentionInputs, AttentionSpec, KVCache, La
 from engine.compute.kv_cache import allocate, bytes_per_token
 from engine.compute.kv_fp8 import KV_FP8
 from engine.compute.operations import TorchOperations
-from engine.compute.weight_formats.format import UnsupportedWeights
 from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
+from metrics.errors import ModelError
 from tests.engine.families import FAMILIES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 
@@ -161,7 +161,7 @@ def test_packed_weights_are_counted_at_the_width_they_are_stored_in(family, weig
     """Everything that a step reads is a tensor somewhere in the model: those of our kernels hide in their objects."""
     try:
         model = load_model(checkpoints[family], torch.float32, CPU, None, weights=weights)
-    except UnsupportedWeights as unsupported:
+    except ModelError as unsupported:
         pytest.skip(str(unsupported))
     shape, experts = model.shape(), model.shape().experts
     held = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(model, {})}

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from engine.compute.attention import KVCache, attention_inputs
 from engine.compute.attention_torch import TorchAttention
 from engine.compute.operations import TorchOperations
-from engine.token.checkpoint import ModelError
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
 from engine.token.models.rope import rope_frequencies, rope_parameters
+from metrics.errors import ModelError
 from tests.engine.families import FAMILIES, random_model
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 
 from engine.config import model_folder
-from engine.token.checkpoint import ModelError
 from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
+from metrics.errors import ModelError
 
 TINY = model_folder("tiny-model")
 
