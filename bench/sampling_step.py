@@ -55,7 +55,7 @@ def measure(controls: dict, vocab_size: int) -> tuple[float, float]:
         begin = time.perf_counter()
         inputs = sampler.prepare(rows)
         middle = time.perf_counter()
-        ids = sampler.draw(logits, inputs).tolist()
+        ids = sampler.sample(logits, inputs).tolist()
         drawing.append(time.perf_counter() - middle)
         preparing.append(middle - begin)
         for row, token in zip(rows, ids, strict=True):

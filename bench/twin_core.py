@@ -42,7 +42,7 @@ def loops(configs: dict[str, EngineConfig], publish: dict[str, Publish]) -> tupl
     engines = {}
     for name, config in configs.items():
         runner = copy.copy(first.runner)  # the same weights, the same memory
-        runner.probe = copy.copy(first.runner.probe) if config.telemetry == "full" else None
+        runner.entropy_probe = copy.copy(first.runner.entropy_probe) if config.telemetry == "full" else None
         scheduler = make_scheduler(config, ready.num_kv_blocks)
         books = make_books(config, ready.shape, scheduler)
         engines[name] = Engine(scheduler, runner, books, publish[name], overlap=first.overlap)

@@ -88,7 +88,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flops_mlp: int = 0  # routers and the chosen experts too
     flops_head: int = 0
     logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
-    entropy_millinats: list[int] = []  # of the draws that were looked at: see engine/token/sampling/certainty.py
+    entropy_millinats: list[int] = []  # sampled: see engine/token/sampling/entropy.py
     kept_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
 
 

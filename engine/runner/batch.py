@@ -9,7 +9,7 @@ from engine.request.request import Request
 from engine.runner.rows import PackedStep
 from engine.sampling import TokenLogprobs
 from engine.token.grammar.masks import MaskFill
-from engine.token.sampling.certainty import Look
+from engine.token.sampling.entropy import EntropySample
 from engine.token.sampling.logprobs import Scores
 from engine.token.sampling.sampler import SamplingInputs
 
@@ -38,7 +38,7 @@ class Batch:
     prompts: PromptRows | None = None  # prompt tokens that are told theirs
     constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
     masks: MaskFill | None = None  # theirs, being filled
-    look: Look | None = None  # at how certain one of the draws is
+    entropy_sample: EntropySample | None = None
 
     @property
     def all_draw(self) -> bool:
@@ -57,7 +57,7 @@ class Drawn:
 
     ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
     scores: Scores | None = None
-    certainty: torch.Tensor | None = None  # [2] float64: entropy in nats, and the share that truncation left
+    entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
     prompt_scores: list[Scores] = field(default_factory=list)
 
 

@@ -34,7 +34,7 @@ from engine.sampling import keeps_rows, unfit
 from engine.token.grammar.guides import Guides, Preparation, refused
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
-from engine.token.sampling.certainty import EVERY, CertaintyProbe, certainty, told_certainty
+from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
 from engine.token.sampling.logprobs import Scores, pieces, score
 from engine.token.sampling.sampler import Sampler
 from metrics.errors import ModelError
@@ -80,7 +80,7 @@ class ModelRunner:
         self.shape = self.model.shape(self.kv_dtype)
         self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
         told = config.telemetry == "full"
-        self.probe = CertaintyProbe(self.shape.vocab_size, self.device) if told else None
+        self.entropy_probe = EntropyProbe(self.shape.vocab_size, self.device) if told else None
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stream = make_stream(self.device, self.overlap)
         self.rows = StableRows(config.max_num_seqs)
@@ -130,7 +130,7 @@ class ModelRunner:
             ended = endings(sampled, batch.constrained, self.guides)
         sampled_ns = time.monotonic_ns()
         replayed = handle.graph_size is not None
-        entropy, kept_mass = told_certainty(drawn.certainty)
+        entropy, kept_mass = recorded_entropy(drawn.entropy)
         return StepOutcome(
             sampled,
             waited_ns=min(max(began_ns, task.forward_ns), sampled_ns),
@@ -163,10 +163,8 @@ class ModelRunner:
             [request.id for request in drawing],
             prompts=self._scored(items),
         )
-        if drawing and (probe := self.probe) is not None:
-            probe.steps += 1  # a call for every step would cost more
-            if probe.steps >= EVERY:
-                batch.look = probe.choose(drawing, self.sampler.edits)
+        if drawing and self.entropy_probe is not None:
+            batch.entropy_sample = self.entropy_probe.sample_row(drawing, self.sampler.edits)
         if sampling.edits is not None and (filling := self.guides.fill(drawing)) is not None:
             batch.constrained, batch.masks = filling
         for row, request in enumerate(drawing):
@@ -209,8 +207,8 @@ class ModelRunner:
             self.tables.remember(rows, ids)
         if batch.told:
             drawn.scores = self._told(batch, logits, ids)
-        if batch.look is not None:
-            drawn.certainty = self._to_host(certainty(logits, batch.look))
+        if batch.entropy_sample is not None:
+            drawn.entropy = self._to_host(entropy_and_mass(logits, batch.entropy_sample))
         drawn.ids = self._to_host(ids)
 
     def _forward(self, batch: Batch, drawn: Drawn, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,7 +260,7 @@ class ModelRunner:
             masks = self.guides.masks(batch.masks)
             if self.device.type == "cuda":  # from pinned memory, or the host would wait for the forward pass
                 masks = masks.pin_memory().to(self.device, non_blocking=True)
-        return self.sampler.draw(logits, batch.sampling, masks)
+        return self.sampler.sample(logits, batch.sampling, masks)
 
     def _told(self, batch: Batch, logits: torch.Tensor, ids: torch.Tensor) -> Scores:
         if len(batch.told) < len(ids):

@@ -1,23 +1,12 @@
 """Penalties, biases and masks of the rows that have any, in one pass over their logits."""
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from engine.compute.logit_edits import LogitEdits
+
 BLOCK = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class EditedRows:
-    """Rows of logits that are changed before they are drawn from. Each finds what changes it in tables; -1: nothing."""
-
-    rows: torch.Tensor  # [edited] int64, of the logits
-    history_rows: torch.Tensor  # [edited] int64, of the histories below
-    bias_rows: torch.Tensor  # [edited] int64
-    mask_rows: torch.Tensor  # [edited] int64
-    penalties: torch.Tensor  # [edited, 3] float32: repetition, frequency, presence; read where there is a history
 
 
 @triton.jit
@@ -55,18 +44,13 @@ def edit_kernel(
 
 def edit_rows(
     logits: torch.Tensor,
-    edits: EditedRows,
+    edits: LogitEdits,
     prompts: torch.Tensor,
     counts: torch.Tensor,
     biases: torch.Tensor,
     masks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[rows, vocab_size] float32 → [edited, vocab_size] float32, what the edited rows draw from.
-
-    `prompts` bool and `counts` float32 [history rows, vocab_size] are those of engine.token.sampling.penalties, whose
-    words the arithmetic follows; `biases` [bias rows, vocab_size] float32 are added; of `masks` [mask rows, words],
-    int32, 32 tokens a word, a bit stands for a token that may be drawn.
-    """
+    """engine.compute.logit_edits.edit_rows, whose arithmetic it follows."""
     (_, vocab_size), num_edited = logits.shape, len(edits.rows)
     out = torch.empty((num_edited, vocab_size), dtype=torch.float32, device=logits.device)
     assert logits.stride(1) == 1 and logits.dtype == torch.float32, "rows of neighbours"

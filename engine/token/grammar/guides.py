@@ -13,7 +13,7 @@ import torch
 from engine.sampling import contradiction
 from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
 from engine.token.grammar.masks import MaskFill, MaskWorkers
-from engine.token.sampling.controls import Drawer
+from engine.token.sampling.state import SamplingRequest
 from metrics.errors import ModelError
 
 COMPILER_THREADS = 2
@@ -57,7 +57,7 @@ class Guides:
         if (folder / "tokenizer.json").is_file():  # the first grammar shall not wait for it
             self._compiler = self._compiling.submit(GrammarCompiler, folder, vocab_size)
 
-    def begin(self, request: Drawer) -> Preparation | None:
+    def begin(self, request: SamplingRequest) -> Preparation | None:
         """Starts to compile; the request may be scheduled when that is done. None where it has no grammar."""
         if request.sampling.grammar is None:
             return None
@@ -68,7 +68,7 @@ class Guides:
     def forget(self, request_id: str) -> None:
         self._live.pop(request_id, None)
 
-    def fill(self, requests: Sequence[Drawer]) -> tuple[list[Drawer], MaskFill] | None:
+    def fill(self, requests: Sequence[SamplingRequest]) -> tuple[list[SamplingRequest], MaskFill] | None:
         """Starts to fill the masks of those `requests` that have a grammar; None where none has."""
         constrained = [request for request in requests if request.sampling.grammar is not None]
         if not constrained:
@@ -87,7 +87,7 @@ class Guides:
     def may_end(self, request_id: str) -> bool:
         return request_id in self._live and self._live[request_id].guide.may_end
 
-    def advance(self, request: Drawer, token_id: int | None) -> tuple[str, str | None] | None:
+    def advance(self, request: SamplingRequest, token_id: int | None) -> tuple[str, str | None] | None:
         """A request drew a token, or None: how that ends it, if it does (finish reason, and a sentence for error)."""
         guide = self._live[request.id].guide
         if guide.error is None and token_id is not None:
@@ -96,7 +96,7 @@ class Guides:
             return "error", guide.error
         return ("stop", None) if guide.complete else None
 
-    def _prepare(self, request: Drawer, preparation: Preparation) -> None:
+    def _prepare(self, request: SamplingRequest, preparation: Preparation) -> None:
         try:
             if self._compiler is None:
                 raise ModelError(f"{self._folder} has no tokenizer.json, which structured output needs")

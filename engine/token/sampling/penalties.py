@@ -1,4 +1,4 @@
-"""What a request's own tokens do to its logits: the history of tokens, kept from step to step, and the LZ penalty."""
+"""The history of a request's own tokens, for penalties, and the LZ penalty."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ LZ_MATCH = 32  # ... and how much of it counts
 class TokenHistory:
     """Which tokens stand in the prompt of each penalised request, and how often in its output.
 
-    Counts are made once, when a request first draws or draws again after a preemption, and then follow each draw on
-    the device.
+    Counts are made when a request is sampled first, and again after a preemption. Then they follow each sampled token
+    on the device.
     """
 
     def __init__(self, vocab_size: int, device: torch.device):
@@ -47,24 +47,8 @@ class TokenHistory:
         self._counts.give_back(row)
         self._prompt.give_back(row)
 
-    def penalise(
-        self, logits: torch.Tensor, rows: torch.Tensor, repetition: torch.Tensor, frequency: torch.Tensor,
-        presence: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """[n, vocab_size] logits after the three penalties, each [n, 1].
-
-        Repetition divides the positive and multiplies the negative logits of tokens in prompt or output (Keskar et al.,
-        2019, with the sign rule of transformers and vLLM). Frequency and presence are subtracted, for each occurrence
-        in the output and once for any.
-        """
-        counts = self._counts.values[rows]
-        in_output = counts > 0
-        factor = torch.where(in_output | self._prompt.values[rows], repetition, 1.0)
-        logits = torch.where(logits > 0, logits / factor, logits * factor)
-        return logits - frequency * counts - presence * in_output
-
     def count(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Each of `rows` drew one token. Rows are distinct."""
+        """Each of `rows` sampled one token. Rows are distinct."""
         self._counts.values[rows, token_ids] += 1
 
 

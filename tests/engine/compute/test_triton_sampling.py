@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from engine.compute.triton import sampling
 from engine.compute.triton.edits import edit_rows
-from engine.token.sampling.fused_draws import FusedDraws
+from engine.token.sampling.fused_sampler import FusedSampler
 
 CPU = torch.device("cpu")
 
@@ -57,13 +57,13 @@ def random_rows(count: int, vocab_size: int, seed: int, **fixed) -> tuple[list[R
 
 def torch_ids(rows: list[Row], logits: torch.Tensor, masks: torch.Tensor | None = None) -> list[int]:
     sampler = Sampler(logits.shape[1], CPU)
-    return sampler.draw(logits, sampler.prepare(rows), masks).tolist()
+    return sampler.sample(logits, sampler.prepare(rows), masks).tolist()
 
 
 def fused_ids(rows: list[Row], logits: torch.Tensor, masks: torch.Tensor | None = None) -> list[int]:
     sampler = Sampler(logits.shape[1], DEVICE, fused=True)
     logits, masks = logits.to(DEVICE), masks.to(DEVICE) if masks is not None else None
-    return sampler.draw(logits, sampler.prepare(rows), masks).tolist()
+    return sampler.sample(logits, sampler.prepare(rows), masks).tolist()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_penalties_are_those_of_the_definition():
         row.token_ids = [0, 1, 2, 3, 4, 2, 2, 9, 4]
     sampler = Sampler(34, DEVICE, fused=True)
     edits = sampler.prepare(rows).edits
-    edited = edit_rows(logits.to(DEVICE), edits.changed, *sampler.history.tables, sampler.biases.values, None)
+    edited = edit_rows(logits.to(DEVICE), edits, *sampler.history.tables, sampler.biases.values, None)
     for row, before, after in zip(rows, logits, edited, strict=True):
         expected = penalised(before.tolist(), row.sampling, row.token_ids[:4], row.token_ids[4:])
         torch.testing.assert_close(after.cpu(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
@@ -190,7 +190,7 @@ def test_penalties_follow_the_draws(small):
     rows = [plain, Row("a", SamplingParams(**controls), [2, 3], 2), Row("b", SamplingParams(**controls), [1], 1)]
     for step in range(5):
         logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(step))
-        drawn = [s.draw(logits.to(s.device), s.prepare(rows)).tolist() for s in samplers]
+        drawn = [s.sample(logits.to(s.device), s.prepare(rows)).tolist() for s in samplers]
         assert drawn[0] == drawn[1]
         for row, token in zip(rows, drawn[0], strict=True):
             row.token_ids = [*row.token_ids, token]
@@ -215,7 +215,7 @@ def test_padding_rows_draw_nothing_and_a_row_draws_the_same_in_any_company(small
 
 
 def test_a_row_of_a_request_that_left_is_the_next_ones(small):
-    draws: FusedDraws = Sampler(8, DEVICE, fused=True).fused
+    draws: FusedSampler = Sampler(8, DEVICE, fused=True).fused
     first = draws.enter(SamplingParams(max_tokens=1, top_k=5))
     draws.leave(first)
     assert draws.enter(SamplingParams(max_tokens=1, temperature=0.0)) == first

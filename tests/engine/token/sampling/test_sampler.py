@@ -31,7 +31,7 @@ class Row:
 
 def drawn(rows: list[Row], logits: torch.Tensor) -> list[int]:
     sampler = Sampler(logits.shape[-1], torch.device("cpu"))
-    return sampler.draw(logits, sampler.prepare(rows)).tolist()
+    return sampler.sample(logits, sampler.prepare(rows)).tolist()
 
 
 def counted(draws: int, prompt=PROMPT, output=OUTPUT, **controls) -> list[int]:
@@ -145,7 +145,7 @@ def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempt
         logits = torch.randn(2, 6, generator=generator) * 2
         neighbour = Row(f"b{step // 3}", params, [1, 5], 2)
         batch = [neighbour, row] if step % 3 else [row]
-        token = kept.draw(logits[-len(batch) :], kept.prepare(batch)).tolist()[-1]
+        token = kept.sample(logits[-len(batch) :], kept.prepare(batch)).tolist()[-1]
         if step % 3 == 2:
             kept.forget(neighbour.id)
         assert token == drawn([Row("a", params, list(row.token_ids), 2)], logits[-1:])[0]
@@ -179,7 +179,7 @@ def test_a_row_with_controls_copies_no_logits_of_its_neighbours(controls):
         sampler, logits = Sampler(1000, torch.device("cpu")), torch.zeros(num_rows, 1000)
         inputs = sampler.prepare(rows)
         with Written() as count:
-            sampler.draw(logits, inputs)
+            sampler.sample(logits, inputs)
         written[num_rows] = count.elements
     assert written[64] - written[8] < 1000, "some numbers for each row, but not its logits"
 
@@ -248,7 +248,7 @@ def test_each_position_of_a_sequence_is_drawn_with_its_own_number(checkpoints):
     prepare = engine.runner._prepare
     engine.runner._prepare = lambda items: seen.append(batch := prepare(items)) or batch
     drain(engine)
-    assert [batch.sampling.direct.draw.item() for batch in seen] == [uniform(1, position) for position in (3, 4, 5)]
+    assert [batch.sampling.direct.uniform.item() for batch in seen] == [uniform(1, position) for position in (3, 4, 5)]
 
 
 def test_uniform_numbers_fill_the_interval_and_never_reach_one():

@@ -1,17 +1,18 @@
-"""What one live request does to its logits, sorted out once when it first draws."""
+"""What one live request does to its logits, made once when it is first sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
+from engine.compute.logit_edits import LogitEdits
 from engine.sampling import GREEDY_BELOW, SamplingParams
 from engine.token.sampling.penalties import LzHistory, TokenHistory
 from engine.token.sampling.row_table import RowTable
 
 
-class Drawer(Protocol):
-    """What the sampler knows of a request."""
+class SamplingRequest(Protocol):
+    """A request as the sampler sees it."""
 
     id: str
     sampling: SamplingParams
@@ -19,20 +20,19 @@ class Drawer(Protocol):
     prompt_tokens: int
 
 
-class Controls:
-    """The controls of one request, with its rows in the device tables. Made again from the tokens at any time."""
+class SamplingState:
+    """The sampling controls of one request, with its rows in the device tables. Can be made again from the tokens."""
 
-    def __init__(self, request: Drawer, vocab_size: int, history: TokenHistory, biases: RowTable):
+    def __init__(self, request: SamplingRequest, vocab_size: int, history: TokenHistory, biases: RowTable):
         params = request.sampling
         output = request.token_ids[request.prompt_tokens :]
-        self.num_tokens = len(request.token_ids)  # what the histories know of
+        self.num_tokens = len(request.token_ids)  # that the histories include
         self.random = params.temperature >= GREEDY_BELOW
         self.floors = params.min_p > 0 or params.top_n_sigma > 0
         self.sorts = params.top_k > 0 or params.top_p < 1
-        self.edits = False
         self.penalty_row: int | None = None
         self.bias_row: int | None = None
-        self.draw_row: int | None = None  # where fused draws find how it draws
+        self.parameter_row: int | None = None  # of the fused sampler's table
         self.lz: LzHistory | None = None
         self.bad_words: dict[int, list[list[int]]] = {}  # longer than a token, by the token before their last
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0):
@@ -57,8 +57,8 @@ class Controls:
             or params.grammar is not None
         )
 
-    def changes(self, request: Drawer, position: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Tokens whose logits the draw at `position` adds something to, besides what the tables hold; -inf forbids."""
+    def additions(self, request: SamplingRequest, position: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Tokens, and what is added to their logits at `position` besides what the tables hold; -inf forbids."""
         tokens: list[int] = []
         values: list[float] = []
         if self.lz is not None:
@@ -74,6 +74,40 @@ class Controls:
         if num_output < self.min_tokens:
             forbidden += self.stop_token_ids
         return tokens + forbidden, values + [-torch.inf] * len(forbidden)
+
+
+def logit_edits(
+    edited: Sequence[int],
+    requests: Sequence[SamplingRequest],
+    positions: Sequence[int],
+    states: Sequence[SamplingState],
+    tensor: Callable[[Sequence, torch.dtype], torch.Tensor],
+) -> LogitEdits:
+    """The edits of the rows `edited`, of requests whose tokens will stand at `positions`. `tensor` makes them."""
+    histories, biases, masks, penalties = [], [], [], []
+    rows, tokens, values = [], [], []
+    num_masked = 0
+    for place, row in enumerate(edited):
+        params, state = requests[row].sampling, states[row]
+        histories.append(-1 if state.penalty_row is None else state.penalty_row)
+        biases.append(-1 if state.bias_row is None else state.bias_row)
+        masks.append(-1 if params.grammar is None else num_masked)
+        num_masked += params.grammar is not None
+        penalties.append((params.repetition_penalty, params.frequency_penalty, params.presence_penalty))
+        added, amounts = state.additions(requests[row], positions[row])
+        rows += [place] * len(added)
+        tokens += added
+        values += amounts
+    whole, counted = (
+        torch.int64,
+        [(row, history) for row, history in zip(edited, histories, strict=True) if history >= 0],
+    )
+    return LogitEdits(
+        *(tensor(column, whole) for column in (edited, histories, biases, masks)),
+        tensor(penalties, torch.float32),
+        tuple(tensor(column, whole) for column in zip(*counted, strict=True)) if counted else None,
+        (tensor(rows, whole), tensor(tokens, whole), tensor(values, torch.float32)) if tokens else None,
+    )
 
 
 def _static_bias(params: SamplingParams, forbidden: list[int], vocab_size: int) -> torch.Tensor:

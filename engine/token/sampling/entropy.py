@@ -1,0 +1,99 @@
+"""The entropy of the model's distribution, sampled from one row of logits in one step of EVERY.
+
+A sample reads a whole row of logits, and may sort it: more often would show in the 99th percentile of step times.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.compute.transfer import to_device
+from engine.sampling import GREEDY_BELOW
+from engine.token.sampling.state import SamplingRequest
+from engine.token.sampling.truncation import Truncation, above_floors, truncate
+
+EVERY = 192  # steps that sample a token
+LEAST_INTERVAL_NS = 500_000_000  # between two entropy samples
+
+
+@dataclass(frozen=True, slots=True)
+class EntropySample:
+    """Which row of a step's logits is read, and how its token is sampled."""
+
+    row: int
+    greedy: bool
+    temperature: torch.Tensor  # [1, 1] float64 on the device; 1 where greedy
+    truncation: Truncation
+
+
+class EntropyProbe:
+    """Chooses the rows, each place in the batch in its turn. A request whose logits are edited by penalties, biases or
+    a grammar is left out: it does not sample from the model's distribution."""
+
+    def __init__(self, vocab_size: int, device: torch.device, every: int = EVERY):
+        self._vocab_size = vocab_size
+        self._device = device
+        self._every = every
+        self._steps = 0  # since the last sample
+        self._num_samples = 0
+        self._due_ns = 0
+
+    def sample_row(self, requests: Sequence[SamplingRequest], edits: Callable[[str], bool]) -> EntropySample | None:
+        """The sample of a step, or None. `requests` are sampled, in the order of the logits' rows; `edits` says of an
+        id whether its logits are edited."""
+        self._steps += 1
+        if self._steps < self._every or (now_ns := time.monotonic_ns()) < self._due_ns:
+            return None
+        self._steps, self._due_ns = 0, now_ns + LEAST_INTERVAL_NS
+        self._num_samples += 1
+        plain = [row for row, request in enumerate(requests) if not edits(request.id)]
+        return self._sample(plain[self._num_samples % len(plain)], requests) if plain else None
+
+    def _sample(self, row: int, requests: Sequence[SamplingRequest]) -> EntropySample:
+        params, size = requests[row].sampling, self._vocab_size
+        greedy = params.temperature < GREEDY_BELOW
+        temperature, top_n_sigma = 1.0 if greedy else params.temperature, params.top_n_sigma or math.inf
+        values = [temperature, params.min_p, top_n_sigma, min(params.top_k or size, size), params.top_p]
+        sent = to_device(torch.tensor([values], dtype=torch.float64), self._device)
+        temperature, min_p, top_n_sigma, top_k, top_p = sent.split(1, dim=1)
+        floors, sorts = params.min_p > 0 or params.top_n_sigma > 0, params.top_k > 0 or params.top_p < 1
+        truncation = Truncation(
+            min_p if floors else None,
+            top_n_sigma if floors else None,
+            top_k if sorts else None,
+            top_p if sorts else None,
+        )
+        return EntropySample(row, greedy, temperature, truncation)
+
+
+def entropy_and_mass(logits: torch.Tensor, sample: EntropySample) -> torch.Tensor:
+    """[rows, vocab_size] → [2] float64 of the sampled row: the entropy in nats of its distribution at the request's
+    temperature, before truncation, and the share of the probability that truncation leaves. A greedy row counts at
+    temperature 1, and leaves the one token that it takes."""
+    scaled = logits[sample.row, None].double() / sample.temperature
+    probabilities = scaled.softmax(dim=-1)
+    entropy = torch.special.entr(probabilities).sum()
+    truncation = sample.truncation
+    if sample.greedy:
+        return torch.stack((entropy, probabilities.amax()))
+    if truncation.min_p is not None:
+        scaled = above_floors(scaled, truncation)
+    if truncation.top_k is None:
+        left = scaled > -torch.inf
+    else:
+        scaled, order = scaled.sort(dim=-1, descending=True, stable=True)
+        left = truncate(scaled.softmax(dim=-1), truncation) > 0
+        probabilities = probabilities.gather(-1, order)
+    return torch.stack((entropy, (probabilities * left).sum()))
+
+
+def recorded_entropy(found: torch.Tensor | None) -> tuple[list[int], list[int]]:
+    """For a record: entropy in thousandths of a nat, remaining mass in millionths. Empty lists without a sample, or
+    where the logits were not finite."""
+    if found is None:
+        return [], []
+    entropy, mass = found.tolist()
+    return ([round(1e3 * entropy)], [round(1e6 * mass)]) if math.isfinite(entropy) else ([], [])

@@ -1,0 +1,62 @@
+"""Samples by the kernels of engine.compute.triton, instead of torch operations, and gives the same ids."""
+
+import torch
+
+from engine.compute.logit_edits import LogitEdits
+from engine.compute.transfer import to_device
+from engine.compute.triton.edits import edit_rows
+from engine.compute.triton.sampling import COLUMNS, draw_rows
+from engine.sampling import GREEDY_BELOW, SamplingParams
+from engine.token.sampling.penalties import TokenHistory
+from engine.token.sampling.row_table import RowTable
+
+
+class FusedSampler:
+    """Owns the table of sampling parameters: a stable row for each live request, so that a step sends only which rows
+    it has.
+
+    Beyond `max_rows` the table grows by doubling, and moves: for a CUDA graph it must have its final size.
+    """
+
+    def __init__(self, device: torch.device, history: TokenHistory, biases: RowTable, max_rows: int):
+        self._device = device
+        self._history, self._biases = history, biases
+        self._parameters = torch.zeros((max_rows, COLUMNS), dtype=torch.int64, device=device)
+        self._free = list(range(max_rows - 1, -1, -1))
+
+    def enter(self, params: SamplingParams) -> int:
+        """The row of a new request."""
+        if not self._free:
+            old = len(self._parameters)
+            self._parameters = torch.cat((self._parameters, torch.zeros_like(self._parameters)))
+            self._free = list(range(2 * old - 1, old - 1, -1))
+        row = self._free.pop()
+        temperature = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
+        controls = torch.tensor([temperature, params.top_p, params.min_p, params.top_n_sigma], dtype=torch.float64)
+        whole = torch.tensor([params.top_k, params.seed, 0, 0], dtype=torch.int64)
+        self._parameters[row] = to_device(torch.cat((controls.view(torch.int64), whole)), self._device)
+        return row
+
+    def leave(self, row: int) -> None:
+        self._free.append(row)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: list[int],
+        positions: list[int],
+        edits: LogitEdits | None,
+        edited_rows: torch.Tensor | None,
+        masks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Sampler.sample. `rows` are those of the table; `edited_rows` [rows] int32: the edited row of each, or -1."""
+        rows, positions = to_device(torch.tensor([rows, positions]), self._device).unbind(0)
+        if edits is None:
+            return self.draw_rows(logits, rows, positions)
+        edited = edit_rows(logits, edits, *self._history.tables, self._biases.values, masks)
+        edits.add(edited)
+        return draw_rows(logits, rows, positions, self._parameters, edited, edited_rows)
+
+    def draw_rows(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Ids [rows] int64 for rows without edits; a row of -1 is padding and gives -1. A CUDA graph can hold it."""
+        return draw_rows(logits, rows, positions, self._parameters)
