@@ -36,7 +36,8 @@ from engine.telemetry.step_rows import StepRows
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.step_costs import Appraiser
 from metrics.export.prometheus import Exporter
-from metrics.run.packed import PackedSegment, encode, packed_steps
+from metrics.records import SCHEMAS
+from metrics.run.segments import StreamSegment
 
 SHAPE = ModelShape(
     vocab_size=2560, hidden_size=256, attention_parameters=800_000, mlp_parameters=1_200_000, pair_flops=1024,
@@ -140,9 +141,9 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
         exporter.observe_steps(batch)
     folded_ns = time.thread_time_ns()
     with tempfile.TemporaryDirectory() as folder:
-        segment = PackedSegment(Path(folder) / "steps.packed")
+        segment = StreamSegment(Path(folder) / "steps.arrows", SCHEMAS["steps"])
         for batch in batches:
-            segment.write(encode(packed_steps(batch)))
+            segment.append(batch.table())
         segment.close()
     ends_ns = (began_ns, decoded_ns, appraised_ns, folded_ns, time.thread_time_ns())
     return tuple((later - earlier) / steps / 1e3 for earlier, later in pairwise(ends_ns))

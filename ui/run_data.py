@@ -16,7 +16,7 @@ from metrics.records import SCHEMAS
 from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.run.directory import RunDirectory, engine_settings
-from metrics.run.packed import PACKED
+from metrics.run.segments import STREAM
 from metrics.sources.view import timeline
 
 
@@ -63,7 +63,7 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
             status = file.stat()
         except FileNotFoundError:  # a segment that was compacted in between
             continue
-        if file.suffix in (".parquet", PACKED, ".json"):
+        if file.suffix in (".parquet", STREAM, ".json"):
             stamps.append((file.relative_to(path).as_posix(), status.st_size, status.st_mtime_ns))
     return tuple(stamps)
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
-from metrics.run.packed import PACKED
-from metrics.run.segments import compact, read_segment, sources
+from metrics.run.segments import STREAM, compact, read_segment, sources
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
@@ -136,8 +135,8 @@ class RunDirectory:
     def _opened(self, table: str) -> tuple[list[str], list[pa.Table]]:
         """The files of a table that are finished, and the rows of those that grow."""
         files = self.sources(table)
-        finished = [str(file) for file in files if file.suffix != PACKED]
-        return finished, [read_segment(file, table) for file in files if file.suffix == PACKED]
+        finished = [str(file) for file in files if file.suffix != STREAM]
+        return finished, [read_segment(file, table) for file in files if file.suffix == STREAM]
 
     def compact(self) -> None:
         """Makes one file of each table's segments. Only for the process that wrote them, once nobody writes."""

@@ -4,11 +4,16 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from metrics.run.packed import PACKED, PackedRecords, PackedSegment, PackedSteps, encode, packed_records, packed_steps
+import pyarrow as pa
+
+from metrics.records import SCHEMAS, columns
+from metrics.run.segments import STREAM, StreamSegment
 from metrics.steps import Steps
 
 FLUSH_SECONDS = 1.0
@@ -31,7 +36,7 @@ class Recorder:
         self._pending: dict[str, deque] = {table: deque() for table in tables}
         self._steps: deque[Steps] = deque()
         self._steps_taken = self._steps_written = 0  # each counted by one thread: those that wait are between them
-        self._segments: dict[str, PackedSegment] = {}
+        self._segments: dict[str, StreamSegment] = {}
         self._closing = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -59,10 +64,10 @@ class Recorder:
             for _ in range(len(self._steps)):
                 steps = self._steps.popleft()
                 self._steps_written += len(steps)
-                self._write("steps", len(steps), packed_steps(steps))
+                self._write("steps", len(steps), steps.table)
             for table, pending in self._pending.items():
                 if records := [pending.popleft() for _ in range(len(pending))]:
-                    self._write(table, len(records), packed_records(records))
+                    self._write(table, len(records), partial(columns, table, records))
 
     def close(self) -> None:
         """Writes the rest and stops the writer. May be called twice."""
@@ -73,24 +78,26 @@ class Recorder:
             for table in list(self._segments):
                 self._end_segment(table)
 
-    def _write(self, table: str, rows: int, content: PackedSteps | PackedRecords) -> None:
+    def _write(self, table: str, count: int, make_rows: Callable[[], pa.Table]) -> None:
         """All rows are written, or counted as failed."""
         try:
-            packed = encode(content)
-        except Exception as error:  # a value that nothing holds: the writer must outlive it
-            self.failed += rows
-            self.last_error = f"{table}: {error}"
+            rows = make_rows()
+        except Exception as error:  # a value that no column holds: the writer must outlive it
+            self._count_failed(table, count, error)
             return
         try:
             if table not in self._segments:
-                name = f"{time.time_ns():020d}-{os.getpid()}{PACKED}"  # sorts by time, and no two writers share one
+                name = f"{time.time_ns():020d}-{os.getpid()}{STREAM}"  # sorts by time, and no two writers share one
                 path = self.directory / f"{table}.parts" / name
-                self._segments[table] = PackedSegment(path)
-            self._segments[table].write(packed)
+                self._segments[table] = StreamSegment(path, SCHEMAS[table])
+            self._segments[table].append(rows)
         except Exception as error:  # the disk
-            self.failed += rows
-            self.last_error = f"{table}: {error}"
+            self._count_failed(table, count, error)
             self._end_segment(table)
+
+    def _count_failed(self, table: str, count: int, error: Exception) -> None:
+        self.failed += count
+        self.last_error = f"{table}: {error}"
 
     def _end_segment(self, table: str) -> None:
         segment = self._segments.pop(table, None)

@@ -1,25 +1,57 @@
-"""The files of a run's tables. A table under way is a folder `<table>.parts` of segments, a finished one a single
-`<table>.parquet`, of which `compact` makes one.
+"""The files of a run's tables. A growing table is a folder `<table>.parts` of segments; a finished one is a single
+`<table>.parquet`, which `compact` makes of them.
 
-A segment is a Parquet file, which appears under its name only when it is whole, or a packed one
-(metrics/run/packed.py), which grows: whoever reads it takes the frames that are whole.
-So a killed process loses what it had not handed over.
+A segment is a Parquet file, which appears under its name only when it is whole, or an Arrow IPC stream, to which a
+recorder appends record batches. A reader of a stream takes its whole batches. So a killed process loses only the rows
+that it had not appended.
 """
 
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from metrics.errors import RunDataError
 from metrics.records import SCHEMAS
-from metrics.run.packed import PACKED, tables_of
 
+STREAM = ".arrows"
 HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it
 ROWS_AT_ONCE = 65_536  # of a compacted table
+
+
+class StreamSegment:
+    """An Arrow IPC stream that grows. After a failed append no reader could read on: begin another segment then."""
+
+    def __init__(self, path: Path, schema: pa.Schema):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = path.open("xb", buffering=0)
+        self._unwritten = io.BytesIO()  # Arrow writes each buffer of a batch on its own; the file gets them at once
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        self._stream = pa.ipc.new_stream(self._unwritten, schema, options=options)
+        self._has_rows = False
+
+    def append(self, rows: pa.Table) -> None:
+        """Raises OSError."""
+        self._stream.write_table(rows)
+        content = self._unwritten.getvalue()
+        if self._file.write(content) != len(content):
+            raise OSError("the disk took only a part of it")
+        self._unwritten.seek(0)
+        self._unwritten.truncate()
+        self._has_rows = True
+
+    def close(self) -> None:
+        """Leaves no file without rows: on a full disk there would be one more each second."""
+        self._file.close()
+        if not self._has_rows:
+            self._path.unlink()
 
 
 def sources(directory: Path, table: str) -> list[Path]:
@@ -65,10 +97,7 @@ def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name:
 
 def read_segment(path: Path, table: str) -> pa.Table:
     """The rows of a file of `sources`, with the columns of today's schema."""
-    if path.suffix != PACKED:
-        return pq.read_table(path, schema=SCHEMAS[table])
-    tables = list(tables_of(path, table))
-    return pa.concat_tables(tables) if tables else SCHEMAS[table].empty_table()
+    return pa.Table.from_batches(_batches(path, table), SCHEMAS[table])
 
 
 def compact(directory: Path, table: str) -> None:
@@ -85,7 +114,7 @@ def _pieces(files: list[Path], table: str) -> Iterator[pa.Table]:
     """All rows, ROWS_AT_ONCE or more in each but the last: a long run has a batch for each of its seconds."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
-    for batch in _batches(files, table):
+    for batch in chain.from_iterable(_batches(file, table) for file in files):
         waiting.append(batch)
         rows += len(batch)
         if rows >= ROWS_AT_ONCE:
@@ -106,7 +135,9 @@ def discard_segments(directory: Path, table: str) -> None:
 
 def _segments(directory: Path, table: str) -> list[Path]:
     parts = directory / f"{table}.parts"
-    return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", PACKED))
+    if unreadable := next(parts.glob("*.packed"), None):
+        raise RunDataError(f"{unreadable} is of an older version of Sojourn, and only that version reads it")
+    return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", STREAM))
 
 
 def _held(whole: Path) -> set[str]:
@@ -114,10 +145,39 @@ def _held(whole: Path) -> set[str]:
     return set(json.loads(metadata.get(HOLDS, b"[]")))
 
 
-def _batches(files: list[Path], table: str) -> Iterator[pa.RecordBatch]:
-    for file in files:
-        if file.suffix == PACKED:
-            for content in tables_of(file, table):
-                yield from content.to_batches()
-        else:
-            yield from pq.read_table(file, schema=SCHEMAS[table]).to_batches()
+def _batches(file: Path, table: str) -> Iterator[pa.RecordBatch]:
+    """Columns that this version does not know are left out; those that the writer did not know are null."""
+    schema = SCHEMAS[table]
+    if file.suffix != STREAM:
+        yield from pq.read_table(file, schema=schema).to_batches()
+        return
+    for batch in _whole_batches(file):
+        known = set(batch.schema.names)
+        yield pa.record_batch(
+            [
+                batch[field.name].cast(field.type) if field.name in known else pa.nulls(len(batch), field.type)
+                for field in schema
+            ],
+            schema,
+        )
+
+
+def _whole_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream up to its end, or up to a batch that was cut off."""
+    size = file.stat().st_size
+    with pa.OSFile(str(file)) as opened:
+        messages = pa.MessageReader.open_stream(opened)
+        schema = None
+        while True:
+            try:
+                message = messages.read_next_message()
+            except StopIteration:  # or zeros: the power went before the disk had the batch
+                return
+            except (pa.ArrowInvalid, OSError):
+                if opened.tell() >= size:
+                    return
+                raise
+            if schema is None:
+                schema = pa.ipc.read_schema(message)
+            else:
+                yield pa.ipc.read_record_batch(message, schema)

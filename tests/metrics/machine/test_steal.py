@@ -3,7 +3,6 @@
 import io
 from collections import namedtuple
 
-import msgspec
 import pandas as pd
 import psutil
 import pyarrow.parquet as pq
@@ -15,11 +14,10 @@ from metrics.diagnosis.evidence import gather
 from metrics.diagnosis.terminal.report import render
 from metrics.machine.host import STEAL_WARNS_PERCENT, company, stolen
 from metrics.machine.steal import Steal, steal_within
-from metrics.records import SCHEMAS, SystemRecord
+from metrics.records import SCHEMAS, SystemRecord, columns
 from metrics.request.goodput import window_ns
 from metrics.run.directory import RunDirectory
-from metrics.run.packed import PackedRecords, PackedSegment, encode
-from metrics.run.segments import read_segment
+from metrics.run.segments import StreamSegment, read_segment
 from tests.metrics.synthetic import synthetic_run, with_steal
 
 S = 1_000_000_000
@@ -91,12 +89,11 @@ def test_a_run_without_the_column_reads_as_before(run):
 
 
 def test_segments_without_the_column_have_it_empty(tmp_path):
-    known = [(field.name, field.type, field.default) for field in msgspec.structs.fields(SystemRecord)]
-    old = msgspec.defstruct("Old", known[: [name for name, *_ in known].index("host_steal_percent")], frozen=True)
-    growing = PackedSegment(tmp_path / "0.packed")
-    growing.write(encode(PackedRecords((), [old(S, 1.0, None, None, None, 1)])))
+    rows = columns("system", [SystemRecord(S, 1.0, None, None, None, 1)]).drop_columns(["host_steal_percent"])
+    growing = StreamSegment(tmp_path / "0.arrows", rows.schema)
+    growing.append(rows)
     growing.close()
-    table = read_segment(tmp_path / "0.packed", "system")
+    table = read_segment(tmp_path / "0.arrows", "system")
     pq.write_table(table.drop_columns(["host_steal_percent"]), tmp_path / "1.parquet")
     assert table.schema == SCHEMAS["system"] and table["host_steal_percent"].to_pylist() == [None]
     assert read_segment(tmp_path / "1.parquet", "system").equals(table)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from random import Random
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,17 +11,8 @@ from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, Account
 from metrics.records import SCHEMAS, RequestRecord, columns
 from metrics.run.directory import RunDirectory
-from metrics.run.packed import (
-    PackedRecords,
-    PackedSegment,
-    PackedSteps,
-    encode,
-    packed_records,
-    packed_steps,
-    tables_of,
-)
 from metrics.run.recorder import Recorder
-from metrics.run.segments import compact, discard_segments, read_segment, sources, write_segment
+from metrics.run.segments import StreamSegment, compact, discard_segments, read_segment, sources, write_segment
 from tests.metrics.random_records import random_request, random_step
 from tests.metrics.step_columns import steps_of_records
 
@@ -36,30 +25,30 @@ def requests(first: int, count: int) -> pa.Table:
     return columns("requests", records(first, count))
 
 
-def stream(path, *frames: list[RequestRecord]) -> PackedSegment:
-    segment = PackedSegment(path)
+def stream(path, *frames: list[RequestRecord]) -> StreamSegment:
+    segment = StreamSegment(path, SCHEMAS["requests"])
     for frame in frames:
-        segment.write(encode(packed_records(frame)))
+        segment.append(columns("requests", frame))
     return segment
 
 
 def test_a_stream_is_read_while_it_grows(tmp_path):
-    path = tmp_path / "requests.parts" / "0.packed"
+    path = tmp_path / "requests.parts" / "0.arrows"
     segment = stream(path)
     assert len(read_segment(path, "requests")) == 0
     for batches in range(1, 4):
-        segment.write(encode(packed_records(records(10 * batches, 5))))
+        segment.append(requests(10 * batches, 5))
         assert len(read_segment(path, "requests")) == len(RunDirectory(tmp_path).table("requests")) == 5 * batches
     segment.close()
     assert read_segment(path, "requests").slice(5, 5).equals(requests(20, 5))
 
 
 def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_path):
-    path, parts = tmp_path / "0.packed", [records(0, 3), records(3, 3), records(6, 3)]
+    path, parts = tmp_path / "0.arrows", [records(0, 3), records(3, 3), records(6, 3)]
     ends = []
     segment = stream(path)
     for part in parts:
-        segment.write(encode(packed_records(part)))
+        segment.append(columns("requests", part))
         ends.append(path.stat().st_size)
     segment.close()
     whole = path.read_bytes()
@@ -73,22 +62,22 @@ def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_pat
 
 def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
     write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0", SCHEMAS["requests"])
-    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2), records(4, 1)).close()
+    stream(tmp_path / "requests.parts" / "1.arrows", records(2, 2), records(4, 1)).close()
     compact(tmp_path, "requests")
     assert [path.name for path in sources(tmp_path, "requests")] == ["requests.parquet"]
     assert not (tmp_path / "requests.parts").exists()
-    stream(tmp_path / "requests.parts" / "2.packed", records(5, 2)).close()  # the run went on
+    stream(tmp_path / "requests.parts" / "2.arrows", records(5, 2)).close()  # the run went on
     compact(tmp_path, "requests")
     assert pq.read_table(tmp_path / "requests.parquet").equals(requests(0, 7))
 
 
 def test_killed_between_the_whole_and_the_removal_no_row_is_read_twice(tmp_path, monkeypatch):
-    stream(tmp_path / "requests.parts" / "1.packed", records(0, 3)).close()
+    stream(tmp_path / "requests.parts" / "1.arrows", records(0, 3)).close()
     monkeypatch.setattr("metrics.run.segments.discard_segments", lambda *told: None)
     compact(tmp_path, "requests")
     run = RunDirectory(tmp_path)
     assert len(run.sources("requests")) == 1 and len(run.table("requests")) == 3
-    stream(tmp_path / "requests.parts" / "2.packed", records(3, 2)).close()  # a second life of the server
+    stream(tmp_path / "requests.parts" / "2.arrows", records(3, 2)).close()  # a second life of the server
     assert len(run.sources("requests")) == 2 and len(run.table("requests")) == 5
     monkeypatch.setattr("metrics.run.segments.discard_segments", discard_segments)
     compact(tmp_path, "requests")
@@ -99,7 +88,7 @@ def test_an_older_run_lacks_columns_whatever_its_segments_are(tmp_path):
     old = requests(0, 2).drop_columns(["waits", "computed_tokens"])
     (tmp_path / "requests.parts").mkdir()
     pq.write_table(old, tmp_path / "requests.parts" / "0.parquet")
-    stream(tmp_path / "requests.parts" / "1.packed", records(2, 2)).close()
+    stream(tmp_path / "requests.parts" / "1.arrows", records(2, 2)).close()
     table = RunDirectory(tmp_path).table("requests")
     assert len(table) == 4 and set(SCHEMAS["requests"].names) <= set(table.columns)
     assert table.computed_tokens.isna().tolist() == [True, True, False, False]
@@ -153,22 +142,32 @@ def test_a_full_disk_gets_no_file_a_second(tmp_path, monkeypatch):
     assert len(RunDirectory(tmp_path).table("requests")) == 1
 
 
-@pytest.mark.parametrize("content", [b"\x10\0\0\0\x20\0\0\0" + bytes(16), None], ids=["no LZ4", "no record"])
-def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, content):
-    path = tmp_path / "requests.parts" / "0.packed"
-    if content is None:
-        segment = PackedSegment(path)
-        segment.write(encode(packed_records([{"request_id": 1}])))
-        segment.close()
+@pytest.mark.parametrize("damage", ["no message", "no batch"])
+def test_a_segment_that_cannot_be_read_is_told_in_a_sentence(tmp_path, damage):
+    path = tmp_path / "requests.parts" / "0.arrows"
+    stream(path, records(0, 1)).close()
+    content = path.read_bytes()
+    if damage == "no message":
+        path.write_bytes(content + b"\x10\0\0\0\x20\0\0\0" + bytes(16))
     else:
-        stream(path, records(0, 1)).close()
-        path.write_bytes(path.read_bytes() + content)
+        path.write_bytes(content[:-2000] + b"\xff" * 2000)
     with pytest.raises(RunDataError, match="table requests cannot be read"):
         RunDirectory(tmp_path).table("requests")
 
 
+def test_a_segment_of_the_older_format_is_refused_and_not_passed_over(tmp_path):
+    path = tmp_path / "requests.parts" / "0.packed"
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    with pytest.raises(RunDataError, match=r"0\.packed is of an older version"):
+        RunDirectory(tmp_path).table("requests")
+    with pytest.raises(RunDataError, match="older version"):
+        compact(tmp_path, "requests")
+    assert path.exists()
+
+
 def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, monkeypatch):
-    stream(tmp_path / "requests.parts" / "0.packed", records(0, 3)).close()
+    stream(tmp_path / "requests.parts" / "0.arrows", records(0, 3)).close()
     run, listed = RunDirectory(tmp_path), []
 
     def sources_then_compact(directory, table):
@@ -181,33 +180,27 @@ def test_a_reader_that_is_overtaken_by_the_compaction_reads_the_whole(tmp_path, 
     assert len(run.table("requests")) == 3 and len(listed) == 2
 
 
+def written_with(path: Path, rows: pa.Table) -> Path:
+    """A segment of a version that had these columns."""
+    segment = StreamSegment(path, rows.schema)
+    segment.append(rows)
+    segment.close()
+    return path
+
+
 def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
-    steps = steps_of_records([random_step(Random(index), index) for index in range(4)])
-    packed = packed_steps(steps)
-    kept = [place for place, name in enumerate(packed.names) if name != "logit_rows"]
-    numbers = np.vstack([steps.numbers[kept], np.full((1, 4), 7)])
-    other = PackedSteps(
-        (*(packed.names[place] for place in kept), "not_known_yet"), numbers.tobytes(), packed.makeups, packed.others
-    )
-    segment = PackedSegment(tmp_path / "steps.parts" / "0.packed")
-    segment.write(encode(other))
-    (table,) = tables_of(tmp_path / "steps.parts" / "0.packed", "steps")
+    rows = steps_of_records([random_step(Random(index), index) for index in range(4)]).table()
+    other = rows.drop_columns("logit_rows").append_column("not_known_yet", pa.array([7] * 4))
+    table = read_segment(written_with(tmp_path / "steps.parts" / "0.arrows", other), "steps")
     assert table["logit_rows"].null_count == 4
-    assert table.drop_columns("logit_rows").equals(steps.table().drop_columns("logit_rows"))
+    assert table.drop_columns("logit_rows").equals(rows.drop_columns("logit_rows"))
 
 
 def test_ledgers_of_another_version_keep_each_account_under_its_name(tmp_path):
-    some, names = records(0, 3), [info.column for info in ACCOUNTS]
-    order = [place for place in reversed(range(len(names))) if place != Account.REQUEST_LOST]
-
-    def theirs(ledger: list[int]) -> list[int]:
-        return [7, *(ledger[place] for place in order)]
-
-    written = [msgspec.structs.replace(r, ledger=theirs(r.ledger), ttft=theirs(r.ttft)) for r in some]
-    segment = PackedSegment(tmp_path / "requests.parts" / "0.packed")
-    segment.write(encode(PackedRecords(("not_known_yet", *(names[place] for place in order)), written)))
-    segment.close()
-    table = read_segment(tmp_path / "requests.parts" / "0.packed", "requests")
-    unknown = [f"{book}_{names[Account.REQUEST_LOST]}" for book in ("ledger", "ttft")]
+    rows, lost = requests(0, 3), ACCOUNTS[Account.REQUEST_LOST].column
+    unknown = [f"{book}_{lost}" for book in ("ledger", "ttft")]
+    other = rows.select([*reversed(rows.column_names)]).drop_columns(unknown)
+    other = other.append_column("ledger_not_known_yet_ns", pa.array([7] * 3))
+    table = read_segment(written_with(tmp_path / "requests.parts" / "0.arrows", other), "requests")
     assert [table[name].null_count for name in unknown] == [3, 3]
-    assert table.drop_columns(unknown).equals(columns("requests", some).drop_columns(unknown))
+    assert table.drop_columns(unknown).equals(rows.drop_columns(unknown))
