@@ -2,7 +2,7 @@
 
 SojournError                  exit code 1
 ├── InputError                exit code 2: an option, argument or file of the user cannot be used
-│   ├── ScenarioError         loadgen.scenario.faults: one sentence for each fault
+│   ├── ScenarioError         loadgen.errors: one sentence for each fault
 │   ├── TemplateError         engine.token.text.template: the model's chat template refuses the messages
 │   │   └── OutputTooLong     the prompt is longer than its bound
 │   ├── GrammarError          engine.token.grammar.grammar

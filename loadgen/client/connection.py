@@ -14,7 +14,7 @@ from loadgen.client.event_log import CANCELLED, TIMEOUT
 from loadgen.client.kernel_timestamps import ANCILLARY_SIZE, RECEIVED_IN_SOFTWARE, SO_TIMESTAMPING
 from loadgen.client.outgoing import BETWEEN_BYTES, CONNECT, FIRST_BYTE, WHOLE, Outgoing
 from loadgen.replies.answer_text import FIRST_TEXT
-from loadgen.schedule.durations import NS_PER_S
+from loadgen.schedule.draws import NS_PER_S
 
 # From below gevent: the loop has a thread of its own.
 Socket = get_original("socket", "socket")

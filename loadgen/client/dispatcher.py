@@ -32,9 +32,9 @@ from loadgen.client.event_log import (
 from loadgen.client.outgoing import Ended, Limits, Outgoing
 from loadgen.client.pace import Pace, Wire
 from loadgen.client.socket_loop import SocketLoop
+from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.scenario.scenario import Target
-from loadgen.schedule.build import ScheduledRequest
-from loadgen.schedule.closed_loop import ClosedLoop
+from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, EndpointError
 
 LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule

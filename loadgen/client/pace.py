@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from loadgen.client.outgoing import STOPPED, Ended, Limits, Outgoing
 from loadgen.prompts.conversation import Conversation, TurnParts
 from loadgen.replies.answer_text import answer_of
-from loadgen.schedule.build import ScheduledRequest, chains_of
-from loadgen.schedule.closed_loop import ClosedLoop
-from loadgen.schedule.durations import NS_PER_S
+from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.schedule.draws import NS_PER_S
+from loadgen.schedule.request import ScheduledRequest, chains_of
 
 Wire = Mapping[int, bytes | TurnParts]  # by index of the request
 

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
+from loadgen.errors import ScenarioError
 from loadgen.prompts.build import Prompt, PromptSource, tokenizer_of
 from loadgen.prompts.conversation import TurnParts
-from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import Scenario, Target
-from loadgen.schedule.build import ScheduledRequest
 from loadgen.schedule.ideal_prefix_hits import tree_path
+from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, authorisation
 
 PASSED_ON = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from loadgen.errors import ScenarioError
 from loadgen.prompts.exact_words import Encoder, WordSource
-from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import SCENARIO_FOLDER
-from loadgen.seeds import stable_seed
+from loadgen.seeds import seeded_rng, stable_seed
 from loadgen.target.endpoint import Endpoint
 from loadgen.target.server_tokenizer import SERVER, ServerTokenizer
 from loadgen.traces.plain import TOKENS_PER_WORD
@@ -90,7 +90,7 @@ class PromptSource:
         places = {word: place for place, word in enumerate(self._words)}
         short = [place for word, place in places.items() if len(word) <= LONGEST_LEAD_WORD]
         self._lead_words = short or list(places.values())
-        self._starts = np.random.default_rng(stable_seed(seed, "starts")).permutation(len(self._words))
+        self._starts = seeded_rng(seed, "starts").permutation(len(self._words))
         self._used = 0
         self._seed = seed
 

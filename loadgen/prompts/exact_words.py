@@ -11,11 +11,10 @@ import math
 from itertools import islice
 from typing import Any, Protocol
 
-import numpy as np
 from tokenizers import Tokenizer
 
-from loadgen.scenario.faults import ScenarioError
-from loadgen.seeds import stable_seed
+from loadgen.errors import ScenarioError
+from loadgen.seeds import seeded_rng
 from loadgen.traces.plain import TOKENS_PER_WORD
 
 FEWEST_WORDS = 64  # 64 words in blocks of 8 tokens: 3e14 blocks
@@ -42,9 +41,8 @@ class WordSource:
 
     def words(self, name: tuple, num_tokens: int, of_tokens: int | None = None) -> list[str]:
         """`num_tokens` tokens: the beginning of the text of `of_tokens` that this name stands for."""
-        chosen = np.random.default_rng(stable_seed(self._seed, *name)).integers(
-            len(self._words), size=self._num_words(of_tokens or num_tokens)
-        )
+        size = self._num_words(of_tokens or num_tokens)
+        chosen = seeded_rng(self._seed, *name).integers(len(self._words), size=size)
         return [self._words[index] for index in chosen[: self._num_words(num_tokens)]]
 
     def blocks(self, ids: tuple[int, ...], block_tokens: int, num_tokens: int, request: int) -> str:
@@ -73,7 +71,7 @@ def single_token_words(encoder: Encoder, prose: list[str]) -> list[str]:
     """Words that are one token each, alone and in a text. Raises ScenarioError where there are too few."""
     fitting = list(islice((word for word in _candidates(encoder, prose)), MOST_WORDS))
     words = [word for word, fits in zip(fitting, _fit(encoder, fitting), strict=True) if fits]
-    chosen = np.random.default_rng(stable_seed("words")).integers(max(len(words), 1), size=SAMPLE)
+    chosen = seeded_rng("words").integers(max(len(words), 1), size=SAMPLE)
     sample = " ".join(words[index] for index in chosen) if words else ""
     if len(words) < FEWEST_WORDS or len(encoder.encode(sample, add_special_tokens=False).ids) != SAMPLE:
         raise ScenarioError(

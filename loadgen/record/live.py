@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from loadgen.client.event_log import NO_REQUEST, STARTED, TERMINAL, event_files
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
-from loadgen.schedule.build import SCHEDULE_FILE, read_schedule
+from loadgen.schedule.request import SCHEDULE_FILE, read_schedule
 from metrics.records import SCHEMAS, row
 from metrics.run.segments import write_segment
 

@@ -30,7 +30,7 @@ from loadgen.client.event_log import (
 )  # fmt: skip
 from loadgen.client.outgoing import STOPPED
 from loadgen.replies.reply import Reply, ReplyReader
-from loadgen.schedule.build import ScheduledRequest, read_schedule, read_warmup_s
+from loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
 from metrics.records import NO_END, SCHEMAS, ClientRecord, row
 from metrics.request.goodput import after_warmup
 from metrics.run.segments import discard_segments, replace_in_pieces

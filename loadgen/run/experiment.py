@@ -21,9 +21,8 @@ from loadgen.record.live import LiveTable
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule
-from loadgen.schedule.closed_loop import closed_loop
+from loadgen.schedule.facts import repeated_texts, workload_facts
 from loadgen.schedule.shards import loop_of
-from loadgen.schedule.workload_facts import repeated_texts, workload_facts
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url, served_model, served_models
 from loadgen.target.processes import ServerDied, free_port, load_command, serve_command, start, stop, tail, wait_ready
 from loadgen.target.scrape import Scraper
@@ -154,7 +153,7 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int)
     Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there, more
     processes than a closed loop has slots.
     """
-    loop_of(closed_loop(scenario.arrivals), 0, processes)
+    loop_of(scenario.arrivals.closed_loop, 0, processes)
     build_schedule(scenario, seed, id_prefix="check")
     if tokenizer and tokenizer != SERVER:
         load_tokenizer(tokenizer)

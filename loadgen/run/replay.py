@@ -15,11 +15,12 @@ from loadgen.client.event_log import recording, write_progress
 from loadgen.client.pace import Wire
 from loadgen.exit_code import NOT_VALID, exit_code
 from loadgen.prompts.bodies import build_wire_requests
+from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.scenario.scenario import Scenario, load_scenario
-from loadgen.schedule.build import SCHEDULE_FILE, ScheduledRequest, build_schedule, save_schedule, schedule_digest
-from loadgen.schedule.closed_loop import ClosedLoop, closed_loop
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.facts import workload_facts
+from loadgen.schedule.request import SCHEDULE_FILE, ScheduledRequest, save_schedule, schedule_digest
 from loadgen.schedule.shards import loop_of, part_of
-from loadgen.schedule.workload_facts import workload_facts
 from loadgen.target.endpoint import parse_base_url, served_model
 from metrics.errors import ExperimentError
 
@@ -81,7 +82,7 @@ def begin_replay(options, host: str | None) -> Begun:
     document = scenario.model_dump(mode="json", exclude_none=True)
     digest = beside_the_hub(lambda: schedule_digest(schedule))
     plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
-    return Begun(plan, schedule, closed_loop(scenario.arrivals), run)
+    return Begun(plan, schedule, scenario.arrivals.closed_loop, run)
 
 
 def prepare_part(
@@ -95,7 +96,7 @@ def prepare_part(
     """
     try:
         scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
-        loop = closed_loop(scenario.arrivals)
+        loop = scenario.arrivals.closed_loop
 
         def build() -> tuple[list[ScheduledRequest], Wire]:
             whole = schedule

@@ -10,9 +10,9 @@ from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
 from loadgen.record.parse import Parsed, build_client_table
 from loadgen.record.prefix_facts import with_prefix
 from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.arrival_facts import arrival_facts
-from loadgen.schedule.build import SCHEDULE_FILE
 from loadgen.schedule.closed_loop import loop_doubt
+from loadgen.schedule.facts import arrival_facts
+from loadgen.schedule.request import SCHEDULE_FILE
 from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
 from loadgen.truth.accuracy import with_calibration
 from metrics.machine.client_error import beyond_capacity
@@ -41,7 +41,7 @@ def begin_run(
             "seed": seed,
             "command": command,
             "workload": workload or {},
-            "arrivals": arrival_facts(scenario, _quantised_into_s(scenario, workload or {})),
+            "arrivals": arrival_facts(scenario, (workload or {}).get("traces", {})),
             "engine": engine,
             "hardware": hardware(),
             "versions": versions(),
@@ -53,12 +53,6 @@ def begin_run(
             "invalid_reasons": [UNFINISHED],
         },
     )
-
-
-def _quantised_into_s(scenario: Scenario, workload: dict[str, Any]) -> float | None:
-    if scenario.arrivals.process != "trace":
-        return None
-    return workload.get("traces", {}).get(scenario.arrivals.file, {}).get("quantised_into_s")
 
 
 def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:

@@ -1,141 +1,74 @@
-"""The `arrivals` block: when requests come."""
+"""The `arrivals` block: when requests come. PROCESSES registers every arrival process, and nothing else names them all.
 
-from typing import Annotated, Literal
+python -m loadgen.scenario.arrivals     prints the table of docs/scenarios.md
+"""
 
-from pydantic import Field, model_validator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Protocol, Union
 
-from loadgen.scenario.block import Block, Number, Whole
-from loadgen.scenario.durations import Seconds
+import numpy as np
+from pydantic import Field
 
-MAX_REQUESTS = 10_000_000
-
-
-class _Bounded(Block):
-    """Ends by itself: `duration_s` bounds the time, `count` the requests or sessions, whichever comes first."""
-
-    duration_s: Number | None = Field(None, gt=0, le=604_800, description="nothing is begun later")
-    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
-
-    @model_validator(mode="after")
-    def _bounded(self):
-        if self.duration_s is None and self.count is None:
-            raise ValueError("needs duration_s or count, or it would never end; add one of the two")
-        return self
-
-
-class _Open(_Bounded):
-    """Arrivals from a rate."""
-
-    rate_rps: Number = Field(gt=0, le=1_000_000)
+from loadgen.scenario.distributions import Number, Seconds, Whole
+from loadgen.scenario.open_processes import (
+    AtOnce,
+    Bounded,
+    Constant,
+    Gamma,
+    Phases,
+    Poisson,
+    Ramp,
+    Times,
+    Trace,
+)  # fmt: skip
+from loadgen.traces.row import TraceRow
 
 
-class Poisson(_Open):
-    """Independent arrivals: exponential gaps."""
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """A number of slots, each of which sends its next request or session after the end of its last one.
 
-    process: Literal["poisson"]
+    A slot first waits `think_time_s` (None: no time). Nothing is sent `duration_s` after the start or later.
+    """
 
-
-class Constant(_Open):
-    """Equal gaps."""
-
-    process: Literal["constant"]
-
-
-class Gamma(_Open):
-    """Gaps of a chosen coefficient of variation: 1 is Poisson, above is bursty, below is regular."""
-
-    process: Literal["gamma"]
-    cv: Number = Field(gt=0, le=100)
+    slots: int
+    duration_s: float | None
+    think_time_s: Seconds | None = None
+    start_over_s: float = 0.0  # the first requests of the slots are spread evenly over this time
+    description: str = ""  # for the reader of a report
 
 
-class Trace(Block):
-    """A slice of recorded traffic: its times, and its lengths where a class asks for them."""
+class ArrivalProcess(Protocol):
+    """What an arrival process offers. It is a block of the scenario: its fields are what a file may say."""
 
-    process: Literal["trace"]
-    file: str = Field(min_length=1, description="path, or the name of a file in scenarios/traces")
-    format: Literal["auto", "azure", "burstgpt", "mooncake", "bailian", "servegen", "plain"] = Field(
-        "auto", description="of the file; by default told by its first line"
-    )
-    start_s: Number = Field(0.0, ge=0, description="seconds of the trace to skip")
-    duration_s: Number = Field(gt=0, description="seconds of the trace to take, before speedup")
-    speedup: Number = Field(1.0, gt=0, le=1_000, description="2 replays twice as fast")
-    keep_one_in: Whole = Field(1, ge=1, le=1_000_000, description="2 sends every second request of the slice")
-    dequantize: bool = Field(False, description="spread times that the trace rounded to a bin, evenly within it")
-    count: Whole | None = Field(None, ge=1, le=MAX_REQUESTS)
+    process: str  # its name in a scenario file
+    rate_changes: ClassVar[bool]  # whether the rate is meant to change during the run
+    closed_loop: ClosedLoop | None  # None for an open process
+
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, Sequence[TraceRow | None]]:
+        """Of an open process: seconds from the start of each arrival, ascending, and the recorded request that the
+        arrival replays, if any. Only `rng` may be random. Raises ScenarioError."""
+        ...
 
 
-class AtOnce(Block):
-    """All at the same moment."""
+class Concurrency(Bounded):
+    """Closed loop: `in_flight` requests at any time. The next one is due when one has ended, so a slow server is sent
+    fewer."""
 
-    process: Literal["at_once"]
-    count: Whole = Field(ge=1, le=MAX_REQUESTS)
-
-
-class Times(Block):
-    """Exactly these moments, in seconds from the start."""
-
-    process: Literal["times"]
-    times_s: list[Annotated[Number, Field(ge=0, le=604_800)]] = Field(min_length=1, max_length=MAX_REQUESTS)
-
-
-class Ramp(Block):
-    """A rate that moves from one value to another. `exponential` grows by the same factor in the same time."""
-
-    process: Literal["ramp"]
-    start_rps: Number = Field(ge=0, le=1_000_000)
-    end_rps: Number = Field(ge=0, le=1_000_000)
-    duration_s: Number = Field(gt=0, le=604_800)
-    shape: Literal["linear", "exponential"] = "linear"
-    gaps: Literal["random", "regular"] = Field("random", description="random: Poisson; regular: none but the rate's")
-
-    @model_validator(mode="after")
-    def _moves(self):
-        if self.start_rps == self.end_rps == 0:
-            raise ValueError("has start_rps 0 and end_rps 0, so nothing would come; raise one of them")
-        if self.shape == "exponential" and not (self.start_rps and self.end_rps):
-            raise ValueError(
-                f"has shape exponential from {self.start_rps:g} to {self.end_rps:g}, but nothing grows from or to 0 by "
-                "a factor; raise it, or set shape to linear"
-            )
-        return self
-
-
-class Silence(Block):
-    """A phase in which nothing comes."""
-
-    process: Literal["silence"]
-    duration_s: Number = Field(gt=0, le=604_800)
-
-
-class Phases(Block):
-    """Processes one after the other, each for its `duration_s`."""
-
-    process: Literal["phases"]
-    phases: list[Annotated[Poisson | Constant | Gamma | Ramp | Silence, Field(discriminator="process")]] = Field(
-        min_length=1, max_length=1_000
-    )
-
-    @model_validator(mode="after")
-    def _timed(self):
-        for place, phase in enumerate(self.phases):
-            if phase.duration_s is None or getattr(phase, "count", None) is not None:
-                raise ValueError(f"phases[{place}] must end by its duration_s; add it, and leave count out")
-        if all(phase.process == "silence" for phase in self.phases):
-            raise ValueError("phases are all silence; add one in which requests come")
-        return self
-
-
-class Concurrency(_Bounded):
-    """Closed loop: `in_flight` requests at any time; the next one is due when one has ended, so who waits for a slow
-    server sends less."""
-
+    rate_changes: ClassVar[bool] = False
     process: Literal["concurrency"]
     in_flight: Whole = Field(ge=1, le=100_000)
 
+    @property
+    def closed_loop(self) -> ClosedLoop:
+        return ClosedLoop(self.in_flight, self.duration_s, description=f"{self.in_flight} in flight at any time")
 
-class Users(_Bounded):
-    """Closed loop: `users` people, each of whom thinks after an answer (or a session) before the next one."""
 
+class Users(Bounded):
+    """Closed loop: `users` people. Each thinks after an answer, or after a session, before the next request."""
+
+    rate_changes: ClassVar[bool] = False
     process: Literal["users"]
     users: Whole = Field(ge=1, le=100_000)
     think_time_s: Seconds
@@ -143,8 +76,36 @@ class Users(_Bounded):
         0.0, ge=0, le=86_400, description="the users' first requests are spread evenly over it"
     )
 
+    @property
+    def closed_loop(self) -> ClosedLoop:
+        described = f"{self.users} users, who think between requests or sessions"
+        return ClosedLoop(self.users, self.duration_s, self.think_time_s, self.start_over_s, described)
 
-Arrivals = Annotated[
-    Poisson | Constant | Gamma | Ramp | Phases | Trace | AtOnce | Times | Concurrency | Users,
-    Field(discriminator="process"),
-]
+
+PROCESSES: tuple[type[ArrivalProcess], ...] = (
+    Poisson, Constant, Gamma, Ramp, Phases, Trace, AtOnce, Times, Concurrency, Users,
+)  # fmt: skip
+Arrivals = Annotated[Union[PROCESSES], Field(discriminator="process")]  # noqa: UP007 - made of a tuple
+
+
+def process_name(process: type[ArrivalProcess]) -> str:
+    return process.model_fields["process"].annotation.__args__[0]
+
+
+CLOSED_PROCESSES = {process_name(each) for each in PROCESSES if each.closed_loop is not None}
+PROCESSES_WITH_RATE = [process_name(each) for each in PROCESSES if "rate_rps" in each.model_fields]
+
+
+def process_table() -> str:
+    """The arrival processes as a table of docs/scenarios.md."""
+    lines = ["| process | loop | arrivals |", "|---|---|---|"]
+    for each in PROCESSES:
+        name = process_name(each)
+        loop = "closed" if name in CLOSED_PROCESSES else "open"
+        meaning = " ".join(each.__doc__.split()).removeprefix("Closed loop: ")
+        lines.append(f"| `{name}` | {loop} | {meaning[0].upper() if meaning[0] != '`' else '`'}{meaning[1:]} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(process_table())

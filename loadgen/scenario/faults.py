@@ -1,13 +1,12 @@
 """What is wrong with a scenario file, in sentences: the field, its value, the bound and the way out."""
 
-import difflib
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from metrics.errors import InputError
+from loadgen.errors import nearest
 
 _BOUNDS = {
     "greater_than": "must be above {gt}",
@@ -34,20 +33,6 @@ _BOUNDS = {
     "model_type": "must be a block of keys",
     "model_attributes_type": "must be a block of keys",
 }
-
-
-class ScenarioError(InputError):
-    """A scenario that cannot be used. `faults` has one sentence for each thing that is wrong."""
-
-    def __init__(self, faults: list[str]):
-        super().__init__("\n".join(faults))
-        self.faults = faults
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean …?` or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 class KeyTwiceError(yaml.MarkedYAMLError):

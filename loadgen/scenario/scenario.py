@@ -11,11 +11,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from loadgen.errors import ScenarioError, nearest
 from loadgen.scenario.arrivals import Arrivals
-from loadgen.scenario.block import Block, Number, Whole
-from loadgen.scenario.faults import ScenarioError, UniqueKeys, describe_faults, describe_yaml_error, nearest
+from loadgen.scenario.distributions import Block, Number, Whole
+from loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
 from loadgen.scenario.workload import Workload
-from loadgen.schedule.closed_loop import closed_loop
 
 SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
@@ -147,7 +147,7 @@ class Scenario(Block):
                 )
 
     def _several_requests_of_one_slot(self) -> Iterator[str]:
-        if self.workload.each_arrival == "every_class" and closed_loop(self.arrivals) is not None:
+        if self.workload.each_arrival == "every_class" and self.arrivals.closed_loop is not None:
             yield (
                 f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
                 "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loadgen.errors import nearest
 from loadgen.exit_code import EXIT_CODES
-from loadgen.scenario.faults import nearest
 from loadgen.scenario.scenario import Scenario
 from loadgen.scenario.vllm_scenario import BACKENDS, DATASETS, ENDPOINTS, flag, pair, scenario_of
 from metrics.errors import InputError

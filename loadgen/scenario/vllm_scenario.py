@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from loadgen.scenario.faults import ScenarioError, describe_faults
+from loadgen.errors import ScenarioError
+from loadgen.scenario.faults import describe_faults
 from loadgen.scenario.scenario import Scenario
 from metrics.errors import InputError
 from metrics.request.objectives import STANDS_IN

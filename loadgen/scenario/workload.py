@@ -4,9 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from loadgen.scenario.block import Block, Number, Whole
-from loadgen.scenario.durations import Seconds, Turns
-from loadgen.scenario.lengths import Length
+from loadgen.scenario.distributions import Block, Length, Number, Seconds, Turns, Whole
 
 # What a body has from other keys of the scenario, so that extra_body may not have it.
 OWN_KEYS = frozenset((

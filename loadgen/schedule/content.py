@@ -1,30 +1,28 @@
-"""What a request is made of beside its moment and its class: the row it stands for, its blocks or text, its variant."""
+"""The content of a request beside its time and its class: its row of a trace, its blocks or text, its variant."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import cycle
 
 import numpy as np
 
-from loadgen.scenario.faults import ScenarioError, nearest
+from loadgen.errors import ScenarioError, nearest
 from loadgen.scenario.scenario import Scenario
 from loadgen.scenario.workload import RequestClass
-from loadgen.seeds import stable_seed
+from loadgen.schedule.request import ScheduledRequest
+from loadgen.seeds import seeded_rng
 from loadgen.traces.reader import find_trace, read_trace
 from loadgen.traces.row import TraceRow
 
-if TYPE_CHECKING:
-    from loadgen.schedule.build import ScheduledRequest
 
-
-class Contents:
-    """Owns the decks of rows and the generators of variants and trees: none of them moves arrivals or lengths."""
+class ContentSource:
+    """Owns the rows of each class and the generators of variants and trees: none of them shifts arrivals or lengths."""
 
     def __init__(self, scenario: Scenario, seed: int):
         self._classes = {klass.klass: klass for klass in scenario.workload.classes}
-        self._mix_rng = np.random.default_rng(stable_seed(seed, "variants"))
-        self._tree_rng = np.random.default_rng(stable_seed(seed, "trees"))
-        self._decks = {
-            name: Deck(klass, np.random.default_rng(stable_seed(seed, "rows", name)))
+        self._variant_rng = seeded_rng(seed, "variants")
+        self._tree_rng = seeded_rng(seed, "trees")
+        self._rows_of = {
+            name: ShuffledRows(klass, seeded_rng(seed, "rows", name))
             for name, klass in self._classes.items()
             if klass.from_file is not None
         }
@@ -42,7 +40,7 @@ class Contents:
 
     def row_of(self, klass: RequestClass, row: TraceRow | None) -> TraceRow | None:
         """The row that a request of this class stands for, its blocks scaled as the class says; None for none."""
-        row = self._decks[klass.klass].deal() if klass.klass in self._decks else row
+        row = self._rows_of[klass.klass].next() if klass.klass in self._rows_of else row
         if row is None:
             return None
         if klass.output_tokens.distribution == "trace" and row.output_tokens is None:
@@ -52,7 +50,7 @@ class Contents:
             )  # fmt: skip
         return scaled(row, klass)
 
-    def fill(self, request: "ScheduledRequest", klass: RequestClass, row: TraceRow | None) -> "ScheduledRequest":
+    def fill(self, request: ScheduledRequest, klass: RequestClass, row: TraceRow | None) -> ScheduledRequest:
         """The request with its blocks, its text, its path through the tree and its variant."""
         changes = {}
         if klass.prefix_tree is not None:
@@ -61,7 +59,7 @@ class Contents:
                        "shared_prefix_tokens": tree.tokens}  # fmt: skip
         if klass.variants is not None:
             weights = np.array([variant.weight for variant in klass.variants])
-            changes["variant"] = chosen = int(self._mix_rng.choice(len(weights), p=weights / weights.sum()))
+            changes["variant"] = chosen = int(self._variant_rng.choice(len(weights), p=weights / weights.sum()))
             variant = klass.variants[chosen]
             set_there = {name: getattr(variant, name) for name in ("temperature", "top_k", "top_p")}
             changes |= {name: value for name, value in set_there.items() if value is not None}
@@ -75,8 +73,8 @@ class Contents:
         return replace(request, **changes) if changes else request
 
 
-class Deck:
-    """The rows of a class's `from_file`, dealt in an order that the seed shuffles, again and again."""
+class ShuffledRows:
+    """The rows of a class's `from_file` in an order that the seed shuffles, again and again."""
 
     def __init__(self, klass: RequestClass, rng: np.random.Generator):
         found = read_trace(find_trace(klass.from_file))
@@ -89,13 +87,10 @@ class Deck:
                 [f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
                  f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"]
             )  # fmt: skip
-        self._rows = [rows[place] for place in rng.permutation(len(rows))]
-        self._dealt = 0
+        self._endless = cycle(rows[place] for place in rng.permutation(len(rows)))
 
-    def deal(self) -> TraceRow:
-        row = self._rows[self._dealt % len(self._rows)]
-        self._dealt += 1
-        return row
+    def next(self) -> TraceRow:
+        return next(self._endless)
 
 
 def scaled(row: TraceRow, klass: RequestClass) -> TraceRow:

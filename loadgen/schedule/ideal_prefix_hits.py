@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from loadgen.scenario.workload import Workload
-from loadgen.schedule.build import ScheduledRequest
+from loadgen.schedule.request import ScheduledRequest
 
 Segment = tuple[object, int]  # what it is, tokens
 

@@ -1,30 +1,22 @@
-"""Who sends: how many turns a session has, what each turn adds, the pauses between, and how long anyone waits."""
+"""Sessions: the number of turns, what each turn adds, the pauses between turns, and the patience of the sender."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from loadgen.scenario.workload import RequestClass
-from loadgen.schedule.durations import draw_ns, draw_turns
-from loadgen.schedule.lengths import draw_length
-from loadgen.seeds import stable_seed
-
-if TYPE_CHECKING:
-    from loadgen.schedule.build import ScheduledRequest
+from loadgen.schedule.draws import draw_length, draw_ns, draw_turns
+from loadgen.schedule.request import ScheduledRequest
+from loadgen.seeds import seeded_rng, stable_seed
 
 
-class People:
-    """Owns the generators of sessions and of patience: neither moves arrivals, classes or first prompts."""
+class Sessions:
+    """Owns the generators of sessions and of patience: neither shifts arrivals, classes or first prompts."""
 
     def __init__(self, seed: int):
-        self._sessions_rng = np.random.default_rng(stable_seed(seed, "sessions"))
-        self._patience_rng = np.random.default_rng(stable_seed(seed, "patience"))
+        self._sessions_rng = seeded_rng(seed, "sessions")
+        self._patience_rng = seeded_rng(seed, "patience")
         self._num_sessions = 0
 
-    def turns(
-        self, first: "ScheduledRequest", klass: RequestClass, seed: int, id_prefix: str
-    ) -> "list[ScheduledRequest]":
+    def turns(self, first: ScheduledRequest, klass: RequestClass, seed: int, id_prefix: str) -> list[ScheduledRequest]:
         """All requests of the session that `first` begins; `first` alone where its class has none."""
         first = replace(first, **self._patience(klass)) if klass.patience_s is not None else first
         if klass.session is None:

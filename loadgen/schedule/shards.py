@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.scenario.faults import ScenarioError
-from loadgen.schedule.build import ScheduledRequest, chains_of
-from loadgen.schedule.closed_loop import ClosedLoop
+from loadgen.errors import ScenarioError
+from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.schedule.request import ScheduledRequest, chains_of
 
 SHARDS_FILE = "shards.json"
 SENDING, DONE, LOST = "sending", "done", "lost"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadgen.errors import ScenarioError
 from loadgen.run.experiment import OnProgress, load_url, run_scenario
-from loadgen.scenario.faults import ScenarioError
+from loadgen.scenario.arrivals import PROCESSES_WITH_RATE
 from loadgen.scenario.scenario import Objective, Scenario
-from loadgen.schedule.workload_facts import repeated_texts
+from loadgen.schedule.facts import repeated_texts
 from loadgen.target.processes import ServerDied
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory
@@ -76,10 +77,10 @@ def engine_build() -> str:
 def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
     """The same scenario at another rate; `changes` are of its arrivals. Raises ScenarioError if it has no rate."""
     arrivals = scenario.arrivals
-    if "rate_rps" not in type(arrivals).model_fields:
+    if arrivals.process not in PROCESSES_WITH_RATE:
         raise ScenarioError(
-            [f"arrivals.process is {arrivals.process}, which has no rate_rps to search over; use one that has, such as "
-             "poisson, gamma or constant"]
+            [f"arrivals.process is {arrivals.process}, which has no rate_rps to search over; use one that has: "
+             f"{', '.join(PROCESSES_WITH_RATE)}"]
         )  # fmt: skip
     changed = arrivals.model_dump() | {"rate_rps": rate_rps} | changes
     return scenario.model_copy(update={"arrivals": type(arrivals)(**changed)})

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from loadgen.errors import ScenarioError
 from loadgen.run.experiment import OnProgress
-from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import Scenario
 from loadgen.sweeps.folder import SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate

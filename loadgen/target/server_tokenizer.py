@@ -7,7 +7,7 @@ import http.client
 import json
 from dataclasses import dataclass
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.target.endpoint import Endpoint, authorisation
 
 SERVER = "server"  # what target.tokenizer says to ask for this one

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.traces.row import bad_line
 
 SHOWN_CHARACTERS = 80

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.traces.lines import json_lines
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.traces.azure import AZURE
 from loadgen.traces.blocks import BAILIAN, MOONCAKE
 from loadgen.traces.burstgpt import BURSTGPT

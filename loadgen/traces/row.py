@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 
 
 @dataclass(frozen=True, slots=True)

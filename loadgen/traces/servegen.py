@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.scenario.faults import ScenarioError
-from loadgen.seeds import stable_seed
+from loadgen.errors import ScenarioError
+from loadgen.seeds import seeded_rng
 from loadgen.traces.lines import csv_lines
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
 
@@ -60,7 +60,7 @@ def _rows(path: Path, window: Window, tally: Tally) -> Iterator[TraceRow]:
             if not known:
                 tally.leave_out(NO_LENGTHS)
                 continue
-            rng = np.random.default_rng(stable_seed(window.seed, file.name, rate.begin_s))
+            rng = seeded_rng(window.seed, file.name, rate.begin_s)
             yield from _drawn(rate, lengths[known[-1]], file.stem.removesuffix("-trace"), rng)
 
 

@@ -20,6 +20,9 @@ def is_closed(meta: dict[str, Any]) -> bool:
 
 def rate_was_to_change(meta: dict[str, Any]) -> bool:
     """Whether the scenario itself moves the rate: requests in flight then grow with it, and not for the server."""
+    facts = meta.get("arrivals")
+    if isinstance(facts, dict) and "rate_changes" in facts:  # older runs do not say it
+        return facts["rate_changes"] is True
     scenario = meta.get("scenario")
     arrivals = scenario.get("arrivals") if isinstance(scenario, dict) else None
     return isinstance(arrivals, dict) and arrivals.get("process") in ("ramp", "phases")

@@ -9,8 +9,8 @@ from loadgen.client.event_log import EventLog
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.record.parse import Parsed, build_client_table, read_records
 from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule, save_schedule
-from loadgen.schedule.closed_loop import closed_loop
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import save_schedule
 from loadgen.target.endpoint import parse_base_url
 from metrics.records import ClientRecord
 
@@ -41,7 +41,7 @@ def replay(chosen: Scenario, url: str, run_dir: Path, model: str = "scripted", i
     endpoint = parse_base_url(url)
     schedule = build_schedule(chosen, chosen.measure.seed, id_prefix)
     wire = build_wire_requests(chosen, chosen.measure.seed, schedule, endpoint, model)
-    loop = closed_loop(chosen.arrivals)
+    loop = chosen.arrivals.closed_loop
     client = LoadClient(Replay(schedule, wire, endpoint, chosen.target, run_dir, loop), lambda *_: None)
     save_schedule(run_dir, schedule, chosen)
     client.run()

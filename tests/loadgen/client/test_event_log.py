@@ -27,7 +27,8 @@ from loadgen.client.event_log import (
 )  # fmt: skip
 from loadgen.record import parse
 from loadgen.record.parse import build_client_table, events_by_request, read_records
-from loadgen.schedule.build import build_schedule, save_schedule
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import save_schedule
 from metrics.run.segments import replace_in_pieces
 from tests.loadgen.scenarios import log_of, scenario
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from loadgen.errors import ScenarioError
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
-from loadgen.scenario.faults import ScenarioError
 from loadgen.schedule.build import build_schedule
 from loadgen.target.endpoint import EndpointError, parse_base_url
 from tests.loadgen.scenarios import CHAT, scenario

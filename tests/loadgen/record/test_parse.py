@@ -21,7 +21,8 @@ from loadgen.client.event_log import (
 from loadgen.record.parse import build_client_table
 from loadgen.run.run_files import begin_run, finish_run, recover, repeat_command
 from loadgen.scenario.scenario import load_scenario
-from loadgen.schedule.build import build_schedule, save_schedule
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import save_schedule
 from loadgen.schedule.shards import DONE, Shard, write_shards
 from loadgen.target.endpoint import parse_base_url
 from loadgen.target.scrape import Scraper

@@ -12,7 +12,8 @@ from loadgen.client.event_log import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT
 from loadgen.replies.answer_text import FIRST_TEXT
 from loadgen.replies.reply import Reply, ReplyReader
 from loadgen.replies.sse import SseDecoder
-from loadgen.schedule.build import build_schedule, save_schedule
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import save_schedule
 from tests.loadgen.scenarios import log_of, replayed, scenario
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1, max_size=6)

@@ -16,14 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.errors import ScenarioError
 from loadgen.exit_code import NOT_VALID
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
 from loadgen.run.experiment import load_url
 from loadgen.run.replay import Begun, Plan, prepare_part
-from loadgen.scenario.faults import ScenarioError
-from loadgen.schedule.build import build_schedule, chains_of, save_schedule, schedule_digest
-from loadgen.schedule.closed_loop import ClosedLoop
+from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import chains_of, save_schedule, schedule_digest
 from loadgen.schedule.shards import DONE, LOST, Shard, doubts_about, loop_of, part_of, read_shards
 from loadgen.target.endpoint import parse_base_url
 from loadgen.target.processes import load_command

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from loadgen.client.outgoing import STOPPED, Ended, Limits
 from loadgen.client.pace import Pace
+from loadgen.errors import ScenarioError
 from loadgen.prompts.conversation import TurnParts
 from loadgen.replies.answer_text import answer_of
 from loadgen.replies.reply import ReplyReader
 from loadgen.run.experiment import load_url
 from loadgen.run.run_files import begin_run
-from loadgen.scenario.faults import ScenarioError
-from loadgen.schedule.build import build_schedule, chains_of
-from loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, ClosedLoop, closed_loop, loop_doubt
+from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, loop_doubt
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
+from loadgen.schedule.request import chains_of
 from loadgen.schedule.shards import loop_of, part_of
 from metrics.diagnosis.diagnose import diagnose
 from metrics.results.load import latency_origin, load_told
@@ -114,7 +116,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     chosen = scenario(users)
     schedule = build_schedule(chosen, 0, "t")
     wire = {request.index: b"" for request in schedule}
-    pace = Pace(schedule, wire, Limits(9.0), closed_loop(chosen.arrivals), lambda *_: None, lambda *_: None)
+    pace = Pace(schedule, wire, Limits(9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
     arrivals = pace.begin(0)
     first = next(arrivals)
     again = pace.follow(first, Ended(5, 5, 1, ""))
@@ -169,7 +171,7 @@ def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkey
     """Played by the pace of each process on a clock that is only counted."""
     monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     chosen = scenario(arrivals | {"duration_s": 60}, [klass])
-    schedule, loop = build_schedule(chosen, 3, "x"), closed_loop(chosen.arrivals)
+    schedule, loop = build_schedule(chosen, 3, "x"), chosen.arrivals.closed_loop
     played = [
         play(part_of(schedule, number, of, loop), loop_of(loop, number, of), round(reply_s * 1e9))
         for number in range(of)
@@ -183,7 +185,7 @@ def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkey
 def test_small_closed_loop_has_enough_built_for_a_fast_server_and_a_large_one_what_is_soon_written(klass):
     few, many = (scenario(IN_FLIGHT | {"in_flight": slots, "duration_s": 4}, [klass]) for slots in (3, 400))
     schedule = build_schedule(few, 3, "x")
-    num_sent, ran_out = play(schedule, closed_loop(few.arrivals), round(0.02e9))
+    num_sent, ran_out = play(schedule, few.arrivals.closed_loop, round(0.02e9))
     long_prompts = klass["prompt_tokens"] * num_sent > QUICK_PROMPT_TOKENS
     assert ran_out == long_prompts and num_sent >= (100 if long_prompts else 600)
     schedule = build_schedule(many, 3, "x")

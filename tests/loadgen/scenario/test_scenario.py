@@ -6,10 +6,9 @@ import sys
 import pytest
 import yaml
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.scenario.scenario import bundled_scenarios, load_scenario
 from loadgen.schedule.build import build_schedule
-from loadgen.schedule.closed_loop import closed_loop
 
 GOOD = """
 description: a test
@@ -51,7 +50,7 @@ def test_every_bundled_scenario_validates_and_gives_a_schedule():
         scenario = load_scenario(name)
         schedule = build_schedule(scenario, scenario.measure.seed, "x")
         assert scenario.name == name and scenario.engine["model"] == "tiny-model"
-        loop = closed_loop(scenario.arrivals)
+        loop = scenario.arrivals.closed_loop
         offsets_ns = [request.due_offset_ns for request in schedule if request.due_offset_ns is not None]
         assert 20 <= (max(offsets_ns) / 1e9 if loop is None else loop.duration_s) <= 75
         assert (

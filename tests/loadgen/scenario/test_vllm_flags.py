@@ -5,7 +5,7 @@ import shlex
 import pytest
 import yaml
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.scenario.scenario import load_scenario
 from loadgen.scenario.vllm_flags import REFUSED, flag_parser, parse
 from metrics.errors import InputError

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.scenario.arrivals import MAX_REQUESTS
-from loadgen.scenario.faults import ScenarioError
-from loadgen.schedule.arrivals import draw_arrivals
+from loadgen.errors import ScenarioError
+from loadgen.scenario.open_processes import MAX_REQUESTS
 from loadgen.schedule.build import build_schedule
-from loadgen.schedule.workload_facts import workload_facts
+from loadgen.schedule.facts import workload_facts
 from loadgen.traces.reader import read_trace
 from loadgen.traces.rounding import Rounding
 from tests.loadgen.scenarios import scenario
@@ -24,7 +23,7 @@ EXPONENTIAL = LINEAR | {"shape": "exponential"}
 
 
 def offsets(arrivals: dict, seed: int = 0) -> np.ndarray:
-    return draw_arrivals(scenario(arrivals).arrivals, np.random.default_rng(seed))[0]
+    return scenario(arrivals).arrivals.draw(np.random.default_rng(seed))[0]
 
 
 def cumulated(ramp: dict, t: np.ndarray) -> np.ndarray:
@@ -96,7 +95,7 @@ def test_phases_are_their_processes_one_after_the_other_with_silence_between():
     assert np.array_equal(changed[changed < 10], moments[moments < 10])
     assert np.array_equal(changed[changed >= 34], moments[moments >= 34])
     # and its own draw is that of the process alone
-    alone = draw_arrivals(scenario(poisson).arrivals, np.random.default_rng(5).spawn(1)[0])[0]
+    alone = scenario(poisson).arrivals.draw(np.random.default_rng(5).spawn(1)[0])[0]
     assert np.array_equal(alone, moments[moments < 10])
 
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.errors import ScenarioError
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.prompts.build import CORPUS, load_tokenizer
 from loadgen.prompts.exact_words import WordSource
-from loadgen.scenario.faults import ScenarioError
 from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.build import build_schedule, read_schedule, save_schedule
+from loadgen.schedule.build import build_schedule
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate, ideal_hits
+from loadgen.schedule.request import read_schedule, save_schedule
 from loadgen.target.endpoint import parse_base_url
 from loadgen.traces.reader import TRACE_FOLDER, read_trace
 from tests.loadgen.scenarios import CHAT, scenario

@@ -6,7 +6,8 @@ import pytest
 
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.scenario.scenario import load_scenario
-from loadgen.schedule.build import ScheduledRequest, build_schedule
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import parse_base_url
 
 FIELDS = (

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.schedule.build import SCHEDULE_FILE, build_schedule, read_schedule, save_schedule
+from loadgen.schedule.build import build_schedule
+from loadgen.schedule.request import SCHEDULE_FILE, read_schedule, save_schedule
 from loadgen.seeds import stable_seed
 from loadgen.traces.reader import TRACE_FOLDER
 from tests.loadgen.scenarios import CHAT, scenario

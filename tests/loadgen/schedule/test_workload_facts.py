@@ -8,8 +8,8 @@ from loadgen.run.experiment import load_url, run_scenario
 from loadgen.run.run_files import begin_run
 from loadgen.scenario.scenario import load_scenario
 from loadgen.schedule.build import build_schedule
+from loadgen.schedule.facts import repeated_texts, workload_facts
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
-from loadgen.schedule.workload_facts import repeated_texts, workload_facts
 from loadgen.target.scrape import rows_of
 from metrics.memory.prefix_share import in_words, prefix_share, workload_lines
 from metrics.records import SCHEMAS

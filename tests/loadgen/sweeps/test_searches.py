@@ -5,7 +5,7 @@ import numpy as np
 import psutil
 import pytest
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule
 from loadgen.sweeps.capacity import CapacityPlan, find_capacity

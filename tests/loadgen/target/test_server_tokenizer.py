@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from loadgen.errors import ScenarioError
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.prompts.build import load_tokenizer
-from loadgen.scenario.faults import ScenarioError
 from loadgen.schedule.build import build_schedule
 from loadgen.target.endpoint import parse_base_url
 from loadgen.target.server_tokenizer import ServerTokenizer

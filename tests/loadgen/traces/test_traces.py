@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from loadgen.scenario.faults import ScenarioError
+from loadgen.errors import ScenarioError
 from loadgen.schedule.build import build_schedule
 from loadgen.traces.reader import FORMS, TRACE_FOLDER, find_trace, read_trace
 from loadgen.traces.row import Window

@@ -1,11 +1,43 @@
-"""What `run.json` says of the workload beforehand: which traces, what was left out of them, how blocks were scaled."""
+"""What `run.json` says of the load before it is sent: the kind of loop, the traces, what was left out of them."""
 
 from typing import Any
 
 from loadgen.scenario.scenario import Scenario
-from loadgen.schedule.arrivals import arrivals_rng, recorded_slice
+from loadgen.schedule.build import arrivals_rng
 from loadgen.traces.reader import TraceSlice, find_trace, read_trace
 from loadgen.traces.servegen import SERVEGEN
+
+
+def arrival_facts(scenario: Scenario, traces: dict[str, Any]) -> dict[str, Any]:
+    """Facts about the arrivals; `told` has what a reader must know, in sentences. `traces` as in `workload_facts`."""
+    arrivals, loop, notes = scenario.arrivals, "open", []
+    quantised_into_s = traces.get(arrivals.file, {}).get("quantised_into_s") if arrivals.process == "trace" else None
+    if arrivals.closed_loop is not None:
+        loop = "closed"
+        notes.append(
+            f"closed loop: {arrivals.closed_loop.description}. A request is due when its turn has come, so a slow "
+            "server is asked less; do not read these latencies as those of an open load"
+        )
+    elif any(klass.session is not None for klass in scenario.workload.classes):
+        loop = "open, closed within a session"
+        notes.append(
+            "sessions begin as an open load; within one, a turn is due when the answer before it has ended and the "
+            "pause is over, so a slow server is asked for later turns later"
+        )
+    if arrivals.rate_changes:
+        notes.append(
+            "the rate was meant to change during the run: figures over all of it mix several loads, and its arrivals "
+            "look burstier than those of any moment; read them over time"
+        )
+    if quantised_into_s is not None:
+        notes.append(
+            f"the times of {arrivals.file} are rounded to bins of {quantised_into_s:g} s; "
+            + ("they are spread evenly within them" if arrivals.dequantize
+               else "all requests of a bin come at once: arrivals.dequantize: true spreads them")
+        )  # fmt: skip
+    return {
+        "loop": loop, "rate_changes": arrivals.rate_changes, "quantised_into_s": quantised_into_s, "told": notes,
+    }  # fmt: skip
 
 
 def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
@@ -36,7 +68,7 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     dealt = {klass.from_file for klass in scenario.workload.classes if klass.from_file}
     found = {file: read_trace(find_trace(file)) for file in sorted(dealt)}
     if scenario.arrivals.process == "trace":
-        found[scenario.arrivals.file] = recorded_slice(scenario.arrivals, arrivals_rng(seed))
+        found[scenario.arrivals.file] = scenario.arrivals.recorded(arrivals_rng(seed))
     return {
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),

@@ -1,0 +1,221 @@
+"""What the blocks of a scenario file are made of: checked numbers, and distributions of lengths, times and turns.
+
+A number in the place of a distribution means a fixed value.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_ZIPF_LENGTHS = 1_000_000
+MOST_TOKENS = 10_000_000
+MOST_SECONDS = 86_400
+MOST_TURNS = 1_000
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):  # to Python, true is the number 1
+        raise ValueError(f"is {str(value).lower()}; it must be a number, not true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
+
+
+class Block(BaseModel):
+    """Frozen; refuses keys that it does not know, and numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _number_is_fixed(key: str) -> BeforeValidator:
+    def number_means_fixed(value: Any) -> Any:
+        return {"distribution": "fixed", key: value} if isinstance(value, bool | int | float) else value
+
+    return BeforeValidator(number_means_fixed)
+
+
+Tokens = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
+Weight = Annotated[Number, Field(ge=0)]
+
+
+class Fixed(Block):
+    distribution: Literal["fixed"]
+    tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.tokens, self.tokens
+
+
+class _Clipped(Block):
+    min_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; swap them")
+        return self
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.min_tokens, self.max_tokens
+
+
+class Uniform(_Clipped):
+    """Every whole number between the bounds, both included, equally often."""
+
+    distribution: Literal["uniform"]
+
+
+class Around(Block):
+    """Every whole number from `tokens` less `ratio` of it to `tokens` and `ratio` more, equally often: what
+    `--random-input-len` and `--random-range-ratio` of `vllm bench serve` draw."""
+
+    distribution: Literal["around"]
+    tokens: Whole = Field(ge=1, le=5_000_000)
+    ratio: Number = Field(ge=0, lt=1)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return max(1, math.floor(self.tokens * (1 - self.ratio))), math.ceil(self.tokens * (1 + self.ratio))
+
+
+class Normal(_Clipped):
+    """The bell curve, rounded and clipped to the bounds: much of it beyond them shifts its mean."""
+
+    distribution: Literal["normal"]
+    mean_tokens: Number = Field(gt=0, le=MOST_TOKENS)
+    stddev_tokens: Number = Field(gt=0, le=MOST_TOKENS)
+
+
+class Zipf(_Clipped):
+    """Few are long: the k-th length from `min_tokens` up comes with a probability proportional to 1/k^exponent."""
+
+    distribution: Literal["zipf"]
+    exponent: Number = Field(gt=0, le=10)
+
+    @model_validator(mode="after")
+    def _table_fits(self):
+        if self.max_tokens - self.min_tokens >= MAX_ZIPF_LENGTHS:
+            raise ValueError(
+                f"has {self.max_tokens - self.min_tokens + 1} different lengths; at most {MAX_ZIPF_LENGTHS:,} fit its "
+                "table: lower max_tokens"
+            )
+        return self
+
+
+class Empirical(_Clipped):
+    """Lengths as they were measured: of a histogram given here, or of a file (a trace of any known form)."""
+
+    distribution: Literal["empirical"]
+    histogram: dict[Tokens, Weight] | None = Field(None, min_length=1, description="tokens → weight")
+    file: str | None = Field(None, min_length=1, description="a trace: its prompts' or its outputs' lengths")
+
+    @model_validator(mode="after")
+    def _one_source(self):
+        if (self.histogram is None) == (self.file is None):
+            raise ValueError("needs histogram or file, one of the two")
+        if self.histogram is not None and not any(self.histogram.values()):
+            raise ValueError("has a histogram whose weights are all 0; give one above 0")
+        return self
+
+
+class Lognormal(_Clipped):
+    """Half of the lengths below `median_tokens`; `sigma` is the standard deviation of their logarithm."""
+
+    distribution: Literal["lognormal"]
+    median_tokens: Number = Field(gt=0)
+    sigma: Number = Field(gt=0, le=5)
+
+
+class FromTrace(_Clipped):
+    """The row's own length times `scale`, clipped to the bounds: of the trace that arrives, or of `from_file`."""
+
+    distribution: Literal["trace"]
+    scale: Number = Field(1.0, gt=0, le=1_000)
+
+
+Length = Annotated[
+    Annotated[
+        Fixed | Uniform | Around | Normal | Lognormal | Zipf | Empirical | FromTrace,
+        Field(discriminator="distribution"),
+    ],
+    _number_is_fixed("tokens"),
+]
+
+
+class FixedSeconds(Block):
+    distribution: Literal["fixed"]
+    seconds: Number = Field(ge=0, le=MOST_SECONDS)
+
+
+class UniformSeconds(Block):
+    distribution: Literal["uniform"]
+    min_s: Number = Field(ge=0, le=MOST_SECONDS)
+    max_s: Number = Field(ge=0, le=MOST_SECONDS)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.min_s > self.max_s:
+            raise ValueError(f"min_s {self.min_s:g} is above max_s {self.max_s:g}; swap them")
+        return self
+
+
+class ExponentialSeconds(Block):
+    """Memoryless. `at_most_s` cuts what is longer."""
+
+    distribution: Literal["exponential"]
+    mean_s: Number = Field(gt=0, le=MOST_SECONDS)
+    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS)
+
+
+class LognormalSeconds(Block):
+    """Half of the times below `median_s`; `sigma` is the standard deviation of their logarithm."""
+
+    distribution: Literal["lognormal"]
+    median_s: Number = Field(gt=0, le=MOST_SECONDS)
+    sigma: Number = Field(gt=0, le=5)
+    at_most_s: Number = Field(MOST_SECONDS, gt=0, le=MOST_SECONDS)
+
+
+class FixedTurns(Block):
+    distribution: Literal["fixed"]
+    turns: Whole = Field(ge=1, le=MOST_TURNS)
+
+
+class UniformTurns(Block):
+    """Every whole number between the bounds, both included, equally often."""
+
+    distribution: Literal["uniform"]
+    min_turns: Whole = Field(ge=1, le=MOST_TURNS)
+    max_turns: Whole = Field(ge=1, le=MOST_TURNS)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if self.min_turns > self.max_turns:
+            raise ValueError(f"min_turns {self.min_turns} is above max_turns {self.max_turns}; swap them")
+        return self
+
+
+class GeometricTurns(Block):
+    """After every turn the session ends with the same chance: `mean_turns` on average, before `max_turns` cuts."""
+
+    distribution: Literal["geometric"]
+    mean_turns: Number = Field(ge=1, le=MOST_TURNS)
+    max_turns: Whole = Field(ge=1, le=MOST_TURNS)
+
+
+Seconds = Annotated[
+    Annotated[
+        FixedSeconds | UniformSeconds | ExponentialSeconds | LognormalSeconds, Field(discriminator="distribution")
+    ],
+    _number_is_fixed("seconds"),
+]
+Turns = Annotated[
+    Annotated[FixedTurns | UniformTurns | GeometricTurns, Field(discriminator="distribution")],
+    _number_is_fixed("turns"),
+]

@@ -1,0 +1,101 @@
+"""One request as the schedule has it, and the schedule on disk."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loadgen.scenario.scenario import Scenario
+from metrics.run.segments import replace_table
+
+SCHEDULE_FILE = "schedule.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request as it is meant to be.
+
+    With `prelude` it is sent before the schedule starts, as soon as the one before has ended; its offset is 0. Whether
+    it counts is known once it was due: see `after_warmup`.
+    """
+
+    index: int
+    request_id: str
+    due_offset_ns: int | None  # from the start of the schedule; None where it hangs on a reply: see `pause_ns`
+    klass: str
+    tenant: str
+    session_id: str
+    turn: int
+    prompt_tokens: int
+    max_tokens: int
+    shared_prefix: int  # which of the class's prefixes; -1 for none
+    shared_prefix_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    ignore_eos: bool
+    seed: int
+    prelude: bool
+    priority: int = 0  # schedules that were written before it have none; so of all below
+    block_ids: tuple[int, ...] = ()  # of the trace's blocks that the prompt is made of
+    block_tokens: int = 0  # that one of them is
+    content: str = ""  # JSON of the recorded text or messages that are sent as they are
+    variant: int = -1  # which of the class's; -1 for none
+    pause_ns: int = 0  # between the end of what it follows, the turn or its slot's request before, and its due time
+    message_tokens: int = 0  # what a later turn adds; its `prompt_tokens` count all, answers at full length
+    patience_ns: int | None = None  # from its due time; then the client leaves
+    patience_for: str = "first_token"
+
+
+SCHEMA = pa.schema([
+    ("index", pa.int64()), ("request_id", pa.string()), ("due_offset_ns", pa.int64()), ("klass", pa.string()),
+    ("tenant", pa.string()), ("session_id", pa.string()), ("turn", pa.int64()), ("prompt_tokens", pa.int64()),
+    ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
+    ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
+    ("seed", pa.int64()), ("prelude", pa.bool_()),
+    ("priority", pa.int64()), ("block_ids", pa.list_(pa.int64())), ("block_tokens", pa.int64()),
+    ("content", pa.string()), ("variant", pa.int64()), ("pause_ns", pa.int64()), ("message_tokens", pa.int64()),
+    ("patience_ns", pa.int64()), ("patience_for", pa.string()),
+])  # fmt: skip
+
+
+def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:
+    """What is sent one after another: a session's turns, or one request alone. In order of the schedule."""
+    chains: list[list[ScheduledRequest]] = []
+    for request in schedule:
+        if request.turn:
+            chains[-1].append(request)
+        else:
+            chains.append([request])
+    return chains
+
+
+def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Scenario) -> None:
+    """Writes `schedule.parquet`, before anything is sent."""
+    schema = SCHEMA.with_metadata({"scenario": scenario.name, "warmup_s": repr(scenario.measure.warmup_s)})
+    replace_table(run_dir / SCHEDULE_FILE, pa.Table.from_pylist([asdict(each) for each in schedule], schema=schema))
+
+
+def schedule_digest(schedule: list[ScheduledRequest]) -> str:
+    """Tells apart schedules that differ in anything."""
+    digest, encoder = hashlib.sha256(), msgspec.json.Encoder(enc_hook=lambda number: number.item())  # NumPy's
+    for request in schedule:
+        digest.update(encoder.encode(request))
+    return digest.hexdigest()[:16]
+
+
+def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
+    """The saved schedule and the scenario's name."""
+    table = pq.read_table(run_dir / SCHEDULE_FILE)
+    table = table.select([name for name in table.column_names if name in SCHEMA.names])  # older ones had more
+    rows = ({name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            for row in table.to_pylist())  # fmt: skip
+    return [ScheduledRequest(**row) for row in rows], table.schema.metadata[b"scenario"].decode()
+
+
+def read_warmup_s(run_dir: Path) -> float:
+    """`measure.warmup_s` of the saved schedule; 0 of one that was written before it was kept."""
+    return float(pq.read_schema(run_dir / SCHEDULE_FILE).metadata.get(b"warmup_s", b"0"))
