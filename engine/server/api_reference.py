@@ -11,52 +11,45 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.server.app import ENDPOINTS
 from engine.server.debug import ProfileRequest
-from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine.server.openai.messages import TemplateFields
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from engine.server.openai.protocol import GenerationRequest, UnsupportedField
 from engine.server.openai.responses_request import ResponsesRequest
-from engine.server.openai.unsupported import NEUTRAL, Neutral
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
-SHARED = (GenerationRequest, TemplateFields)  # told once, for all that take them
-BODIES = {
-    "POST /v1/completions": CompletionRequest,
-    "POST /v1/chat/completions": ChatRequest,
-    "POST /v1/responses": ResponsesRequest,
-    "POST /tokenize": TokenizeRequest,
-    "POST /detokenize": DetokenizeRequest,
-    "POST /debug/profile": ProfileRequest,
-}
-_TABLE = re.compile(r"(<!-- (fields|neutral): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SHARED = (GenerationRequest, TemplateFields)  # their fields have one table, for all bodies that take them
+BODIES = {f"POST {path}": endpoint.body for path, endpoint in ENDPOINTS.items()}
+BODIES["POST /debug/profile"] = ProfileRequest
+_TABLE = re.compile(r"(<!-- (fields|unsupported): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 def tables() -> dict[str, str]:
-    """Name of a model → its table: every model that a request can hold, and the fields that only pass."""
+    """Name of a model → its table, of every model that a request can hold."""
     found: dict[str, str] = {}
     for model in (*SHARED, *BODIES.values()):
         schema = model.model_json_schema()
         for name, inner in schema.pop("$defs", {}).items():
             found[name] = _table(inner, set())
         bases = [base for base in SHARED if base is not model and issubclass(model, base)]
-        told = {name for base in bases for name in base.model_fields if not _declares(model, base, name)}
-        found[model.__name__] = _table(schema, told)
+        shared = {name for base in bases for name in base.model_fields if not _declares(model, base, name)}
+        found[model.__name__] = _table(schema, shared)
     return found
 
 
-def neutral_tables() -> dict[str, Mapping[str, Neutral]]:
-    """Name of a model → the fields that pass with some values only; the same for completions and chats."""
-    return {"GenerationRequest": NEUTRAL, "ResponsesRequest": ResponsesRequest.neutral}
+def unsupported_tables() -> dict[str, Mapping[str, UnsupportedField]]:
+    """Name of a model → the fields that pass with some values only. Completions and chats share one table."""
+    return {model.__name__: model.unsupported for model in (GenerationRequest, ResponsesRequest)}
 
 
 def renewed(document: str) -> str:
-    """The document with all its tables as the models are now. Raises KeyError for a table of no model."""
-    fields, neutral = tables(), neutral_tables()
+    """The document with current tables. Raises KeyError for a table of no model."""
+    fields, unsupported = tables(), unsupported_tables()
 
     def renew(found: re.Match) -> str:
         begin, kind, name, _, end = found.groups()
-        return begin + (fields[name] if kind == "fields" else _neutral_table(neutral[name])) + end
+        return begin + (fields[name] if kind == "fields" else _unsupported_table(unsupported[name])) + end
 
     return _TABLE.sub(renew, document)
 
@@ -71,11 +64,11 @@ def _table(schema: dict[str, Any], left_out: set[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _neutral_table(table: Mapping[str, Neutral]) -> str:
+def _unsupported_table(table: Mapping[str, UnsupportedField]) -> str:
     lines = ["| field | of | passes with null, or |", "|---|---|---|"]
-    for name, neutral in sorted(table.items()):
-        values = ", ".join(_value(value) for value in neutral.values) or "–"
-        lines.append(f"| `{name}` | {neutral.of} | {values} |")
+    for name, unsupported in sorted(table.items()):
+        values = ", ".join(_value(value) for value in unsupported.values) or "–"
+        lines.append(f"| `{name}` | {unsupported.of} | {values} |")
     return "\n".join(lines) + "\n"
 
 
@@ -108,7 +101,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> list[str]:
-    """Of the value and of what it holds."""
+    """Of a value and of its members."""
     bounds = [f"{sign} {_number(schema[key])}" for key, sign in _SIGNS.items() if key in schema]
     for short, noun in (("Length", "characters"), ("Items", "items"), ("Properties", "entries")):
         least, most = schema.get(f"min{short}"), schema.get(f"max{short}")
@@ -118,15 +111,15 @@ def _bounds(schema: dict[str, Any]) -> list[str]:
             bounds.append(f"at least {least:,} {noun}")
     if "pattern" in schema:
         bounds.append(f"`{schema['pattern']}`")
-    held = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
-    for inner in held:
+    inner_schemas = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
+    for inner in inner_schemas:
         if isinstance(inner, dict):
             bounds += [bound for bound in _bounds(inner) if bound not in bounds]
     return bounds
 
 
 def _number(value: float) -> str:
-    """2^31 rather than ten digits."""
+    """2^31 instead of ten digits."""
     if value and value == int(value) and abs(value) >= 2**31 and abs(int(value)).bit_count() == 1:
         return f"{'-' if value < 0 else ''}2^{abs(int(value)).bit_length() - 1}"
     return f"{value:g}" if abs(value) < 1e6 else f"{value:,}"

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
@@ -13,13 +14,30 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from engine.config import EngineConfig
 from engine.server import token_api
 from engine.server.debug import add_debug_routes
-from engine.server.edge import Edge, show_api_error, show_http_error
-from engine.server.errors import ApiError
-from engine.server.json_body import decode
-from engine.server.openai import chat_request as protocol_chat
-from engine.server.openai import protocol
-from engine.server.openai import responses_request as openresponses
+from engine.server.errors import ApiError, Rejection
+from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
+from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
+from engine.server.openai.protocol import CompletionRequest, Strict, parse
+from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A POST route: the model of its body, and what answers a checked one."""
+
+    body: type[Strict]
+    answer: Callable[[Service, Request, Any], Awaitable[Response]]
+
+
+# A new endpoint is a line here.
+ENDPOINTS = {
+    "/v1/completions": Endpoint(CompletionRequest, Service.complete),
+    "/v1/chat/completions": Endpoint(ChatRequest, Service.chat),
+    "/v1/responses": Endpoint(ResponsesRequest, Service.respond),
+    "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize),
+    "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize),
+}
 
 
 def build_app(config: EngineConfig) -> FastAPI:
@@ -44,45 +62,28 @@ def build_app(config: EngineConfig) -> FastAPI:
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)
     app.state.service = service
-    app.add_middleware(Edge, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(RequestMiddleware, max_body_bytes=config.max_body_bytes)
     app.add_exception_handler(ApiError, show_api_error)
     app.add_exception_handler(HTTPException, show_http_error)
-    _add_generation_routes(app, service)
+    for path, endpoint in ENDPOINTS.items():
+        _add_endpoint(app, service, path, endpoint)
     _add_service_routes(app, service)
     add_debug_routes(app, service.core, service.telemetry, _body_of)
     return app
 
 
-def _add_generation_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", openapi_extra=_body_of(protocol.CompletionRequest))
-    async def completions(request: Request) -> Response:
-        body = protocol.parse(protocol.CompletionRequest, decode(await request.body()))
-        service.check_model(body.model)
-        return await service.complete(request, body)
+def _add_endpoint(app: FastAPI, service: Service, path: str, endpoint: Endpoint) -> None:
+    async def answer(request: Request) -> Response:
+        try:
+            body = parse(endpoint.body, await request.body())
+            service.check_model(body.model)
+            return await endpoint.answer(service, request, body)
+        except Rejection as rejection:
+            service.telemetry.exporter.observe_rejection(rejection.code)
+            raise
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_of(protocol_chat.ChatRequest))
-    async def chat_completions(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.ChatRequest, decode(await request.body()))
-        service.check_model(body.model)
-        return await service.chat(request, body)
-
-    @app.post("/v1/responses", openapi_extra=_body_of(openresponses.ResponsesRequest))
-    async def responses(request: Request) -> Response:
-        body = protocol.parse(openresponses.ResponsesRequest, decode(await request.body()))
-        service.check_model(body.model)
-        return await openresponses.create(service, request, body)
-
-    @app.post("/tokenize", openapi_extra=_body_of(protocol_chat.TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.TokenizeRequest, decode(await request.body()))
-        service.check_model(body.model)
-        return JSONResponse(await token_api.tokenize(service, body))
-
-    @app.post("/detokenize", openapi_extra=_body_of(protocol_chat.DetokenizeRequest))
-    async def detokenize(request: Request) -> Response:
-        body = protocol.parse(protocol_chat.DetokenizeRequest, decode(await request.body()))
-        service.check_model(body.model)
-        return JSONResponse(await token_api.detokenize(service, body))
+    name = path.removeprefix("/v1/").strip("/").replace("/", "_")
+    app.add_api_route(path, answer, methods=["POST"], name=name, openapi_extra=_body_of(endpoint.body))
 
 
 def _add_service_routes(app: FastAPI, service: Service) -> None:
@@ -120,6 +121,6 @@ def _state(service: Service, *, healthy: bool) -> JSONResponse:
 
 
 def _body_of(kind: type) -> dict[str, Any]:
-    """The body's schema for /docs: bodies are parsed by hand, for errors in the official shape."""
+    """The schema of a body for /docs. FastAPI does not parse bodies, so that errors have the official shape."""
     schema = kind.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from engine.server.core.call import Call
 from engine.server.core.sequence import Piece
 from engine.server.errors import ApiError
-from engine.server.openai.serializer import Wording
+from engine.server.openai.serializer import Serializer
 from metrics.records import RequestRecord
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -23,10 +23,10 @@ class CallResponse(Response):
     While it works it listens for the client's disconnect; then the core forgets the call within a step.
     """
 
-    def __init__(self, call: Call, wording: Wording, on_record: Callable[[RequestRecord], None], *, stream: bool):
+    def __init__(self, call: Call, serializer: Serializer, on_record: Callable[[RequestRecord], None], *, stream: bool):
         super().__init__()
         self._call = call
-        self._wording = wording
+        self._serializer = serializer
         self._on_record = on_record
         self._streams = stream  # a method kept here would be a cycle: nothing of a call would go before a collection
 
@@ -48,19 +48,19 @@ class CallResponse(Response):
             raise failure
 
     async def _stream(self, send: Send) -> None:
-        call, wording = self._call, self._wording
+        call, serializer = self._call, self._serializer
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        pending = wording.opening()
+        pending = serializer.opening()
         try:
             if pending:
                 await send({"type": "http.response.body", "body": pending, "more_body": True})
             async for piece in call.pieces():
-                if events := wording.events(piece):
+                if events := serializer.events(piece):
                     await self._deliver(send, {"body": events, "more_body": True}, piece)
-            await self._deliver(send, {"body": wording.closing(), "more_body": False}, piece)
+            await self._deliver(send, {"body": serializer.closing(), "more_body": False}, piece)
         except Exception as error:  # too late for a status: the stream says it, and ends
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
-            await send({"type": "http.response.body", "body": wording.failure(shown), "more_body": False})
+            await send({"type": "http.response.body", "body": serializer.failure(shown), "more_body": False})
             self._tell_of(call.failure_written)
             if shown is not error:
                 raise
@@ -68,12 +68,12 @@ class CallResponse(Response):
     async def _whole(self, send: Send) -> None:
         try:
             async for piece in self._call.pieces():
-                self._wording.add(piece)
+                self._serializer.add(piece)
         except ApiError as error:
             await error.response()({"type": "http"}, _never, send)
             self._tell_of(self._call.failure_written)
             return
-        body = self._wording.body()
+        body = self._serializer.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._deliver(send, {"body": body}, piece)

@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from engine.messages import Profile
 from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, core_died, shutting_down
-from engine.server.json_body import decode
-from engine.server.openai import protocol
+from engine.server.openai.protocol import Strict, parse
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
@@ -33,10 +32,10 @@ TOP_KERNELS = 30
 RECORDS_SECONDS = 2.0  # the last steps of a burst may be untold still
 
 
-class ProfileRequest(protocol.Strict):
+class ProfileRequest(Strict):
     """POST /debug/profile: a burst of profiled steps."""
 
-    neutral: ClassVar[dict] = {}
+    unsupported: ClassVar[dict] = {}
 
     steps: int = Field(ge=1, le=MAX_STEPS, description="engine steps to profile, the next ones")
     timeout_s: float = Field(
@@ -74,7 +73,7 @@ def add_debug_routes(
 
     @app.post("/debug/profile", openapi_extra=body_of(ProfileRequest))
     async def profile(request: Request) -> Response:
-        body = protocol.parse(ProfileRequest, decode(await request.body()))
+        body = parse(ProfileRequest, await request.body())
         burst = await _burst(core, body)
         telemetry.exporter.observe_burst(by_class(burst.records))
         if core.config.telemetry == "full":

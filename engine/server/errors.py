@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API shows them: {"error": {message, type, param, code}}, all four always there."""
+"""Errors as the OpenAI API shows them: {"error": {message, type, param, code}}; all four are always present."""
 
 from typing import Any
 
@@ -37,26 +37,35 @@ class ApiError(SojournError):
         }
 
     def response(self) -> JSONResponse:
-        """With the headers that openai-python obeys: when to try again, or not to."""
+        """Has the headers by which openai-python decides whether and when it tries again."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(self.retry_after_seconds)
             headers["Retry-After-Ms"] = str(self.retry_after_seconds * 1000)
-        elif self.status >= 500:  # a fault of ours, which the same request would meet again
+        elif self.status >= 500:  # the same request would fail again
             headers["X-Should-Retry"] = "false"
         return JSONResponse(self.body(), self.status, headers)
+
+
+class Rejection(ApiError):
+    """A valid request that finds no room, or no engine. Telemetry counts it by its code."""
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """The refusal of one field of a body."""
+    return ApiError(400, message, param=param, code=code)
 
 
 _TYPES = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
 def shutting_down() -> ApiError:
-    """What requests get that are still open when the time to drain is over."""
+    """For requests that are still open when the time to drain is over."""
     message = "the server is shutting down and could not finish this request; send it again"
     return ApiError(503, message, code="engine_draining", retry_after_seconds=5)
 
 
 def core_died() -> ApiError:
-    """What every open request gets when the core process ends under it."""
+    """For every request that is open when the core process dies."""
     message = "the engine core died while it worked on this request; it is being restarted, send the request again"
     return ApiError(503, message, code="engine_core_died", retry_after_seconds=2)

@@ -16,19 +16,19 @@ from engine.server.call_response import CallResponse
 from engine.server.core.call import Call, Origin, admit
 from engine.server.core.client import CoreClient
 from engine.server.core.sequence import DecodeSpans, Prompt, Sequence
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.grammar.checks import GrammarChecks
-from engine.server.openai import prompts
-from engine.server.openai import sampling as controls
 from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.chat_serializer import ChatWording
-from engine.server.openai.completion_serializer import CompletionWording
-from engine.server.openai.prompts import PromptEncoder
-from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
-from engine.server.openai.serializer import Wording
-from engine.server.openai.structured_output import refuse_other_ends, wanted_grammar
+from engine.server.openai.chat_serializer import ChatSerializer
+from engine.server.openai.completion_serializer import CompletionSerializer
+from engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
+from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
+from engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
+from engine.server.openai.responses_serializer import ResponsesSerializer
+from engine.server.openai.sampling import reading_of, sampling_params
+from engine.server.openai.serializer import Serializer
+from engine.server.openai.structured_output import output_grammar
 from engine.server.openai.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
-from engine.server.openai.trace_attributes import asked
 from engine.server.telemetry.full import make_telemetry
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
@@ -45,9 +45,7 @@ class Service:
         self.name = config.served_model_name or folder.name
         self.tokenizer = Tokenizer(folder)
         self.telemetry = telemetry = make_telemetry(config)
-        self.encoder = PromptEncoder(
-            self.tokenizer, ChatTemplate(folder), self._capacity, telemetry.exporter.observe_rejection
-        )
+        self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.core_died)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
@@ -56,59 +54,62 @@ class Service:
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
-        self.encoder.refuse_long_lists(body.prompt)
-        listed = prompts.listed(body.prompt)
-        self.admit(len(listed), body.choices)
+        limits = self.limits()
+        prompts = listed_prompts(body.prompt, limits)
+        self.refuse_if_full_now(len(prompts), body.choices)
         grammar = await self.grammar(body)
-        encoded = await self.encoder.encode(listed, add_special_tokens=body.add_special_tokens, param="prompt")
-        call = self.start(request, body, encoded, body.max_tokens, "prompt", grammar=grammar)
-        wording = CompletionWording(call, body, self.base(call, "cmpl"), self.tokenizer)
-        return self.respond(call, wording, stream=body.stream)
+        add_special_tokens = body.add_special_tokens
+        encoded = await self.encoder.encode(prompts, limits, add_special_tokens=add_special_tokens, param="prompt")
+        call = self.start(request, body, encoded, limits, body.max_tokens, "prompt", grammar=grammar)
+        serializer = CompletionSerializer(call, body, self.repeated_fields(call, "cmpl"), self.tokenizer)
+        return self.follow(call, serializer, stream=body.stream)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answers POST /v1/chat/completions. Raises ApiError before the first byte."""
         call, plan = await self.start_chat(request, body)
-        wording = ChatWording(call, body, self.base(call, "chatcmpl"), self.tokenizer, plan)
-        return self.respond(call, wording, stream=body.stream)
+        serializer = ChatSerializer(call, body, self.repeated_fields(call, "chatcmpl"), self.tokenizer, plan)
+        return self.follow(call, serializer, stream=body.stream)
 
-    async def start_chat(
-        self, request: Request, body: ChatRequest, param: str = "messages"
-    ) -> tuple[Call, ToolPlan | None]:
-        """Renders a checked chat and hands it to the core. `param` names the field that holds the messages."""
-        self.admit(1, body.choices)
+    async def respond(self, request: Request, body: ResponsesRequest) -> Response:
+        """Answers POST /v1/responses. Raises ApiError before the first byte."""
+        try:
+            call, plan = await self.start_chat(request, body.as_chat())
+        except ApiError as error:
+            error.param = RESPONSES_PARAMS.get(error.param, error.param)
+            raise
+        block_size = self.config.block_size if self.config.prefix_caching else 0
+        serializer = ResponsesSerializer(call, body, self.name, self.tokenizer.vocabulary, plan, block_size)
+        return self.follow(call, serializer, stream=body.stream)
+
+    async def start_chat(self, request: Request, body: ChatRequest) -> tuple[Call, ToolPlan | None]:
+        """Renders a checked chat and hands it to the core."""
+        self.refuse_if_full_now(1, body.choices)
+        limits = self.limits()
         plan = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         grammar = await self.grammar(body, plan)
         prompt = await self.encoder.encode_chat(
             body.messages,
             body,
+            limits,
             tools=plan and plan.template_value,
             add_special_tokens=body.add_special_tokens,
-            param=param,
         )
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return self.start(request, body, [prompt], max_tokens, param, plan, grammar), plan
+        return self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
 
     async def grammar(self, body: GenerationRequest, plan: ToolPlan | None = None) -> Grammar | None:
-        """What the output must follow, checked to be something that it can follow. Raises ApiError."""
-        wanted = wanted_grammar(body)
-        if plan is not None:
-            if wanted is not None and wanted[0].kind != "json_schema":
-                message = (
-                    f"`{wanted[1]}` that is no JSON schema cannot be combined with `tools`; send `tool_choice`: none"
-                )
-                raise ApiError(400, message, param=wanted[1], code="invalid_value")
-            if wanted is not None and not plan.forced:
-                wanted = (plan.beside(wanted[0].source), wanted[1])
-            elif plan.grammar is not None:  # a forced call leaves no answer that a schema could shape
-                wanted = (plan.grammar, "tools")
+        """The grammar of the output, which a worker has found to be compilable. Raises ApiError."""
+        if plan is None and not body.asks_for_grammar:
+            return None
+        wanted = output_grammar(body, plan)
         if wanted is None:
             return None
-        refuse_other_ends(body, wanted[1])
-        await self.grammar_checks.check(*wanted)
-        return wanted[0]
+        grammar, param = wanted
+        await self.grammar_checks.check(grammar, param)
+        return grammar
 
     def plan_tools(self, tools: list[ChatTool], choice: ToolChoice | None, *, parallel: bool) -> ToolPlan | None:
-        """What the tools of a body ask for. Raises ApiError 400 for what the model or its format cannot do."""
+        """How prompt and output carry the tools of a body. Raises ApiError 400 where the model's format cannot."""
         return plan_tools(
             [tool.function for tool in tools],
             choice.function if isinstance(choice, NamedChoice) else choice,
@@ -124,22 +125,24 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def admit(self, num_prompts: int, choices: int) -> None:
-        """Raises ApiError unless the core is up and has room for so many sequences: 400 where it never will."""
+        """Raises ApiError unless the core is up and has room for all sequences of a call; 400 where it never will."""
         wanted, limit = num_prompts * choices, min(MAX_SEQUENCES, self.config.max_waiting + self.config.max_num_seqs)
         if wanted > limit:
             message = f"{num_prompts} prompts × {choices} choices are {wanted} sequences, but a call may have {limit}"
-            raise ApiError(400, message, param="n" if choices > 1 else "prompt", code="invalid_value")
-        try:
-            admit(self.core, self.config.max_waiting, wanted)
-        except ApiError as error:
-            self.telemetry.exporter.observe_rejection(error.code)
-            raise
+            raise invalid("n" if choices > 1 else "prompt", message)
+        admit(self.core, self.config.max_waiting, wanted)
+
+    def refuse_if_full_now(self, num_prompts: int, choices: int) -> None:
+        """Spares a call that has no chance the reading of its prompt. `admit` decides after that, because others come
+        meanwhile."""
+        self.admit(num_prompts, choices)
 
     def start(
         self,
         request: Request,
         body: GenerationRequest,
         encoded: list[Prompt],
+        limits: ModelLimits,
         max_tokens: int | None,
         param: str,
         plan: ToolPlan | None = None,
@@ -150,20 +153,18 @@ class Service:
         `max_tokens` is for each of them; None is what fits. `param` names the field that holds the prompts.
         Raises ApiError 400 for what the model cannot do.
         """
-        room = [self.encoder.room(prompt, max_tokens, param) for prompt in encoded]
+        room = [limits.output_tokens(prompt, max_tokens, param) for prompt in encoded]
         if body.min_tokens > min(room):
             message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(room)} tokens"
-            raise ApiError(400, message, param="min_tokens", code="invalid_value")
+            raise invalid("min_tokens", message)
         seed = body.seed
         if seed is None:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
-        params = controls.sampling(body, self.encoder, seed)
-        if grammar is not None:
-            params = msgspec.structs.replace(params, grammar=grammar)
+        params = sampling_params(body, self.tokenizer, seed, grammar)
         shown = plan.shown_token_ids if plan is not None else frozenset()
-        reading = controls.reading(body, params, unread=max_tokens == 0)
-        self.admit(len(encoded), body.choices)  # again: others came while this prompt was read
+        reading = reading_of(body, params, unread=max_tokens == 0)
+        self.admit(len(encoded), body.choices)
         origin = self._origin(request, body.tenant)
         encoded_ns = time.monotonic_ns()
 
@@ -199,19 +200,19 @@ class Service:
             return sequences
 
         call = Call(self.core, origin, encoded_ns, submit)
-        self._open[origin.request_id] = asked(body, max_tokens) if self.telemetry.is_tracing else {}
+        self._open[origin.request_id] = trace_attributes(body, max_tokens) if self.telemetry.is_tracing else {}
         return call
 
-    def respond(self, call: Call, wording: Wording, *, stream: bool) -> Response:
+    def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
         """The response that follows a call to its record."""
 
         def close(record: RequestRecord) -> None:
             self.telemetry.request(record, self._open.pop(record.request_id, {}))
 
-        return CallResponse(call, wording, close, stream=stream)
+        return CallResponse(call, serializer, close, stream=stream)
 
-    def base(self, call: Call, prefix: str) -> dict[str, Any]:
-        """What every chunk of a call repeats."""
+    def repeated_fields(self, call: Call, prefix: str) -> dict[str, Any]:
+        """The fields that every chunk of a call repeats."""
         return {
             "id": f"{prefix}-{call.origin.request_id}",
             "created": int(time.time()),
@@ -229,15 +230,15 @@ class Service:
         settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port"})
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 
-    def _capacity(self) -> tuple[int, str]:
-        """Tokens that one sequence may have, prompt and output, and the sentence that says why."""
+    def limits(self) -> ModelLimits:
+        """Of the loaded model. Raises ApiError 503 before there is one."""
         ready = self.core.ready
         if ready is None:
-            raise ApiError(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
+            raise Rejection(503, "the engine is loading", code="engine_loading", retry_after_seconds=2)
         pool = ready.num_kv_blocks * ready.block_size
         if pool < ready.max_model_len:
-            return pool, f"the KV pool holds {pool} tokens"
-        return ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens"
+            return ModelLimits(pool, f"the KV pool holds {pool} tokens")
+        return ModelLimits(ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens")
 
     def _fingerprint(self) -> str:
         """Changes with whatever can change what a seed gives: the model, its precision, the device."""

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.server.core.client import CoreClient
 from engine.server.core.sequence import DecodeSpans, Lost, Piece, Sequence, Write
-from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.errors import ApiError, Rejection, core_died, shutting_down
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
@@ -184,11 +184,11 @@ class Call:
 def admit(core: CoreClient, max_waiting: int, num_sequences: int) -> None:
     """Raises ApiError unless the core is up and its queue has room: 503 while it is not, 429 when it is full."""
     if core.state != "ready":
-        raise ApiError(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
+        raise Rejection(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
     waiting = core.num_waiting
     if waiting + num_sequences > max_waiting + core.free_places:
         wait = "wait already" if num_sequences == 1 else f"may wait, {waiting} do, and this call has {num_sequences}"
-        raise ApiError(
+        raise Rejection(
             429,
             f"max_waiting, {max_waiting} requests, {wait}; try again after the given time",
             code="queue_full",

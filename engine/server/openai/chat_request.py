@@ -1,10 +1,10 @@
-"""What clients may send to /v1/chat/completions and /tokenize."""
+"""The bodies of /v1/chat/completions, /tokenize and /detokenize."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, invalid
 from engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
 from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
 from engine.server.openai.tools import ToolChoice
@@ -32,13 +32,11 @@ class ChatRequest(TemplateFields, GenerationRequest):
 
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()
-        self.refuse_contradictory_prompts()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             message = "send `max_completion_tokens` or `max_tokens`, not both with different values"
-            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+            raise invalid("max_tokens", message)
         if self.top_logprobs and not self.logprobs:
-            message = "`top_logprobs` needs `logprobs`: true"
-            raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+            raise invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true")
 
 
 class TokenizeRequest(TemplateFields):
@@ -55,8 +53,7 @@ class TokenizeRequest(TemplateFields):
     return_token_strs: bool = Field(False, description="the tokens as the vocabulary spells them, too")
 
     def refuse_contradictions(self) -> None:
-        """Raises ApiError 400 for fields that are fine by themselves, but not together."""
-        self.refuse_contradictory_prompts()
+        super().refuse_contradictions()
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "send either `prompt` or `messages`", param="prompt")
 

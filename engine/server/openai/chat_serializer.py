@@ -15,7 +15,7 @@ from engine.token.text.tokenizer import Tokenizer
 from engine.token.tools.calls import CallDelta, ContentDelta, Delta
 
 
-class ChatWording:
+class ChatSerializer:
     """Chat completions: one prompt, n choices. With a plan, the text of each is looked through for calls."""
 
     def __init__(

@@ -11,7 +11,7 @@ from engine.server.openai.serializer import Chunks, failure_event, timings_of, t
 from engine.token.text.tokenizer import Tokenizer
 
 
-class CompletionWording:
+class CompletionSerializer:
     """Text completions: choice c of prompt p has the index p × n + c."""
 
     def __init__(self, call: Call, body: CompletionRequest, base: dict[str, Any], tokenizer: Tokenizer):

@@ -1,11 +1,11 @@
-"""Chat messages as clients send them, and what else shapes the prompt that a template makes of them."""
+"""Chat messages as clients send them, and the other fields that shape a rendered prompt."""
 
 import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.server.errors import ApiError
+from engine.server.errors import invalid
 from engine.server.openai.protocol import Strict
 from engine.server.openai.tools import MAX_TOOLS, ChatTool
 
@@ -30,7 +30,7 @@ class CalledFunction(Strict):
     def _an_object(cls, arguments: str) -> str:
         try:
             value = json.loads(arguments or "{}")
-            json.dumps(value, ensure_ascii=False).encode()  # templates write it so, and half a character cannot be
+            json.dumps(value, ensure_ascii=False).encode()  # as templates write it; half a character fails
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
@@ -62,12 +62,11 @@ class Message(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        """Clients send back the messages that they got, with null for all that was not in them."""
+        """Clients send back the messages of earlier answers, with null for every absent field."""
         if not isinstance(value, dict):
             return value
-        # The official answers say in this way that nothing is cited.
-        empty = {"annotations": []}
-        return {name: v for name, v in value.items() if v is not None and v != empty.get(name)}
+        no_citations = {"annotations": []}  # of an official answer
+        return {name: v for name, v in value.items() if v is not None and v != no_citations.get(name)}
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "Message":
@@ -94,7 +93,7 @@ class Message(Strict):
 
 
 class TemplateFields(Strict):
-    """What shapes the prompt beside the messages."""
+    """The fields that shape the prompt beside the messages."""
 
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] = Field(
         [], description="functions that the model may call, shown to it by its chat template"
@@ -107,8 +106,8 @@ class TemplateFields(Strict):
         {}, description="variables that the chat template reads, such as enable_thinking"
     )
 
-    def refuse_contradictory_prompts(self) -> None:
-        """Raises ApiError 400 for two ends of the prompt."""
+    def refuse_contradictions(self) -> None:
+        super().refuse_contradictions()
         if self.continue_final_message and self.add_generation_prompt:
             message = "`continue_final_message` needs `add_generation_prompt`: false; a prompt has one end"
-            raise ApiError(400, message, param="continue_final_message", code="invalid_value")
+            raise invalid("continue_final_message", message)

@@ -1,11 +1,11 @@
-"""Prompts of a body → ids, within the model's bounds; long ones off the event loop."""
+"""Prompts of a body → ids, within the limits of the model. Long prompts are encoded off the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.server.core.sequence import Prompt
-from engine.server.errors import ApiError
+from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.openai.messages import Message, TemplateFields
 from engine.server.openai.protocol import MAX_PROMPTS
 from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateError
@@ -14,88 +14,109 @@ from engine.token.text.tokenizer import Tokenizer
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
 
 
-def listed(prompt: Any) -> list[str | list[int]]:
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """How many tokens one sequence of the loaded model may have."""
+
+    capacity: int  # prompt and output together
+    reason: str  # why not more, as errors say it
+
+    def output_tokens(self, prompt: Prompt, max_tokens: int | None, param: str) -> int:
+        """`max_tokens`, or what fits where it is None. Raises ApiError 400 for a sequence that never fits."""
+        size = len(prompt.token_ids)
+        if size >= self.capacity and (max_tokens != 0 or size > self.capacity):
+            raise self.too_long(str(size), param)
+        if max_tokens is None:
+            return self.capacity - size
+        if size + max_tokens > self.capacity:
+            message = (
+                f"the prompt has {size} tokens and max_tokens is {max_tokens}, together {size + max_tokens}, "
+                f"but {self.reason}; shorten the prompt or ask for at most {self.capacity - size} tokens"
+            )
+            raise Rejection(400, message, param="max_tokens", code="context_length_exceeded")
+        return max_tokens
+
+    def too_long(self, tokens: str, param: str) -> ApiError:
+        message = f"the prompt has {tokens} tokens, but {self.reason}, output included; shorten the prompt"
+        return Rejection(400, message, param=param, code="context_length_exceeded")
+
+
+def listed_prompts(prompt: Any, limits: ModelLimits) -> list[str | list[int]]:
     """The prompts of a completion: one text, one list of ids, or a list of either. Raises ApiError 400."""
     if isinstance(prompt, str):
         return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if all(type(token) is int for token in prompt):
-            return [prompt]
-        if len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
-            message = f"`prompt` lists {len(prompt)} prompts, but a call may have {MAX_PROMPTS}; send several calls"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
-            return prompt
+    items = prompt if isinstance(prompt, list) else []
+    for ids in (items, *items[:MAX_PROMPTS]):  # before any code looks at each of the ids
+        if isinstance(ids, list) and len(ids) > max(limits.capacity, MAX_PROMPTS) and type(ids[0]) is int:
+            raise limits.too_long(f"{len(ids):,}", "prompt")
+    if items:
+        if _is_ids(items):
+            return [items]
+        if len(items) > MAX_PROMPTS and isinstance(items[0], str | list):
+            message = f"`prompt` lists {len(items)} prompts, but a call may have {MAX_PROMPTS}; send several calls"
+            raise invalid("prompt", message)
+        if all(isinstance(item, str) for item in items) or all(map(_is_ids, items)):
+            return items
     if prompt == []:
-        raise empty("prompt")
-    shown = f"a list of {len(prompt)} other things" if isinstance(prompt, list) else type(prompt).__name__
+        raise _empty("prompt")
+    shown = f"a list of {len(items)} other things" if items else type(prompt).__name__
     message = f"`prompt` must be a text, a list of token ids, or a list of texts or of lists of token ids, not {shown}"
-    raise ApiError(400, message, param="prompt", code="invalid_value")
+    raise invalid("prompt", message)
 
 
-def empty(param: str) -> ApiError:
-    return ApiError(400, f"`{param}` is empty; send at least one token", param=param, code="invalid_value")
-
-
-def _is_ids(item: Any) -> bool:
-    return isinstance(item, list) and all(type(token) is int for token in item)
+def checked_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
+    """Raises ApiError 400 unless the model has all these ids."""
+    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if bad is not None:
+        message = f"`{param}` holds token id {bad}, but ids of this model are 0 to {vocab_size - 1}"
+        raise invalid(param, message)
+    return ids
 
 
 class PromptEncoder:
-    """Owns the tokenizer and the template of a served model. `capacity` tells (tokens, why no more) of one sequence."""
+    """Owns the tokenizer and the template of a served model."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        capacity: Callable[[], tuple[int, str]],
-        on_rejection: Callable[[str], None],
-    ):
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
         self.tokenizer = tokenizer
         self.template = template
-        self._capacity = capacity
-        self._on_rejection = on_rejection
 
     async def encode(
-        self, prompts: list[str | list[int]], *, add_special_tokens: bool, param: str, allow_empty: bool = False
+        self,
+        prompts: list[str | list[int]],
+        limits: ModelLimits,
+        *,
+        add_special_tokens: bool,
+        param: str,
+        allow_empty: bool = False,
     ) -> list[Prompt]:
-        """Texts and lists of ids → prompts. Refuses, before it does the work, a text that is too long in any case."""
+        """Texts and lists of ids → prompts. A text that is too long in any case is refused before it is encoded."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             least = len(text.encode()) // self.tokenizer.longest_token_bytes
-            if least > self._capacity()[0]:
-                raise self.too_long(f"at least {least:,}", param)
+            if least > limits.capacity:
+                raise limits.too_long(f"at least {least:,}", param)
         if sum(map(len, texts)) < OFF_LOOP_CHARACTERS:
             encoded = [self._encode(prompt, add_special_tokens) for prompt in prompts]
         else:
             encoded = await asyncio.to_thread(lambda: [self._encode(prompt, add_special_tokens) for prompt in prompts])
         if not allow_empty and not all(prompt.token_ids for prompt in encoded):
-            raise empty(param)
+            raise _empty(param)
         return encoded
-
-    def refuse_long_lists(self, prompt: Any) -> None:
-        """Refuses ids that are too many in any case, before anything looks at each of them. Raises ApiError 400."""
-        capacity = self._capacity()[0]
-        given = prompt if isinstance(prompt, list) else []
-        for ids in (given, *given[:MAX_PROMPTS]):
-            if isinstance(ids, list) and len(ids) > max(capacity, MAX_PROMPTS) and type(ids[0]) is int:
-                raise self.too_long(f"{len(ids):,}", "prompt")
 
     async def encode_chat(
         self,
         messages: list[Message],
         fields: TemplateFields,
+        limits: ModelLimits,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_special_tokens: bool = False,
-        param: str = "messages",
     ) -> Prompt:
         """Messages → the prompt for the assistant's turn, with `tools` as templates read them.
 
         Raises ApiError 400 where the template refuses them.
         """
         self._check_variables(fields.chat_template_kwargs)
-        longest = self._capacity()[0] * self.tokenizer.longest_token_bytes
         values = [message.template_value() for message in messages]
         try:
             text = await asyncio.to_thread(
@@ -105,13 +126,13 @@ class PromptEncoder:
                 add_generation_prompt=fields.add_generation_prompt,
                 continue_final_message=fields.continue_final_message,
                 variables=fields.chat_template_kwargs,
-                max_characters=longest,
+                max_characters=limits.capacity * self.tokenizer.longest_token_bytes,
             )
         except OutputTooLong:
-            raise self.too_long(f"at least {self._capacity()[0]:,}", param) from None
+            raise limits.too_long(f"at least {limits.capacity:,}", "messages") from None
         except TemplateError as error:
-            raise ApiError(400, str(error), param=param) from None
-        return (await self.encode([text], add_special_tokens=add_special_tokens, param=param))[0]
+            raise ApiError(400, str(error), param="messages") from None
+        return (await self.encode([text], limits, add_special_tokens=add_special_tokens, param="messages"))[0]
 
     def _check_variables(self, variables: dict[str, Any]) -> None:
         known = self.template.variables
@@ -121,40 +142,17 @@ class PromptEncoder:
             message = (
                 f"`chat_template_kwargs` sets {unknown[:80]!r}, which this model's template does not read; {reads}"
             )
-            raise ApiError(400, message, param="chat_template_kwargs", code="invalid_value")
-
-    def too_long(self, tokens: str, param: str) -> ApiError:
-        self._on_rejection("context_length_exceeded")
-        message = f"the prompt has {tokens} tokens, but {self._capacity()[1]}, output included; shorten the prompt"
-        return ApiError(400, message, param=param, code="context_length_exceeded")
-
-    def checked_ids(self, ids: list[int], param: str) -> list[int]:
-        """Raises ApiError 400 unless the model has all these ids."""
-        size = self.tokenizer.vocab_size
-        bad = next((token for token in ids if not 0 <= token < size), None)
-        if bad is not None:
-            message = f"`{param}` holds token id {bad}, but ids of this model are 0 to {size - 1}"
-            raise ApiError(400, message, param=param, code="invalid_value")
-        return ids
-
-    def room(self, prompt: Prompt, asked: int | None, param: str) -> int:
-        """Output tokens that a sequence may have: as asked, or what fits. Raises ApiError 400 for what never fits."""
-        capacity, limit = self._capacity()
-        size = len(prompt.token_ids)
-        if size >= capacity and (asked != 0 or size > capacity):
-            raise self.too_long(str(size), param)
-        if asked is None:
-            return capacity - size
-        if size + asked > capacity:
-            self._on_rejection("context_length_exceeded")
-            message = (
-                f"the prompt has {size} tokens and max_tokens is {asked}, together {size + asked}, "
-                f"but {limit}; shorten the prompt or ask for at most {capacity - size} tokens"
-            )
-            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
-        return asked
+            raise invalid("chat_template_kwargs", message)
 
     def _encode(self, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
             return Prompt(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), prompt)
-        return Prompt(self.checked_ids(prompt, "prompt"))
+        return Prompt(checked_ids(prompt, self.tokenizer.vocab_size, "prompt"))
+
+
+def _is_ids(item: Any) -> bool:
+    return isinstance(item, list) and all(type(token) is int for token in item)
+
+
+def _empty(param: str) -> ApiError:
+    return invalid(param, f"`{param}` is empty; send at least one token")

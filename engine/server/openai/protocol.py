@@ -1,13 +1,14 @@
 """What clients may send. Every field is honoured, or refused with its name; nothing is accepted and ignored."""
 
 import difflib
-from collections.abc import Collection
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.server.errors import ApiError
-from engine.server.openai.unsupported import NEUTRAL, SHOWN_CHARACTERS, refuse_unless_neutral, shorten
+from engine.server.errors import ApiError, invalid
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call
@@ -17,16 +18,70 @@ MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 MAX_STOP_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 262_144  # the largest vocabulary of any family
+SHOWN_CHARACTERS = 80  # of a value in an error
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+@dataclass(frozen=True, slots=True)
+class UnsupportedField:
+    """A field that this server does not honour: it passes only with a value that asks for nothing special."""
+
+    values: tuple[Any, ...]  # that pass beside null
+    of: str  # whose field it is
+    because: str = "is not supported by this server yet"  # in the refusal
+
+
+# A field of an endpoint's model is honoured there, even if it is listed here.
+UNSUPPORTED: dict[str, UnsupportedField] = {
+    "audio": UnsupportedField((), "OpenAI"),
+    "chat_template": UnsupportedField((), "vLLM"),
+    "detokenize": UnsupportedField((True,), "vLLM"),
+    "early_stopping": UnsupportedField((False,), "vLLM"),
+    "echo": UnsupportedField((False,), "vLLM, in chats"),
+    "function_call": UnsupportedField(("none", "auto"), "OpenAI, the older form of tools"),
+    "functions": UnsupportedField(([],), "OpenAI, the older form of tools"),
+    "include_reasoning": UnsupportedField((True, False), "vLLM"),
+    "kv_transfer_params": UnsupportedField(({},), "vLLM"),
+    "length_penalty": UnsupportedField((1,), "vLLM, for beam search"),
+    "logits_processors": UnsupportedField(([],), "vLLM"),
+    "metadata": UnsupportedField(({},), "OpenAI, for stored answers"),
+    "modalities": UnsupportedField((["text"],), "OpenAI"),
+    "moderation": UnsupportedField((), "OpenAI"),
+    "nvext": UnsupportedField(({},), "Dynamo"),
+    "parallel_tool_calls": UnsupportedField((True, False), "OpenAI"),
+    "prediction": UnsupportedField((), "OpenAI"),
+    "prompt_cache_options": UnsupportedField(({},), "OpenAI"),
+    "prompt_cache_retention": UnsupportedField(("in_memory", "in-memory"), "OpenAI"),
+    "prompt_embeds": UnsupportedField((), "vLLM"),
+    "reasoning_effort": UnsupportedField(("none",), "OpenAI"),
+    "return_tokens_as_token_ids": UnsupportedField((False,), "vLLM"),
+    "service_tier": UnsupportedField(("auto", "default"), "OpenAI"),
+    "spaces_between_special_tokens": UnsupportedField((True,), "vLLM"),
+    "store": UnsupportedField((False,), "OpenAI"),
+    "suffix": UnsupportedField(("",), "OpenAI"),
+    "thinking_token_budget": UnsupportedField((), "vLLM"),
+    "tool_choice": UnsupportedField(("none", "auto"), "OpenAI"),
+    "tools": UnsupportedField(([],), "OpenAI"),
+    "truncate_prompt_tokens": UnsupportedField((), "vLLM"),
+    "use_beam_search": UnsupportedField((False,), "vLLM"),
+    "verbosity": UnsupportedField(("medium",), "OpenAI"),
+    "vllm_xargs": UnsupportedField(({},), "vLLM"),
+    "web_search_options": UnsupportedField((), "OpenAI"),
+}
+
+
 class Strict(BaseModel):
     """No unknown fields, no conversions, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED
+
+    def refuse_contradictions(self) -> None:
+        """Raises ApiError 400 for fields that are valid by themselves, but not together."""
 
 
 class StreamOptions(Strict):
@@ -35,6 +90,12 @@ class StreamOptions(Strict):
         False, description="usage so far in every chunk, as vLLM offers it: tells the tokens of a chunk"
     )
     include_obfuscation: Literal[False] = Field(False, description="only false: no padding is sent")
+
+
+# Each of them asks for a grammar that the output follows.
+GRAMMAR_FIELDS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
 
 
 class GenerationRequest(Strict):
@@ -122,13 +183,15 @@ class GenerationRequest(Strict):
         """Alternatives to each output token; None where log-probabilities are not wanted."""
         raise NotImplementedError
 
+    @property
+    def asks_for_grammar(self) -> bool:
+        return any(getattr(self, name) is not None for name in GRAMMAR_FIELDS)
+
     def refuse_contradictions(self) -> None:
-        """Raises ApiError 400 for fields that are fine by themselves, but not together."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "`stream_options` needs `stream`: true; leave it out", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            message = "`prompt_logprobs` cannot be streamed; leave out `stream`"
-            raise ApiError(400, message, param="prompt_logprobs", code="invalid_value")
+            raise invalid("prompt_logprobs", "`prompt_logprobs` cannot be streamed; leave out `stream`")
 
 
 class CompletionRequest(GenerationRequest):
@@ -155,39 +218,46 @@ class CompletionRequest(GenerationRequest):
         super().refuse_contradictions()
         if self.max_tokens == 0 and not self.echo:
             message = "`max_tokens`=0 is not valid: it should be greater than or equal to 1, but with `echo`"
-            raise ApiError(400, message, param="max_tokens", code="invalid_value")
+            raise invalid("max_tokens", message)
         if self.best_of is not None and self.best_of < self.n:
             message = f"`best_of`={self.best_of} is not valid: it should be at least `n`, {self.n}"
-            raise ApiError(400, message, param="best_of", code="invalid_value")
+            raise invalid("best_of", message)
         if self.stream and self.choices > self.n:
             message = f"`best_of` above `n` cannot be streamed; leave out `stream`, or send {self.n}"
-            raise ApiError(400, message, param="best_of", code="invalid_value")
+            raise invalid("best_of", message)
 
 
-def parse(kind: type[Body], raw: Any) -> Body:
-    """Checks a decoded body. Raises ApiError 400 that names the first bad field, its value and what it may be."""
+def parse(kind: type[Body], content: bytes) -> Body:
+    """Checks the JSON of a body. Raises ApiError 400 that names the first bad field, its value and its bounds.
+
+    The JSON is strict: no NaN, no half characters, no number that a double or 64 bits cannot hold. Of two equal keys
+    the last counts.
+    """
+    try:
+        raw = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(raw).__name__}")
-    wanted, neutral = {}, getattr(kind, "neutral", NEUTRAL)
+    fields = {}
     for name, value in raw.items():
-        if name in neutral and name not in kind.model_fields:
-            refuse_unless_neutral(name, value, neutral)
+        if name in kind.unsupported and name not in kind.model_fields:
+            _refuse_unless_passing(name, value, kind.unsupported[name])
         elif value is not None:
-            wanted[name] = value
+            fields[name] = value
     try:
-        body = kind.model_validate(wanted)
+        body = kind.model_validate(fields)
     except ValidationError as error:
-        raise refusal_of(error, {*kind.model_fields, *neutral}) from None
-    if hasattr(body, "refuse_contradictions"):
-        body.refuse_contradictions()
+        raise refusal_of(error, {*kind.model_fields, *kind.unsupported}) from None
+    body.refuse_contradictions()
     return body
 
 
-def refusal_of(invalid: ValidationError, known: Collection[str] = ()) -> ApiError:
-    """The first bad field, its value and what it may be. `known` are the fields that one may have meant."""
-    errors = invalid.errors(include_url=False)
+def refusal_of(failure: ValidationError, known: Collection[str] = ()) -> ApiError:
+    """Names the first bad field, its value and its bounds. `known` are the fields that its sender may have meant."""
+    errors = failure.errors(include_url=False)
     field = errors[0]["loc"][0]
-    # Each member of a union says why it did not fit; what was meant is the one that objects to more than the type.
+    # Each member of a union objects. The sender meant the member that objects to more than the type.
     error = max(
         (e for e in errors if e["loc"][0] == field), key=lambda e: (not e["type"].endswith("_type"), len(e["loc"]))
     )
@@ -197,12 +267,67 @@ def refusal_of(invalid: ValidationError, known: Collection[str] = ()) -> ApiErro
         close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
         way_out = f"did you mean `{close[0]}`?" if close else "leave it out"
         message = f"`{path}` is not a field that this server knows; {way_out}"
-        return ApiError(400, message, param=path, code="unknown_parameter")
+        return invalid(path, message, "unknown_parameter")
     if error["type"] == "missing":
-        return ApiError(400, f"`{path}` is required", param=path, code="missing_required_parameter")
+        return invalid(path, f"`{path}` is required", "missing_required_parameter")
     message = f"`{path}`={shorten(error['input'])} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"
-    return ApiError(400, message, param=str(field), code="invalid_value")
+    return invalid(str(field), message)
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
 _UNION_BRANCHES = {"str", "constrained-str", "NamedChoice", "ResponseToolChoice"}
+
+
+def trace_attributes(body: GenerationRequest, max_tokens: int | None) -> dict[str, Any]:
+    """Attributes of a request's trace, by OpenTelemetry's GenAI conventions. No text of the prompt is among them."""
+    attributes = {
+        "gen_ai.operation.name": "text_completion" if isinstance(body, CompletionRequest) else "chat",
+        "gen_ai.request.max_tokens": max_tokens,
+        "gen_ai.request.temperature": body.temperature,
+        "gen_ai.request.top_p": body.top_p,
+        "gen_ai.request.top_k": body.top_k,
+        "gen_ai.request.seed": body.seed,
+        "gen_ai.request.stop_sequences": body.stops or None,
+        "gen_ai.request.stream": body.stream,
+        "gen_ai.request.choice.count": body.choices,
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _refuse_unless_passing(name: str, value: Any, field: UnsupportedField) -> None:
+    """Raises ApiError 400 for a value that asks for something."""
+    # In Python True == 1, and in JSON it is not.
+    if value is None or any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in field.values):
+        return
+    accepted = " or ".join(map(repr, field.values))
+    way_out = f"leave it out, or send {accepted}" if accepted else "leave it out"
+    message = f"`{name}` {field.because}, but was sent as {shorten(value)}; {way_out}"
+    raise invalid(name, message, "unsupported_parameter")
+
+
+def shorten(value: Any) -> str:
+    """A value as an error shows it. Reads no more of the value than it shows, because bodies are long."""
+    text = ""
+    for part in _parts(value):
+        text += part
+        if len(text) > SHOWN_CHARACTERS:
+            return f"{text[: SHOWN_CHARACTERS - 3]}..."
+    return text
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """Python's `repr` of what JSON can say, bit by bit."""
+    if isinstance(value, dict):
+        yield "{"
+        for index, (name, inner) in enumerate(value.items()):
+            yield f"{', ' if index else ''}{name[: SHOWN_CHARACTERS + 1]!r}: "
+            yield from _parts(inner)
+        yield "}"
+    elif isinstance(value, list):
+        yield "["
+        for index, inner in enumerate(value):
+            yield ", " if index else ""
+            yield from _parts(inner)
+        yield "]"
+    else:
+        yield repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from engine.server.errors import ApiError
+from engine.server.errors import invalid
 from engine.server.openai.messages import MAX_PARTS, CalledFunction
 from engine.server.openai.protocol import Strict
 
@@ -68,14 +68,16 @@ def _item(index: int, value: dict[str, Any]) -> MessageItem | CallItem | CallOut
     model = _ITEMS.get(kind) if isinstance(kind, str) else None
     if model is None:
         known = ", ".join(_ITEMS)
-        raise _refusal(f"`input[{index}]` is an item of the type {str(kind)[:80]!r}, but this server takes {known}")
+        raise invalid(
+            "input", f"`input[{index}]` is an item of the type {str(kind)[:80]!r}, but this server takes {known}"
+        )
     try:
         return model.model_validate({key: inner for key, inner in value.items() if inner is not None})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = f"`input[{index}]`, an item of the type {kind}, is not valid: {where}: {first['msg'].lower()}"
-        raise _refusal(message) from None
+        raise invalid("input", message) from None
 
 
 def _text(index: int, content: str | list[dict[str, Any]]) -> str:
@@ -87,10 +89,6 @@ def _text(index: int, content: str | list[dict[str, Any]]) -> str:
         text = part.get(_TEXT_PARTS.get(kind, "")) if isinstance(kind, str) else None
         if not isinstance(text, str):
             message = f"`input[{index}]` has a part of the type {str(kind)[:80]!r}, but this server reads text only"
-            raise _refusal(f"{message}: send input_text or output_text")
+            raise invalid("input", f"{message}: send input_text or output_text")
         texts.append(text)
     return "".join(texts)
-
-
-def _refusal(message: str) -> ApiError:
-    return ApiError(400, message, param="input", code="invalid_value")

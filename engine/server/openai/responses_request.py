@@ -1,45 +1,21 @@
-"""POST /v1/responses, stateless: what clients may send, and the same chat in the words of chat completions."""
+"""The body of POST /v1/responses, stateless, and its translation into a chat."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import Request
 from pydantic import Field, ValidationError
-from starlette.responses import Response
 
-from engine.server.errors import ApiError
+from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.messages import MAX_MESSAGES
-from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, refusal_of
+from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
 from engine.server.openai.responses_items import messages_of
-from engine.server.openai.responses_serializer import ResponsesWording
 from engine.server.openai.tools import MAX_TOOLS, FunctionTool, Name
-from engine.server.openai.unsupported import Neutral
-from engine.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
 
 _STATELESS = "has no meaning where no response is stored"
 _NO_HISTORY = "has no meaning where no response is stored (send the earlier turns in `input`)"
-
-# Fields that pass only with a value that asks for nothing special.
-_NEUTRAL = {
-    "access_programs": Neutral((), "OpenAI"),
-    "background": Neutral((False,), "OpenAI", _STATELESS),
-    "context_management": Neutral(([],), "OpenAI"),
-    "conversation": Neutral((), "OpenAI", _NO_HISTORY),
-    "image": Neutral((), "OpenAI"),
-    "max_tool_calls": Neutral((), "OpenAI, for tools that the server runs"),
-    "moderation": Neutral((), "OpenAI"),
-    "previous_response_id": Neutral((), "OpenAI", _NO_HISTORY),
-    "prompt": Neutral((), "OpenAI, for stored prompts"),
-    "prompt_cache_options": Neutral(({},), "OpenAI"),
-    "prompt_cache_retention": Neutral(("in_memory", "in-memory"), "OpenAI"),
-    "reasoning": Neutral(({}, {"effort": "none"}, {"effort": None, "summary": None}), "OpenAI"),
-    "service_tier": Neutral(("auto", "default"), "OpenAI"),
-    "store": Neutral((False,), "OpenAI", _STATELESS),
-    "truncation": Neutral(("disabled",), "OpenAI"),
-}
 
 
 class _Function(Strict):
@@ -77,7 +53,23 @@ class ResponseStreamOptions(Strict):
 class ResponsesRequest(GenerationRequest):
     """POST /v1/responses. The sampling controls of chat completions that the specification lacks are taken, too."""
 
-    neutral: ClassVar[Mapping[str, Neutral]] = _NEUTRAL
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = {
+        "access_programs": UnsupportedField((), "OpenAI"),
+        "background": UnsupportedField((False,), "OpenAI", _STATELESS),
+        "context_management": UnsupportedField(([],), "OpenAI"),
+        "conversation": UnsupportedField((), "OpenAI", _NO_HISTORY),
+        "image": UnsupportedField((), "OpenAI"),
+        "max_tool_calls": UnsupportedField((), "OpenAI, for tools that the server runs"),
+        "moderation": UnsupportedField((), "OpenAI"),
+        "previous_response_id": UnsupportedField((), "OpenAI", _NO_HISTORY),
+        "prompt": UnsupportedField((), "OpenAI, for stored prompts"),
+        "prompt_cache_options": UnsupportedField(({},), "OpenAI"),
+        "prompt_cache_retention": UnsupportedField(("in_memory", "in-memory"), "OpenAI"),
+        "reasoning": UnsupportedField(({}, {"effort": "none"}, {"effort": None, "summary": None}), "OpenAI"),
+        "service_tier": UnsupportedField(("auto", "default"), "OpenAI"),
+        "store": UnsupportedField((False,), "OpenAI", _STATELESS),
+        "truncation": UnsupportedField(("disabled",), "OpenAI"),
+    }
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
         description="a text, or items: messages of texts, function_call, function_call_output"
@@ -112,18 +104,17 @@ class ResponsesRequest(GenerationRequest):
 
     def refuse_contradictions(self) -> None:
         if self.top_logprobs and LOGPROBS not in self.include:
-            message = f"`top_logprobs` needs `include` with {LOGPROBS!r}"
-            raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+            raise invalid("top_logprobs", f"`top_logprobs` needs `include` with {LOGPROBS!r}")
 
     def as_chat(self) -> ChatRequest:
-        """The same in the words of chat completions. Raises ApiError 400 for items that have none."""
+        """The same chat as a body of chat completions. Raises ApiError 400 for items that a chat cannot hold."""
         own = {"n", "stream", "stream_options", "prompt_logprobs", "return_token_ids"}
         shared = self.model_dump(include=set(GenerationRequest.model_fields) - own)
         choice = self.tool_choice
         if isinstance(choice, ResponseToolChoice):
             choice = {"type": "function", "function": {"name": choice.name}}
         tools = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools]
-        words = shared | {
+        fields = shared | {
             "messages": messages_of(self.input, self.instructions),
             "tools": tools,
             "tool_choice": choice,
@@ -133,26 +124,15 @@ class ResponsesRequest(GenerationRequest):
             "top_logprobs": self.num_logprobs,
         }
         if self.text.format.type != "text":
-            words["response_format"] = _response_format(self.text.format)
+            fields["response_format"] = _response_format(self.text.format)
         try:
-            return ChatRequest.model_validate(words)
+            return ChatRequest.model_validate(fields)
         except ValidationError as error:
             raise refusal_of(error) from None
 
 
-_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-
-
-async def create(service: Service, request: Request, body: ResponsesRequest) -> Response:
-    """Answers POST /v1/responses. Raises ApiError before the first byte."""
-    try:
-        call, plan = await service.start_chat(request, body.as_chat())
-    except ApiError as error:
-        error.param = _PARAMS.get(error.param, error.param)
-        raise
-    block_size = service.config.block_size if service.config.prefix_caching else 0
-    wording = ResponsesWording(call, body, service.name, service.tokenizer.vocabulary, plan, block_size)
-    return service.respond(call, wording, stream=body.stream)
+# Fields of the chat that `as_chat` makes → the fields of a response that they come from.
+RESPONSES_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
 
 def _response_format(wanted: TextFormat) -> dict[str, Any]:

@@ -1,29 +1,27 @@
 """A call in the words of POST /v1/responses: items that grow, and events that tell of it."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.server.core.call import Call
 from engine.server.core.sequence import Entry, Piece
 from engine.server.errors import ApiError
 from engine.server.openai.logprobs import chat_logprobs
+from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.openai.serializer import DONE, timings_of, to_json
 from engine.server.openai.tool_output import Answer
 from engine.server.openai.tools import ToolPlan
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 
-if TYPE_CHECKING:
-    from engine.server.openai.responses_request import ResponsesRequest
 
-
-class ResponsesWording:
+class ResponsesSerializer:
     """One response. Whole or streamed, it is made of the same items; a stream also tells how they grow."""
 
     def __init__(
         self,
         call: Call,
-        body: "ResponsesRequest",
+        body: ResponsesRequest,
         model: str,
         vocabulary: Vocabulary,
         plan: ToolPlan | None,
@@ -188,7 +186,7 @@ class ResponsesWording:
         return written
 
 
-def _skeleton(call: Call, body: "ResponsesRequest", model: str) -> dict[str, Any]:
+def _skeleton(call: Call, body: ResponsesRequest, model: str) -> dict[str, Any]:
     """A response before its output, with every field that the specification wants."""
     choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
     return {

@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 _LEDGER = [(info.name, info.account) for info in SERVER_ACCOUNTS]
 
 
-class Wording(Protocol):
+class Serializer(Protocol):
     """One API's words for one call. A stream uses `opening`, `events`, `closing`; a whole answer `add` and `body`."""
 
     def opening(self) -> bytes:

@@ -1,6 +1,5 @@
 """Functions that a client offers to the model: what it may send, and what that asks of prompt, sampling and output."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ import msgspec
 from pydantic import Field
 
 from engine.sampling import Grammar
-from engine.server.errors import ApiError
+from engine.server.errors import invalid
 from engine.server.openai.protocol import Strict
 from engine.token.text.template import ChatTemplate
 from engine.token.tools.calls import FORMATS, ToolCallParser, ToolFormat
@@ -81,12 +80,12 @@ def plan_tools(
     """
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise _refusal("tool_choice", "`tool_choice` wants a call, but there are no `tools`; send some")
+            raise invalid("tool_choice", "`tool_choice` wants a call, but there are no `tools`; send some")
         return None
     _check(tools)
     named = choice.name if isinstance(choice, FunctionName) else None
     if named is not None and named not in {tool.name for tool in tools}:
-        raise _refusal("tool_choice", f"`tool_choice` names {named!r}, which is none of the `tools`; offer it there")
+        raise invalid("tool_choice", f"`tool_choice` names {named!r}, which is none of the `tools`; offer it there")
     if choice == "none":
         return None
     form = _format(template, tool_format)
@@ -110,17 +109,17 @@ def plan_tools(
 def _check(tools: list[FunctionTool]) -> None:
     names = [tool.name for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise _refusal("tools", f"`tools` has {twice!r} more than once; give each function a name of its own")
+        raise invalid("tools", f"`tools` has {twice!r} more than once; give each function a name of its own")
     size = sum(len(msgspec.json.encode(tool.parameters)) + len((tool.description or "").encode()) for tool in tools)
     if size > MAX_TOOL_BYTES:
-        raise _refusal("tools", f"`tools` are {size:,} bytes of JSON, but {MAX_TOOL_BYTES:,} are the limit; send fewer")
+        raise invalid("tools", f"`tools` are {size:,} bytes of JSON, but {MAX_TOOL_BYTES:,} are the limit; send fewer")
     for index, tool in enumerate(tools):
         where = f"`tools[{index}].function.parameters`"
         kind = (tool.parameters or {}).get("type", "object")
         if kind != "object":
-            raise _refusal("tools", f"{where} must be the schema of an object, but has the type {str(kind)[:80]!r}")
-        if _depth(tool.parameters) > MAX_SCHEMA_DEPTH:
-            raise _refusal("tools", f"{where} is nested deeper than {MAX_SCHEMA_DEPTH}; make the schema flatter")
+            raise invalid("tools", f"{where} must be the schema of an object, but has the type {str(kind)[:80]!r}")
+        if is_deeper(tool.parameters, MAX_SCHEMA_DEPTH):
+            raise invalid("tools", f"{where} is nested deeper than {MAX_SCHEMA_DEPTH}; make the schema flatter")
 
 
 def _format(template: ChatTemplate, tool_format: str | None) -> ToolFormat:
@@ -128,12 +127,12 @@ def _format(template: ChatTemplate, tool_format: str | None) -> ToolFormat:
         message = (
             "this model's chat template knows no tools; leave out `tools`, or serve a model that was trained on them"
         )
-        raise _refusal("tools", message)
+        raise invalid("tools", message)
     form = template.tool_format if tool_format is None else FORMATS[tool_format]
     if form is None:
         known = ", ".join(FORMATS)
         message = f"this model's chat template shows calls in no format that this server reads ({known})"
-        raise _refusal("tools", f"{message}; leave out `tools`, or start the server with the right `tool_format`")
+        raise invalid("tools", f"{message}; leave out `tools`, or start the server with the right `tool_format`")
     return form
 
 
@@ -143,23 +142,16 @@ def _parameters(tool: FunctionTool) -> dict[str, Any]:
 
 def _template_value(tool: FunctionTool) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-    words = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
-    return {"type": "function", "function": words}
+    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
-def _depth(schema: Any) -> int:
-    """How deep objects and lists are nested; stops at the limit."""
-    level, depth = deque([schema]), 0
-    while level and depth <= MAX_SCHEMA_DEPTH + 1:
-        inner = deque()
-        for value in level:
-            if isinstance(value, dict):
-                inner.extend(value.values())
-            elif isinstance(value, list):
-                inner.extend(value)
-        level, depth = inner, depth + 1
-    return depth
-
-
-def _refusal(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether more than `limit` objects and lists are nested. Looks no deeper than that."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [v for v in level if isinstance(v, dict | list)]
+        if not level:
+            return False
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return True

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from engine.config import model_folder
 from engine.server.api_reference import BODIES
 from engine.server.errors import ApiError
-from engine.server.json_body import decode
-from engine.server.openai import prompts
-from engine.server.openai import sampling as controls
-from engine.server.openai.prompts import PromptEncoder
-from engine.server.openai.protocol import CompletionRequest, GenerationRequest, parse
-from engine.server.openai.unsupported import NEUTRAL, Neutral
+from engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
+from engine.server.openai.protocol import CompletionRequest, GenerationRequest, UnsupportedField, parse
+from engine.server.openai.sampling import sampling_params
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from tests.engine.server_process import post
@@ -51,11 +48,11 @@ LARGE = [json.dumps("x" * 1_000_000), json.dumps(["stop"] * 20_000), json.dumps(
 
 
 def fields(path: str) -> list[str]:
-    return sorted({*PATHS[path].model_fields, *neutral(path), "unheard_of"})
+    return sorted({*PATHS[path].model_fields, *unsupported(path), "unheard_of"})
 
 
-def neutral(path: str) -> Mapping[str, Neutral]:
-    return getattr(PATHS[path], "neutral", NEUTRAL)
+def unsupported(path: str) -> Mapping[str, UnsupportedField]:
+    return PATHS[path].unsupported
 
 
 def body_of(path: str, changed: dict[str, str]) -> bytes:
@@ -66,17 +63,18 @@ def body_of(path: str, changed: dict[str, str]) -> bytes:
 @pytest.fixture(scope="module")
 def encoder():
     folder = model_folder("tiny-model")
-    return PromptEncoder(Tokenizer(folder), ChatTemplate(folder), lambda: (512, "max_model_len is 512"), lambda _: None)
+    return PromptEncoder(Tokenizer(folder), ChatTemplate(folder))
 
 
 def understand(path: str, content: bytes, encoder: PromptEncoder) -> None:
     """What the front does with a body before the core sees it."""
-    body = parse(PATHS[path], decode(content))
+    body = parse(PATHS[path], content)
     if isinstance(body, CompletionRequest):
-        listed = prompts.listed(body.prompt)
-        asyncio.run(encoder.encode(listed, add_special_tokens=True, param="prompt"))
+        limits = ModelLimits(512, "max_model_len is 512")
+        prompts = listed_prompts(body.prompt, limits)
+        asyncio.run(encoder.encode(prompts, limits, add_special_tokens=True, param="prompt"))
     if isinstance(body, GenerationRequest):
-        controls.sampling(body, encoder, 0)
+        sampling_params(body, encoder.tokenizer, 0)
 
 
 def own_fields(path: str) -> list[str]:
@@ -84,12 +82,12 @@ def own_fields(path: str) -> list[str]:
     before = list(PATHS)[: list(PATHS).index(path)]
     known = {name: field for other in before for name, field in PATHS[other].model_fields.items()}
     new = [name for name, field in PATHS[path].model_fields.items() if repr(known.get(name)) != repr(field)]
-    return [*new, *(neutral(path) if path == "/v1/completions" else {}), "unheard_of"]
+    return [*new, *(unsupported(path) if path == "/v1/completions" else {}), "unheard_of"]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_field_takes_or_refuses_every_value_by_its_name(path, encoder):
-    names = {*fields(path), *neutral(path)}
+    names = {*fields(path), *unsupported(path)}
     for field in own_fields(path):
         for value in FRAGMENTS + LARGE:
             try:

@@ -24,7 +24,7 @@ from engine.server.core.queue_speed import QueueSpeed
 from engine.server.core.sequence import Sequence
 from engine.server.errors import ApiError
 from engine.server.grammar.checks import GrammarChecks
-from engine.server.openai.completion_serializer import CompletionWording
+from engine.server.openai.completion_serializer import CompletionSerializer
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
 
@@ -107,7 +107,7 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
     def fail(*_) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(CompletionWording, "closing" if stream else "body", fail)
+    monkeypatch.setattr(CompletionSerializer, "closing" if stream else "body", fail)
 
     async def check() -> None:
         async with running(tmp_path) as (app, client):

@@ -7,7 +7,7 @@ have, stand here as the API reference states them. What is cut off, and why:
 - parts of messages that are not text: refused by name. `tools`, roles for tools and `response_format`: they have tests
   of their own, which also look at what comes out.
 - `store`, `metadata`, `audio`, `moderation`, `web_search_options` and others that are refused by name, unless they ask
-  for nothing (engine/server/openai/unsupported.py); of the enumerations among them, the values that are refused.
+  for nothing (engine/server/openai/protocol.py); of the enumerations among them, the values that are refused.
 - large counts: n, best_of and max_tokens are legal beyond what is sent here, but take time. `max_completion_tokens` is
   made a required field for the same reason.
 """

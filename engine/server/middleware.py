@@ -1,4 +1,4 @@
-"""The outermost layer of the server: stamps arrivals, names requests, bounds bodies, shows errors in one shape."""
+"""The outermost layer of the server: arrival times, request ids, the bound of bodies, one shape for all errors."""
 
 import re
 import time
@@ -15,8 +15,8 @@ from engine.server.errors import ApiError
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-class Edge:
-    """ASGI middleware. Leaves `arrived_ns` and `request_id` in the request's state; echoes `x-request-id`."""
+class RequestMiddleware:
+    """ASGI middleware. Puts `arrived_ns` and `request_id` into the request's state, and echoes `x-request-id`."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int):
         self._app = app
@@ -28,9 +28,9 @@ class Edge:
         state = scope.setdefault("state", {})
         state["arrived_ns"] = time.monotonic_ns()
         headers = dict(scope["headers"])
-        wanted = headers.get(b"x-request-id", b"").decode("latin-1")
-        state["request_id"] = wanted if _REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
-        read, has_begun = 0, False
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        read, has_started = 0, False
 
         async def bounded_receive() -> Message:
             nonlocal read
@@ -43,10 +43,10 @@ class Edge:
             return message
 
         async def named_send(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_started
             if message["type"] == "http.response.start":
-                has_begun = True
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]  # as it is recorded
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]  # as in its record
             await send(message)
 
         declared = headers.get(b"content-length", b"0")
@@ -54,8 +54,8 @@ class Edge:
             return await too_large(self._max_body_bytes).response()(scope, receive, named_send)
         try:
             await self._app(scope, bounded_receive, named_send)
-        except Exception:  # a fault of ours, in the shape of all other errors; the traceback goes to the log
-            if not has_begun:
+        except Exception:  # a fault of ours; its traceback goes to the log
+            if not has_started:
                 fault = ApiError(500, "the server failed on this request; its log says why")
                 await fault.response()(scope, receive, named_send)
             raise
