@@ -5,9 +5,19 @@ from typing import Any
 
 from metrics.diagnosis.evidence import Facts, ledger_columns
 from metrics.diagnosis.excess import accounts_of, attainment
-from metrics.diagnosis.rules.candidate import evidence, rerun
+from metrics.diagnosis.rules.cause import rerun
 from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES
-from metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Fix, Kind, Probe, Status, SymptomCheck
+from metrics.diagnosis.verdict import (
+    RECORD_THE_SERVER,
+    Evidence,
+    Finding,
+    Fix,
+    Kind,
+    Probe,
+    Status,
+    SymptomCheck,
+    evidence,
+)
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 

@@ -9,8 +9,7 @@ from metrics.diagnosis.compare import devices, product_latency
 from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tightest
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_seen
-from metrics.diagnosis.rules.candidate import Candidate
-from metrics.diagnosis.rules.registry import RULES, SERVER_RULES, cause_of_symptom, first_cause, helps
+from metrics.diagnosis.rules.cause import Candidate, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
@@ -86,14 +85,13 @@ def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool,
         if checks[symptom.key].status != "present":
             continue
         above = [excess for excess in late(facts, symptom.key) if significant(facts, excess)]
-        rules = RULES if facts.joined else SERVER_RULES
-        proposals = [(first_cause(facts, excess, rules), excess) for excess in above]
+        proposals = [(first_cause(facts, excess), excess) for excess in above]
         if not above:
             proposals = [(cause_of_symptom(facts, symptom.key), None)]
         for cause, excess in proposals:
             if cause is not None:
                 found.setdefault(cause.key, []).append(_finding(facts, symptom.key, cause, excess))
-                useful[cause.key] = useful.get(cause.key, False) or excess is None or helps(cause)
+                useful[cause.key] = useful.get(cause.key, False) or excess is None or cause.helps
                 lost.setdefault(cause.key, set()).update(excess.missing if excess is not None else ())
     return [(useful[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
 

@@ -29,6 +29,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # table and columns that it was computed from
 
 
+def evidence(statement: str, value: float, unit: str, source: str, *, supports: bool = True) -> Evidence:
+    return Evidence(statement=statement, value=float(value), unit=unit, supports=bool(supports), source=source)
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """The cheapest measurement that separates the named cause from its nearest rival."""
 

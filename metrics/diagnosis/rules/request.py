@@ -1,6 +1,4 @@
-"""Causes in the lifecycle of a request: admission, queue, the company in a step, and the arrivals themselves."""
-
-import math
+"""Causes in the lifecycle of a request: admission, queue, the other requests in a step, and the arrivals themselves."""
 
 from metrics.diagnosis.capacity import (
     COMFORTABLE,
@@ -14,88 +12,77 @@ from metrics.diagnosis.capacity import (
 )
 from metrics.diagnosis.evidence import Facts, tightest
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.rules.blamed import blamed_group, long_prompt_share
-from metrics.diagnosis.rules.candidate import (
-    CONTENTION,
-    EXPLAINS_ENOUGH,
-    Candidate,
-    basis,
-    evidence,
+from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Explanation, Gain, cause, gain
+from metrics.diagnosis.rules.shared_evidence import (
+    blamed_group,
     excess_evidence,
-    gain,
+    load_evidence,
+    long_prompt_share,
     missing_share,
-    rerun,
+    residual_evidence,
 )
-from metrics.diagnosis.rules.compute import SLOW_DEVICE
-from metrics.diagnosis.verdict import Evidence, Fix, Probe
+from metrics.diagnosis.verdict import Evidence, evidence
 
 OFFERED_LOAD = "offered load"  # the object of the one cause that no policy can mend
-QUEUE = ("request.queue", "request.admission")
-INTERFERENCE = "request.interference"
+INTERFERENCE = ("request.interference",)
 LONG_PROMPT = 4.0  # times the median prompt of the late requests: it fills steps that they would share
 BLAMED = 0.5  # of all delay by prompts: who causes more than half of it is the offender
 SMALLEST_BUDGET = 32  # below it a step's fixed cost outweighs the tokens it carries on any device
 WORTH_RAISING = 0.8  # a larger batch must lower load / capacity by a fifth, or the cap is not what limits
+# What a policy that the engine offers does, and why it holds requests back.
+HOLDS_BACK = {
+    "static": "static batching admits nobody before the last request of its batch has ended",
+}
 
 
-def overload(facts: Facts, excess: Excess | None) -> Candidate | None:
-    """More arrives than the device can serve, whatever the policy."""
-    best = best_load(facts)
-    if math.isnan(best) or best < FULL or (excess is not None and excess.share(*CONTENTION) < EXPLAINS_ENOUGH):
+@cause(
+    precedence=22, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE, reason="policy",
+    needs=("excess", "steps"), rival="overload: the device is full, whoever is admitted",
+)  # fmt: skip
+def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
+    """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
+    steps, held = facts.steps, facts.waits["policy"]
+    policy, limit = str(facts.engine.get("policy") or "fcfs"), facts.engine.get("max_long_prefills")
+    by_limit = policy not in HOLDS_BACK
+    if best_load(facts) >= FULL or (by_limit and not limit):  # on a full device, admitting more would move the queue
         return None
-    now, capacity = load(facts), facts.offered_rps / best
-    batch = batch_within_tpot(facts)
-    keeps = "keeps every objective on the time per output token" if batch < LARGEST_BATCH else "the model reaches"
-    return Candidate(
-        key="overload",
-        lifecycles=["request", "compute"],
-        object=OFFERED_LOAD,
-        cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
-        "length: no policy will help",
-        kind="capacity",
+    why = f"at most {limit} long prompts are computed at a time" if by_limit else HOLDS_BACK[policy]
+    cap, gained = facts.engine.get("max_num_seqs"), gain(facts, QUEUE)
+    room = f", while {steps.mean_batch:.1f} of {cap} places were taken" if cap else ""
+    settings = {"max_long_prefills": 2 * int(limit)} if by_limit else {"policy": "fcfs"}
+    return Explanation(
+        object="limit of long prompts (max_long_prefills)" if by_limit else "admission policy",
+        cause=f"{why}{room}",
         evidence=[
-            evidence(f"load / capacity is {now:.2f} with these settings, and {best:.2f} at the best batch of "
-                     f"{batch:.0f} that {keeps}", best, "ratio", "steps: fit of wall time; client: due_ns"),
-            *excess_evidence(excess, CONTENTION),
-            *_growth(facts),
-            *_residual(facts),
+            *excess_evidence(excess, QUEUE),
+            evidence(f"{held:.0%} of the waiting was for the policy: neither a place, nor tokens, nor KV blocks were "
+                     "short", held, "share", "requests: waits; steps: refusals"),
+            load_evidence(f"load / capacity is {load(facts):.2f}", load(facts), supports=load(facts) < FULL),
+            *blamed_group(facts, excess),
         ],
-        probe=Probe(
-            measurement=f"the same scenario at {COMFORTABLE * capacity:.1f} requests/s",
-            command="",
-            rival="a fault that slows every step",
-            if_cause=f"step times stay as they are, and {missing_share(excess)} falls to none or few",
-            if_rival="steps of the same composition still take as long, and the time per output token stays high",
-        ),
-        fix=Fix(change=f"{facts.offered_rps / (COMFORTABLE * capacity):.1f} times the devices, or admit at most "
-                f"{COMFORTABLE * capacity:.1f} requests/s and answer 429 to the rest",
-                gain=f"load / capacity {best:.2f} → {COMFORTABLE:.2f}",
-                basis="step times fitted to this run; good to about 10 %"),
+        measurement=f"the same scenario with {', '.join(f'{name}={value}' for name, value in settings.items())}",
+        settings=settings,
+        if_cause=f"waiting for the policy falls from {held:.0%} to none, {gained}",
+        if_rival=f"{missing_share(excess)} stays, and the waiting is for places or tokens instead",
+        gain=gained,
     )  # fmt: skip
 
 
-def batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=23, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy", accounts=QUEUE,
+    reason="batch_cap", needs=("excess", "load"), rival="overload: the device is full at any batch",
+)  # fmt: skip
+def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait for a place in the batch while the device could take more of them in a step."""
-    steps = facts.steps
-    if steps is None or excess is None:
-        return None
-    capped = facts.waits.get("batch_cap", 0.0)
-    if capped * excess.share(*QUEUE) < EXPLAINS_ENOUGH:
-        return None
-    roomy = min(batch_within_tpot(facts), kv_batch(facts)) if steps.model and facts.work else math.nan
-    now, raised = load(facts), load(facts, batch=roomy) if not math.isnan(roomy) else math.nan
-    if math.isnan(raised) or raised >= FULL or raised > WORTH_RAISING * now:
+    steps, capped = facts.steps, facts.waits["batch_cap"]
+    roomy = min(batch_within_tpot(facts), kv_batch(facts))
+    now, raised = load(facts), load(facts, batch=roomy)
+    if raised >= FULL or raised > WORTH_RAISING * now:
         return None
     cap = facts.engine.get("max_num_seqs") or round(steps.mean_batch)
-    value = max(int(min(batch_for(facts), roomy)), 2 * cap)
-    gained = gain(facts, QUEUE)
-    return Candidate(
-        gain=gained,
-        key="batch_cap",
-        lifecycles=["request", "compute"],
-        object="batch cap (max_num_seqs)",
+    value, gained = max(int(min(batch_for(facts), roomy)), 2 * cap), gain(facts, QUEUE)
+    return Explanation(
         cause=f"the batch is capped at {cap} requests, while the device and the KV pool could take {roomy:.0f}",
-        kind="policy",
         evidence=[
             *excess_evidence(excess, QUEUE),
             *blamed_group(facts, excess),
@@ -104,24 +91,55 @@ def batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
             evidence(f"at least a fifth of the KV pool was free in {steps.waited_with_kv_free:.0%} of that waiting",
                      steps.waited_with_kv_free, "share", "steps: waiting, blocks_free, blocks_reusable",
                      supports=steps.waited_with_kv_free > 0.5),
-            evidence(f"load / capacity is {now:.2f} with this cap and {raised:.2f} without", now, "ratio",
-                     "steps: fit of wall time; client: due_ns"),
+            load_evidence(f"load / capacity is {now:.2f} with this cap and {raised:.2f} without", now),
         ],
-        probe=Probe(
-            measurement="the same scenario with a larger batch",
-            command=rerun(facts, max_num_seqs=value),
-            rival="overload: the device is full at any batch",
-            if_cause=f"load / capacity falls from {now:.2f} to about {load(facts, batch=value):.2f}, {gained}",
-            if_rival=f"{missing_share(excess)} stays, and the time per output token grows with the batch",
-        ),
-        fix=Fix(change=f"max_num_seqs={value}", gain=str(gained), basis=basis(QUEUE)),
+        measurement="the same scenario with a larger batch",
+        settings={"max_num_seqs": value},
+        if_cause=f"load / capacity falls from {now:.2f} to about {load(facts, batch=value):.2f}, {gained}",
+        if_rival=f"{missing_share(excess)} stays, and the time per output token grows with the batch",
+        gain=gained,
     )  # fmt: skip
 
 
-def long_prompts(facts: Facts, excess: Excess | None) -> Candidate | None:
-    """Steps filled by others' long prompts make everybody in them wait."""
-    if excess is None or facts.steps is None or excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
+@cause(
+    precedence=24, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+    accounts=CONTENTION, reason="token_budget", needs=("excess", "step model"), rival="overload",
+)  # fmt: skip
+def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
+    """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
+    steps, model, short = facts.steps, facts.steps.model, facts.waits["token_budget"]
+    budget, bound = facts.engine.get("max_num_batched_tokens"), tightest(facts, "tpot_ms")
+    if not budget or model.step_ns < model.token_ns * budget:  # a full step already pays mostly for its tokens
         return None
+    room = (bound * 1e6 - model.step_ns) / max(model.token_ns, 1) if bound else 8 * budget
+    value = int(min(8 * budget, room)) // SMALLEST_BUDGET * SMALLEST_BUDGET
+    if value < 2 * budget:
+        return None
+    faster = value / model.predict(value, value) / (budget / model.predict(budget, budget))
+    return Explanation(
+        cause=f"a step may hold {budget} tokens, and its fixed cost of {model.step_ns / 1e6:.1f} ms outweighs them",
+        evidence=[
+            *excess_evidence(excess, CONTENTION),
+            evidence(f"{short:.0%} of the waiting was refused by the token budget", short, "share",
+                     "requests: waits; steps: refusals"),
+            evidence(f"steps were {steps.budget_use:.0%} full while somebody waited", steps.budget_use, "share",
+                     "steps: new_tokens, budget, waiting", supports=steps.budget_use > 0.8),
+        ],
+        measurement="the same scenario with a larger token budget",
+        settings={"max_num_batched_tokens": value},
+        if_cause=f"prompt tokens a second rise by about {faster:.1f} times",
+        if_rival=f"{missing_share(excess)} stays",
+        gain=gain(facts, CONTENTION),
+    )  # fmt: skip
+
+
+@cause(
+    precedence=25, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+    accounts=CONTENTION, needs=("excess", "step model"),
+    rival="a slow device: steps that are long for what they hold",
+)  # fmt: skip
+def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
+    """Steps filled by others' long prompts make everybody in them wait."""
     prompts = facts.rows.set_index("request_id").server_prompt_tokens.astype("float64")
     typical = float(prompts.loc[facts.rows.request_id[excess.missing]].median())
     share, offenders = long_prompt_share(facts, excess, LONG_PROMPT * typical)
@@ -132,26 +150,26 @@ def long_prompts(facts: Facts, excess: Excess | None) -> Candidate | None:
     who += f"{offenders.prompt_tokens.median():,.0f} prompt tokens"
     blamed = evidence(f"{share:.0%} of what others cost those that miss it is caused by {who}; their own have "
                       f"{typical:,.0f}", share, "share", "steps: new_tokens, kinds, request_ids; requests")  # fmt: skip
-    return _smaller_chunks(facts, excess, "long_prompts", f"{who} fill whole steps, and everybody in them waits",
-                           [blamed])  # fmt: skip
+    return _smaller_chunks(facts, excess, f"{who} fill whole steps, and everybody in them waits", blamed)
 
 
-def prompt_interference(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=40, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+    accounts=INTERFERENCE, needs=("excess", "step model"),
+    rival="a slow device: steps that are long for what they hold",
+)  # fmt: skip
+def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompt chunks of ordinary length that make a mixed step longer than the objective."""
-    if excess is None or facts.steps is None or excess.share(INTERFERENCE) < EXPLAINS_ENOUGH:
-        return None
     bound, mixed_ns = tightest(facts, "tpot_ms"), facts.steps.prefill_step_p95_ns
     if bound is None or mixed_ns is None or mixed_ns / 1e6 <= bound:
         return None
-    return _smaller_chunks(
-        facts, excess, "prompt_interference", "others' prompt chunks make the steps longer than the objective", []
-    )
+    return _smaller_chunks(facts, excess, "others' prompt chunks make the steps longer than the objective")
 
 
-def _smaller_chunks(facts: Facts, excess: Excess, key: str, cause: str, more: list[Evidence]) -> Candidate | None:
+def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evidence) -> Explanation | None:
     """One remedy for both: a budget with which a mixed step keeps the time per output token."""
     steps, bound = facts.steps, tightest(facts, "tpot_ms")
-    if steps.model is None or steps.prefill_tokens_p95 is None:
+    if steps.prefill_tokens_p95 is None:
         return None
     mixed_ms, budget = steps.prefill_step_p95_ns / 1e6, facts.engine.get("max_num_batched_tokens")
     target_ms = bound if bound is not None else mixed_ms / 2
@@ -163,61 +181,49 @@ def _smaller_chunks(facts: Facts, excess: Excess, key: str, cause: str, more: li
         return None
     longest = float(facts.rows.server_prompt_tokens.astype("float64").max())
     longest_s = longest / value * target_ms / 1e3
-    gained = gain(facts, (INTERFERENCE,), removed)
+    gained = gain(facts, INTERFERENCE, removed)
     plain_ms = (steps.decode_step_p50_ns or 0) / 1e6
-    return Candidate(
-        gain=gained,
-        key=key,
-        lifecycles=["request", "compute"],
-        object="token budget of a step",
-        cause=cause,
-        kind="policy",
+    return Explanation(
+        cause=statement,
         evidence=[
             *excess_evidence(excess, CONTENTION),
-            *more,
+            *blamed,
             evidence(f"a step with prompt tokens beside decodes takes {mixed_ms:,.0f} ms (p95), one with decodes only "
                      f"{plain_ms:,.0f} ms (p50)", mixed_ms, "ms", "steps: begin_ns, end_ns, kinds"),
-            *_residual(facts),
+            *residual_evidence(facts),
         ],
-        probe=Probe(
-            measurement="the same scenario with a smaller token budget",
-            command=rerun(facts, max_num_batched_tokens=value),
-            rival="a slow device: steps that are long for what they hold",
-            if_cause=f"mixed steps fall from {mixed_ms:,.0f} to about {target_ms:,.0f} ms, {gained}; the longest "
-            f"prompt, {longest:,.0f} tokens, then takes about {longest_s:.1f} s",
-            if_rival=f"steps stay long beside decodes alone, and {missing_share(excess)} stays",
-        ),
-        fix=Fix(change=f"max_num_batched_tokens={value}"
-                + (f" (now {budget})" if budget else "") + ", or send long prompts to a server of their own",
-                gain=str(gained), basis=basis((INTERFERENCE,), removed)),
+        measurement="the same scenario with a smaller token budget",
+        settings={"max_num_batched_tokens": value},
+        if_cause=f"mixed steps fall from {mixed_ms:,.0f} to about {target_ms:,.0f} ms, {gained}; the longest "
+        f"prompt, {longest:,.0f} tokens, then takes about {longest_s:.1f} s",
+        if_rival=f"steps stay long beside decodes alone, and {missing_share(excess)} stays",
+        change=f"max_num_batched_tokens={value}" + (f" (now {budget})" if budget else "")
+        + ", or send long prompts to a server of their own",
+        gain=gained,
     )  # fmt: skip
 
 
-def burst(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=30, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
+    needs=("excess", "load"), rival="lost capacity: a server that is slower than it was",
+)  # fmt: skip
+def burst(facts: Facts, excess: Excess) -> Explanation | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
     now, arrivals = load(facts), facts.arrivals
-    if excess is None or arrivals is None or not arrivals.varied or math.isnan(now) or now >= FULL:
-        return None
-    if excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
+    if arrivals is None or not arrivals.varied or now >= FULL:
         return None
     capacity = facts.offered_rps / best_load(facts)
     in_burst, peak = _in_backlog(facts, excess, capacity)
     if in_burst < 0.5:  # most of the late ones came when nothing was piled up
         return None
-    gained = gain(facts, CONTENTION)
     if arrivals.bursty:
         how, peaks = f"arrivals come in bursts (coefficient of variation {arrivals.cv:.1f})", "bursts"
         spread = ", or a limit for each client that spreads its bursts"
     else:
         rates = f"up to {arrivals.peak_rps:.1f} requests/s, {facts.offered_rps:.1f} on average"
         how, peaks, spread = f"the rate of arrivals changes ({rates})", "the peak", ""
-    return Candidate(
-        gain=gained,
-        key="burst",
-        lifecycles=["request"],
-        object="arrivals",
+    return Explanation(
         cause=f"{how}; at a load of {now:.2f} of the capacity their backlog alone breaks the objective",
-        kind="workload",
         evidence=[
             evidence(f"the gaps between arrivals vary with a coefficient of {arrivals.cv:.1f}, neighbours with "
                      f"{arrivals.local_cv:.1f}; independent arrivals have 1.0",
@@ -226,66 +232,48 @@ def burst(facts: Facts, excess: Excess | None) -> Candidate | None:
                      f"requests/s needs more than half of the objective to clear; the largest took {peak:.1f} s",
                      in_burst, "share", "client: due_ns; steps: fit of wall time"),
             *excess_evidence(excess, CONTENTION),
-            evidence(f"the mean load is {now:.2f} of the capacity", now, "ratio",
-                     "steps: fit of wall time; client: due_ns"),
+            load_evidence(f"the mean load is {now:.2f} of the capacity", now),
         ],
-        probe=Probe(
-            measurement=f"as many requests at a constant {facts.offered_rps:.1f} requests/s",
-            command="",
-            rival="lost capacity: a server that is slower than it was",
-            if_cause=f"{missing_share(excess)} falls to none or few",
-            if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
-        ),
-        fix=Fix(change=f"capacity for the peak instead of the mean{spread}", gain=str(gained),
-                basis=basis(CONTENTION)),
+        measurement=f"as many requests at a constant {facts.offered_rps:.1f} requests/s",
+        settings=None,
+        if_cause=f"{missing_share(excess)} falls to none or few",
+        if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
+        change=f"capacity for the peak instead of the mean{spread}",
+        gain=gain(facts, CONTENTION),
     )  # fmt: skip
 
 
-def token_budget(facts: Facts, excess: Excess | None) -> Candidate | None:
-    """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
-    steps = facts.steps
-    if steps is None or steps.model is None or excess is None:
+@cause(
+    precedence=31, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
+    needs=("load",), rival="a fault that slows every step",
+)  # fmt: skip
+def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
+    """More arrives than the device can serve, whatever the policy. Also without an excess, where requests fail."""
+    now, best = load(facts), best_load(facts)
+    if best < FULL:
         return None
-    short = facts.waits.get("token_budget", 0.0)
-    budget, bound = facts.engine.get("max_num_batched_tokens"), tightest(facts, "tpot_ms")
-    if not budget or short * excess.share(*CONTENTION) < EXPLAINS_ENOUGH:
-        return None
-    if steps.model.step_ns < steps.model.token_ns * budget:  # a full step already pays mostly for its tokens
-        return None
-    room = (bound * 1e6 - steps.model.step_ns) / max(steps.model.token_ns, 1) if bound else 8 * budget
-    value = int(min(8 * budget, room)) // SMALLEST_BUDGET * SMALLEST_BUDGET
-    if value < 2 * budget:
-        return None
-    gained = gain(facts, CONTENTION)
-    return Candidate(
-        gain=gained,
-        key="token_budget",
-        lifecycles=["request", "compute"],
-        object="token budget of a step",
-        cause=f"a step may hold {budget} tokens, and its fixed cost of {steps.model.step_ns / 1e6:.1f} ms outweighs "
-        "them",
-        kind="policy",
+    capacity, batch = facts.offered_rps / best, batch_within_tpot(facts)
+    keeps = "keeps every objective on the time per output token" if batch < LARGEST_BATCH else "the model reaches"
+    admit = COMFORTABLE * capacity
+    return Explanation(
+        cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
+        "length: no policy will help",
         evidence=[
+            load_evidence(f"load / capacity is {now:.2f} with these settings, and {best:.2f} at the best batch of "
+                          f"{batch:.0f} that {keeps}", best),
             *excess_evidence(excess, CONTENTION),
-            evidence(f"{short:.0%} of the waiting was refused by the token budget", short, "share",
-                     "requests: waits; steps: refusals"),
-            evidence(f"steps were {steps.budget_use:.0%} full while somebody waited", steps.budget_use, "share",
-                     "steps: new_tokens, budget, waiting", supports=steps.budget_use > 0.8),
+            *_growth(facts),
+            *residual_evidence(facts),
         ],
-        probe=Probe(
-            measurement="the same scenario with a larger token budget",
-            command=rerun(facts, max_num_batched_tokens=value),
-            rival="overload",
-            if_cause=f"prompt tokens a second rise by about "
-            f"{_prompt_rate(facts, value) / _prompt_rate(facts, budget):.1f} times",
-            if_rival=f"{missing_share(excess)} stays",
-        ),
-        fix=Fix(change=f"max_num_batched_tokens={value}", gain=str(gained), basis=basis(CONTENTION)),
+        measurement=f"the same scenario at {admit:.1f} requests/s",
+        settings=None,
+        if_cause=f"step times stay as they are, and {missing_share(excess)} falls to none or few",
+        if_rival="steps of the same composition still take as long, and the time per output token stays high",
+        change=f"{facts.offered_rps / admit:.1f} times the devices, or admit at most {admit:.1f} requests/s and answer "
+        "429 to the rest",
+        gain=Gain(f"load / capacity {best:.2f} → {COMFORTABLE:.2f}",
+                  basis="step times fitted to this run; good to about 10 %"),
     )  # fmt: skip
-
-
-def _prompt_rate(facts: Facts, budget: int) -> float:
-    return budget / facts.steps.model.predict(budget, budget)
 
 
 def _in_backlog(facts: Facts, excess: Excess, capacity_rps: float) -> tuple[float, float]:
@@ -321,16 +309,4 @@ def _growth(facts: Facts) -> list[Evidence]:
         evidence(f"the mean time to first token goes from {first:,.0f} ms in the first third of the run to "
                  f"{last:,.0f} ms in the last", last / max(first, 1e-9), "ratio", "client: first_token_ns, due_ns",
                  supports=last > first)
-    ]  # fmt: skip
-
-
-def _residual(facts: Facts) -> list[Evidence]:
-    slowdown = facts.steps.slowdown if facts.steps else None
-    if slowdown is None:
-        return []
-    at_fault = slowdown >= SLOW_DEVICE
-    return [
-        evidence(f"steps take {slowdown:.2f} times what their composition explains: the device "
-                 f"{'may be' if at_fault else 'is not'} at fault", slowdown, "ratio",
-                 "steps: device_ns, predicted_ns", supports=not at_fault)
     ]  # fmt: skip

@@ -1,16 +1,17 @@
 """Causes that a server's own metrics can name: what held the queue, as far as gauges and counters show it.
 
-These rules know means over all requests and gauges once a second. They say what was seen beside the waiting, never
-that nothing else could have been the cause; whether the device had room for more, no such metric tells.
+These causes know means over all requests and gauges once a second. They say what was seen beside the waiting, never
+that nothing else could have been the cause; no such metric shows whether the device had room for more.
 """
 
 from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.foreign_server import span_share
-from metrics.diagnosis.rules.candidate import EXPLAINS_ENOUGH, Candidate, evidence, missing_share, rerun
+from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Explanation, Gain, cause
 from metrics.diagnosis.rules.memory import CACHE_WORKS, WORTH_SHARING
-from metrics.diagnosis.verdict import Evidence, Fix, Probe
-from metrics.sources.view import KV_FULL, ServerView, SpanView
+from metrics.diagnosis.rules.shared_evidence import missing_share
+from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.sources.view import KV_FULL, ServerView
 
 FEWEST_SAMPLES = 3  # of a gauge with requests waiting: one or two may be chance
 MOSTLY = 0.5  # of those samples
@@ -19,12 +20,16 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
 
 
-def seen_kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
+    needs=(), rival="overload: the device is full, and the cache fills because of it", symptom="vram_fills_quickly",
+)  # fmt: skip
+def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     """The KV cache is full while requests wait, or running requests lose theirs."""
     view = facts.server
-    if view is None or view.kv_largest is None or view.kv_largest < KV_FULL:
+    if view.kv_largest is None or view.kv_largest < KV_FULL:
         return None
-    queue, preemptions = _queue(view), view.preemptions or 0.0
+    queue, preemptions = view.span("request.queue"), view.preemptions or 0.0
     waited = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     often = view.finished and preemptions >= PREEMPTED_OFTEN * view.finished
     if excess is None:
@@ -34,13 +39,9 @@ def seen_kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
         return None
     settings = view.settings.get("KV block pool", "the server's setting for KV memory")
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
-    return Candidate(
-        key="kv_pool",
-        lifecycles=["memory", "request"],
-        object="KV block pool",
+    return Explanation(
         cause=f"the KV cache is full while requests wait: {view.kv_largest:.0%} at its peak, {preemptions:,.0f} "
         "preemptions",
-        kind="capacity",
         evidence=[
             *_queue_evidence(view, excess),
             evidence(f"{waited:.0%} of the samples with requests waiting show a KV use of at least {KV_FULL:.0%}",
@@ -48,36 +49,31 @@ def seen_kv_pool(facts: Facts, excess: Excess | None) -> Candidate | None:
             evidence(f"{preemptions:,.0f} preemptions, {view.finished or 0:,.0f} requests finished", preemptions,
                      "preemptions", "scrapes: counters", supports=preemptions > 0),
         ],
-        probe=Probe(
-            measurement=f"the same scenario with more room for KV ({settings})",
-            command=rerun(facts),
-            rival="overload: the device is full, and the cache fills because of it",
-            if_cause=f"preemptions fall from {preemptions:,.0f} to 0, and the mean queue time of {queued} with them",
-            if_rival=f"the KV use falls, and {missing_share(excess)} stays",
-        ),
-        fix=Fix(change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
-                gain=f"at most the mean queue time, {queued}", basis=_basis(view)),
+        measurement=f"the same scenario with more room for KV ({settings})",
+        settings={},
+        if_cause=f"preemptions fall from {preemptions:,.0f} to 0, and the mean queue time of {queued} with them",
+        if_rival=f"the KV use falls, and {missing_share(excess)} stays",
+        change=f"more room for KV: {settings}; or shorter contexts, or fewer requests at a time",
+        gain=_gain(view, f"mean queue time, {queued}"),
     )  # fmt: skip
 
 
-def seen_batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=23, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
+    rival="overload: the device is full at any batch",
+)  # fmt: skip
+def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
-    view = facts.server
-    if view is None or excess is None or view.waiting is None:
-        return None
-    waiting, queue = view.waiting, _queue(view)
-    if waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
+    view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
+    if waiting is None or waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
         return None
     if (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < HELD:
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
-    return Candidate(
-        key="batch_cap",
-        lifecycles=["request", "compute"],
-        object="batch cap",
+    larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
+    return Explanation(
         cause=f"up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run and the KV cache has "
         "room: the batch is capped",
-        kind="policy",
         evidence=[
             *_queue_evidence(view, excess),
             evidence(f"{waiting.with_kv_free:.0%} of the {waiting.samples} samples with requests waiting show at least "
@@ -85,65 +81,54 @@ def seen_batch_cap(facts: Facts, excess: Excess | None) -> Candidate | None:
             evidence(f"{waiting.at_largest_batch:.0%} of them show as many running as ever, {batch:,.0f}",
                      waiting.at_largest_batch, "share", GAUGES),
         ],
-        probe=Probe(
-            measurement=f"the same scenario with a larger batch ({setting} above {batch:,.0f})",
-            command=rerun(facts),
-            rival="overload: the device is full at any batch",
-            if_cause=f"more than {batch:,.0f} run at a time, and the mean queue time of {queue.mean_ms:,.0f} ms falls",
-            if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
-        ),
-        fix=Fix(change=f"{setting} above {batch:,.0f}", gain=f"at most the mean queue time, {queue.mean_ms:,.0f} ms",
-                basis=_basis(view)),
+        measurement=f"the same scenario with a larger batch ({larger})",
+        settings={},
+        if_cause=f"more than {batch:,.0f} run at a time, and the {queued} falls",
+        if_rival=f"more run at a time, each token takes longer, and {missing_share(excess)} stays",
+        change=larger,
+        gain=_gain(view, f"mean queue time, {queue.mean_ms:,.0f} ms"),
     )  # fmt: skip
 
 
-def seen_prefix(facts: Facts, excess: Excess | None) -> Candidate | None:
+@cause(
+    precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy", reads="metrics",
+    rival="cold traffic: prompts that only look alike",
+)  # fmt: skip
+def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts begin alike by the scenario's own words, and the prefix cache had less than half of it."""
     view, shared = facts.server, facts.declared_shared_share
-    if view is None or excess is None or view.hit_rate is None:
+    if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
         return None
-    if shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
-        return None
-    spent = span_share(view.span("compute.prefill"), excess) + span_share(_queue(view), excess)
+    spent = sum(span_share(view.span(name), excess) for name in ("compute.prefill", "request.queue"))
     if spent < EXPLAINS_ENOUGH:
         return None
-    cause, change = _why_no_hits(facts, view, shared)
-    return Candidate(
-        key="prefix_recomputed",
-        lifecycles=["memory", "compute", "request"],
-        object="prefix cache",
+    cause, change = _why_no_hits(facts, view)
+    return Explanation(
         cause=f"{shared:.0%} of the prompt tokens are alike between requests, and {cause}",
-        kind="policy",
         evidence=[
             evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of those asked for "
                      "were hits", view.hit_rate, "share", "run.json: scenario.workload; scrapes: counters"),
             evidence(f"{spent:.0%} of {_quantity(excess)} is queue and prefill, on average over all requests", spent,
                      "share", "scrapes: histograms"),
         ],
-        probe=Probe(
-            measurement=f"the same scenario with {change}",
-            command=rerun(facts),
-            rival="cold traffic: prompts that only look alike",
-            if_cause=f"hits rise to about {shared:.0%} of the prompt tokens",
-            if_rival=f"hits stay near {view.hit_rate:.0%}, and {missing_share(excess)} stays",
-        ),
-        fix=Fix(change=change,
-                gain=f"at most the {spent:.0%} in queue and prefill", basis=_basis(view)),
+        measurement=f"the same scenario with {change}",
+        settings={},
+        if_cause=f"hits rise to about {shared:.0%} of the prompt tokens",
+        if_rival=f"hits stay near {view.hit_rate:.0%}, and {missing_share(excess)} stays",
+        change=change,
+        gain=_gain(view, f"{spent:.0%} in queue and prefill"),
     )  # fmt: skip
 
 
-def _why_no_hits(facts: Facts, view: ServerView, shared: float) -> tuple[str, str]:
+def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
     """What is known of the reason, and what to change."""
     on = view.settings.get("prefix cache", "the prefix cache on")
     if view.told.get("prefix_caching", "").lower() == "false":
         return "the prefix cache is off", on
     block, beginning = view.told.get("block_size", ""), _common_beginning(facts)
     if block.isdigit() and beginning < int(block):
-        smaller = f"a smaller block ({view.settings.get('block', 'the block size')})"
-        return (
-            f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared",
-            smaller,
-        )
+        cause = f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared"
+        return cause, f"a smaller block ({view.settings.get('block', 'the block size')})"
     return f"the cache gave only {view.hit_rate:.0%}", f"{on} and, if it is on, more room for KV"
 
 
@@ -154,12 +139,8 @@ def _common_beginning(facts: Facts) -> int:
     return max((int(klass.get("shared_prefix_tokens") or 0) for klass in classes), default=0)
 
 
-def _queue(view: ServerView) -> SpanView | None:
-    return view.span("request.queue")
-
-
 def _queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
-    queue = _queue(view)
+    queue = view.span("request.queue")
     if queue is None or excess is None:
         return []
     share = span_share(queue, excess)
@@ -174,6 +155,6 @@ def _quantity(excess: Excess) -> str:
     return "the time to first token" if excess.objective == "ttft_ms" else "the latency"
 
 
-def _basis(view: ServerView) -> str:
+def _gain(view: ServerView, time: str) -> Gain:
     room = f"whether the device could serve more, {view.title} does not tell"
-    return f"means over {view.finished or 0:,.0f} requests; {room}"
+    return Gain(f"at most the {time}", basis=f"means over {view.finished or 0:,.0f} requests; {room}")

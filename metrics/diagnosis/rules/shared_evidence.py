@@ -1,0 +1,119 @@
+"""Evidence that several causes give: excess, load, residual, and the requests that caused the waiting."""
+
+import pandas as pd
+
+from metrics.diagnosis.evidence import Facts
+from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.request.blame import largest_groups, matrix, offenders, waited_ns
+from metrics.request.offenders import Book, described
+
+# Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
+# jitters as much again; a third more over a quarter of the run is neither.
+SLOW_DEVICE = 1.3
+NAMED = 0.3  # of the waiting: a group that caused less is one among several
+SPARED = 0.01  # of the excess, what other accounts make good: above it, the excess is not the whole difference
+LONGER = {
+    "ttft_ms": ("wait", "for the first token"),
+    "tpot_ms": ("take", "per output token"),
+    "e2e_ms": ("take", "from end to end"),
+}
+
+
+def excess_evidence(excess: Excess | None, accounts: tuple[str, ...]) -> list[Evidence]:
+    """How much of the excess these accounts explain, and what the largest other account leaves to say against."""
+    if excess is None or not excess.total_ms:
+        return []
+    source = f"requests: {'ttft' if excess.objective == 'ttft_ms' else 'ledger'}_*_ns"
+    share = excess.share(*accounts)
+    named = " + ".join(name for name, part in excess.ranked() if name in accounts and part >= 0.01)
+    explained = f"{share:.0%} of that is {named} ({_ms(share * excess.total_ms)})"
+    found = [evidence(f"{_longer(excess)}; {explained}", share, "share", source)] if named else []
+    rest = [(name, part) for name, part in excess.ranked() if name not in accounts]
+    if rest and rest[0][1] >= 0.1:
+        name, part = rest[0]
+        against = f"{part:.0%} of it is {name}, which this cause does not explain"
+        found.append(evidence(against, part, "share", source, supports=False))
+    return found
+
+
+def _longer(excess: Excess) -> str:
+    """How much longer those that miss an objective take: "those of chat that miss it wait 900 ms longer for …"."""
+    who = f"those of {excess.klass} that miss it" if excess.klass else "the requests that miss it"
+    verb, what = LONGER[excess.objective]
+    longer = f"{who} {verb} {_ms(excess.total_ms)} longer {what} than {excess.baseline}"
+    spared = excess.total_ms - sum(excess.accounts.values())
+    return longer + (", counting the accounts that grew" if spared > SPARED * excess.total_ms else "")
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:,.1f} ms"
+
+
+def missing_share(excess: Excess | None) -> str:
+    """The share that misses, for a prediction: "94 % of chat above 400 ms"."""
+    if excess is None:
+        return "what is measured now"
+    return f"{excess.missed / excess.sent:.0%} of {excess.klass or 'the requests'} above {excess.bound_ms:,.0f} ms"
+
+
+def load_evidence(statement: str, load: float, *, supports: bool = True) -> Evidence:
+    return evidence(statement, load, "ratio", "steps: fit of wall time; client: due_ns", supports=supports)
+
+
+def residual_evidence(facts: Facts) -> list[Evidence]:
+    """Whether the device takes longer than its steps explain: evidence for every cause that is not the device."""
+    slowdown = facts.steps.slowdown if facts.steps else None
+    if slowdown is None:
+        return []
+    at_fault = slowdown >= SLOW_DEVICE
+    statement = f"steps take {slowdown:.2f} times what their composition explains: the device "
+    statement += f"{'may be' if at_fault else 'is not'} at fault"
+    return [evidence(statement, slowdown, "ratio", "steps: device_ns, predicted_ns", supports=not at_fault)]
+
+
+def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
+    """The group of requests (one tenant, one class, one band of prompt lengths) that caused most of the waiting of
+    those that miss an objective; [] where no group caused much of it, or where all are of one group."""
+    book = facts.book()
+    if book is None or excess is None:
+        return []
+    facts_of = described(book.requests)
+    group_of = facts_of[["tenant", "klass", "band"]].apply(tuple, axis=1)
+    late = _late_ids(facts, excess, book)
+    waited = float(waited_ns(book).loc[late].sum().sum())
+    if group_of.nunique() < 2 or waited <= 0:
+        return []
+    names = {group: place for place, group in enumerate(group_of.unique())}
+    groups = list(names)
+    caused = matrix(book, largest_groups(book, group_of.map(names))).loc[late].sum()
+    caused = caused[[name for name in caused.index if name in range(len(groups))]]
+    share, (tenant, klass, band) = float(caused.max() / waited), groups[caused.idxmax()]
+    if share < NAMED:
+        return []
+    members = group_of[group_of == (tenant, klass, band)].index
+    count = int(offenders(book).request_id.isin(members).sum())
+    who = f"the {count} requests" if count != 1 else "the one request"
+    who += f" of tenant {tenant}" if tenant and facts_of.tenant.nunique() > 1 else ""
+    who += f" of {klass}" if klass and facts_of.klass.nunique() > 1 else ""
+    statement = f"{who} with prompts of {band} caused {share:.0%} of the waiting of those that miss it"
+    return [evidence(statement, share, "share", "steps: request_ids, new_tokens, refusals; requests: ledger_*_ns")]
+
+
+def long_prompt_share(facts: Facts, excess: Excess, longer_than: float) -> tuple[float, pd.DataFrame]:
+    """Of what others cost those that miss an objective, the part that prompts of at least so many tokens caused; and
+    those requests, as a table of `offenders`."""
+    book = facts.book()
+    if book is None:
+        return 0.0, pd.DataFrame()
+    tokens = described(book.requests).prompt_tokens
+    late = _late_ids(facts, excess, book)
+    caused = matrix(book, (tokens >= longer_than).map({True: "long", False: "other"})).loc[late].sum()
+    total = float(caused.clip(lower=0).sum())
+    table = offenders(book)
+    return float(caused.get("long", 0.0)) / total if total > 0 else 0.0, table[table.prompt_tokens >= longer_than]
+
+
+def _late_ids(facts: Facts, excess: Excess, book: Book) -> pd.Series:
+    late = facts.rows.request_id[excess.missing]
+    return late[late.isin(book.waits.request_ids)]
