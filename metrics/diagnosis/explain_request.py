@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.report import bar
+from metrics.diagnosis.terminal.time_spent import bar, ruled_table, section
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
 from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
@@ -41,8 +39,8 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     parts = [_head(row, request_id), _ledger(row, run.meta())]
     if not seen:
         return Group(*parts, _remark("no server recorded its steps, so its waits cannot be laid at anybody's door"))
-    parts += [_section("What it waited for"), _waits(alone.iloc[-1], book)]
-    parts += [_section("Through whom"), _offenders(book, request_id), _section("Its slowest tokens")]
+    parts += [section("What it waited for"), _waits(alone.iloc[-1], book)]
+    parts += [section("Through whom"), _offenders(book, request_id), section("Its slowest tokens")]
     try:
         gaps = slowest_gaps(book, request_id, MOST_GAPS)
     except RunDataError as error:
@@ -74,23 +72,12 @@ def _head(row: pd.Series, request_id: str) -> RenderableType:
     return Text(" · ".join(facts), style="bold")
 
 
-def _section(title: str) -> RenderableType:
-    return Padding(Text(title, style="bold"), (1, 0, 0, 0))
-
-
-def _table(*headings: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading, justify in headings:
-        table.add_column(heading, justify=justify, header_style="dim", overflow="fold")
-    return table
-
-
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.2f}" if abs(ns) < 1e8 else f"{ns / 1e6:,.0f}"
 
 
 def _accounts(accounts: dict[str, float]) -> RenderableType:
-    table = _table(("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
+    table = ruled_table(("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
     total = sum(accounts.values()) or 1.0
     for name, ns in accounts.items():
         colour = COLOURS.get(LIFECYCLE.get(name, ""), "bright_black")
@@ -104,7 +91,7 @@ def _ledger(row: pd.Series, meta: dict[str, Any]) -> RenderableType:
     left = row.get("unaccounted_ns", float("nan"))
     if pd.notna(left) and abs(left) >= 1000:
         accounts[UNACCOUNTED] = float(left)
-    parts: list[RenderableType] = [_section("Where its time went"), _accounts(accounts)]
+    parts: list[RenderableType] = [section("Where its time went"), _accounts(accounts)]
     if note := uncertainty_sentence(meta):
         parts.append(Text(f"! {note}", style="yellow"))
     return Group(*parts)
@@ -118,7 +105,7 @@ def _waits(row: pd.Series, book: Book) -> RenderableType:
     if not told:
         told = {name: ns for name, ns in waited.items() if ns and name != "request.interference"}
     rows = sorted({**told, "others' prompts in its steps": interference}.items(), key=lambda item: -item[1])
-    table = _table(("reason", "left"), ("ms", "right"))
+    table = ruled_table(("reason", "left"), ("ms", "right"))
     for reason, ns in rows:
         if ns >= 1000:
             table.add_row(Text(reason), _ms(ns))
@@ -130,7 +117,7 @@ def _offenders(book: Book, request_id: str) -> RenderableType:
     facts = described(book.requests)
     traits = [name for name in ("tenant", "klass") if (facts[name] != "").any()]
     headings = [("request", "left"), *((TRAITS[name], "left") for name in traits), ("prompt tokens", "right")]
-    table = _table(*headings, ("ms", "right"), ("share", "right"), ("how", "left"))
+    table = ruled_table(*headings, ("ms", "right"), ("share", "right"), ("how", "left"))
     table.columns[0].no_wrap = True  # an id is copied
     total = float(waited_ns(book).loc[request_id].sum()) or 1.0
     by_offender = blamed.groupby("offender", sort=False)
@@ -157,7 +144,7 @@ def _offenders(book: Book, request_id: str) -> RenderableType:
 
 
 def _gaps(gaps: list[Gap]) -> RenderableType:
-    table = _table(("token", "right"), ("ms before it", "right"), ("why", "left"))
+    table = ruled_table(("token", "right"), ("ms before it", "right"), ("why", "left"))
     for gap in gaps:
         table.add_row(f"{gap.token:,}", _ms(gap.length_ns), Text(why(gap)))
     return table
@@ -170,19 +157,19 @@ def _one_gap(gap: Gap) -> RenderableType:
         Text(f"{why(gap)}."), Text(""), _accounts({name: float(ns) for name, ns in gap.accounts.items()}),
     ]  # fmt: skip
     if gap.waits:
-        parts.append(_section("What it waited for"))
-        table = _table(("reason", "left"), ("ms", "right"))
+        parts.append(section("What it waited for"))
+        table = ruled_table(("reason", "left"), ("ms", "right"))
         for reason, ns in sorted(gap.waits.items(), key=lambda item: -item[1]):
             table.add_row(Text(reason), _ms(ns))
         parts.append(table)
     if gap.steps:
-        parts += [_section("Its steps"), _steps(gap)]
+        parts += [section("Its steps"), _steps(gap)]
     return Group(*parts)
 
 
 def _steps(gap: Gap) -> RenderableType:
     headings = (("step", "right"), ("it computed", "left"), ("requests", "right"), ("others' prompt tokens", "right"))
-    table = _table(*headings, ("device ms", "right"), ("above expected", "right"))
+    table = ruled_table(*headings, ("device ms", "right"), ("above expected", "right"))
     shown = sorted(gap.steps, key=lambda step: -step.device_ns)[:MOST_STEPS]
     for step in sorted(shown, key=lambda step: step.step):
         own = f"{step.kind}, {step.new_tokens:,} tokens" if step.kind else "nothing"

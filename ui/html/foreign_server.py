@@ -1,7 +1,7 @@
 """What the app and the report show of a server's own metrics, where it recorded nothing for us."""
 
 from metrics.diagnosis.foreign_server import TOLD_APART
-from metrics.diagnosis.terminal.foreign_server import LATENCIES, sight
+from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
 from ui.html.fragments import STATUS_COLOURS, Tile, chip, wrap
 from ui.text import number, percent, safe

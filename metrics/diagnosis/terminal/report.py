@@ -1,6 +1,6 @@
 """A diagnosis on the terminal: headline, goodput, where the time went, findings, the six checks, closure."""
 
-import math
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -8,17 +8,26 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.bars import BAR_CELLS, bar, ruled_table
-from metrics.diagnosis.terminal.foreign_server import render_server
-from metrics.diagnosis.terminal.results import render_results, share_bounds
-from metrics.diagnosis.verdict import Diagnosis, Evidence, Finding, without_finding
-from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
+from metrics.diagnosis.terminal.time_spent import (
+    accounts,
+    labelled_grid,
+    lifecycles,
+    render_server,
+    ruled_table,
+    section,
+)
+from metrics.diagnosis.verdict import Diagnosis, Finding, without_finding
+from metrics.ledger import COLOURS
+from metrics.request.deadlines import FLUID_SHARE
 from metrics.request.goodput import ClassGoodput
-from metrics.request.latencies import QUANTILE_MIN_SAMPLES
+from metrics.request.latencies import DEFINITIONS, QUANTILE_MIN_SAMPLES, Estimate
 from metrics.request.objectives import short
 from metrics.results.energy import energy_line
+from metrics.results.load import CLOSED_ORIGIN
+from metrics.results.prices import cost_line
+from metrics.results.summary import Results
+from metrics.statistics.intervals import Interval
 
-SMALLEST_SHOWN = 0.005  # an account below half a percent is noise in a table of shares
 STATE_STYLES = {
     "healthy": "bold green",
     "degraded": "bold yellow",
@@ -26,22 +35,27 @@ STATE_STYLES = {
     "inconclusive": "bold cyan",
     "invalid": "bold magenta",
 }
+DASH = Text("–", style="dim")
 STATUS_MARKS = {"present": ("●", "bold yellow"), "absent": ("○", "green"), "unknown": ("?", "dim")}
+SHOWN_QUANTILES = ("p50", "p90", "p99")
+ORIGINS = {"intended send": "intended", "actual send": "sent", "the token before": "token", "the chunk before": "chunk"}
+OPEN_ORIGIN = "the intended send, the actual one"
+VERDICT_STYLES = {"steady": "green", "no steady state": "bold yellow", "cannot tell": "dim"}
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """The whole report for `rich.print`. All text of the run is shown as it is, never read as markup."""
-    parts: list[RenderableType] = [_headline(diagnosis), _section("Goodput"), _goodput(diagnosis.goodput)]
-    parts += render_results(diagnosis.results) if diagnosis.results is not None else []
+    parts: list[RenderableType] = [_headline(diagnosis), section("Goodput"), _goodput(diagnosis.goodput)]
+    parts += _results(diagnosis.results) if diagnosis.results is not None else []
     parts += [Text(f"Energy: {energy_line(diagnosis.energy)}")] if diagnosis.energy is not None else []
     if diagnosis.server is not None:
-        parts += [_section("Where the time went"), render_server(diagnosis)]
+        parts += [section("Where the time went"), render_server(diagnosis)]
     elif diagnosis.ledger_share:
-        parts += [_section("Where the time went"), _lifecycles(diagnosis), _accounts(diagnosis)]
-    parts += [_section("Findings")]
+        parts += [section("Where the time went"), lifecycles(diagnosis), accounts(diagnosis)]
+    parts += [section("Findings")]
     parts += [_finding(place, finding) for place, finding in enumerate(diagnosis.findings, start=1)]
     parts += [Text(sentence)] if (sentence := without_finding(diagnosis)) else []
-    parts += [_section("The six symptoms"), _checks(diagnosis), _closure(diagnosis)]
+    parts += [section("The six symptoms"), _checks(diagnosis), _closure(diagnosis)]
     parts += [Text.assemble(("! ", "bold yellow"), warning) for warning in diagnosis.warnings]
     return Group(*parts)
 
@@ -55,10 +69,6 @@ def _headline(diagnosis: Diagnosis) -> RenderableType:
     )  # fmt: skip
 
 
-def _section(title: str) -> RenderableType:
-    return Padding(Text(title, style="bold"), (1, 0, 0, 0))
-
-
 def _goodput(rows: list[ClassGoodput]) -> RenderableType:
     table = ruled_table(("class", "left"), ("good / sent", "right"), ("kept", "right"), ("good req/s", "right"),
                    ("good tok/s", "right"))  # fmt: skip
@@ -67,7 +77,7 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
     for row in rows:
         kept = _share(row.attainment if row.sent else None)
         if row.attainment_interval is not None:
-            kept.append(f" ({share_bounds(row.attainment_interval)})", style="dim")
+            kept.append(f" ({_percent_bounds(row.attainment_interval)})", style="dim")
         table.add_row(Text(row.klass), f"{row.good} / {row.sent}", kept,
                       f"{row.goodput_rps:.2f}", _rate(row.goodput_tokens_per_s))  # fmt: skip
         for name, quantiles in row.quantiles_ms.items():
@@ -82,24 +92,22 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
     per_second = Text(rows[0].window.sentence() if rows and rows[0].window is not None else "", style="dim")
     if not latency.row_count:
         return Group(table, per_second)
-    words = (
-        f"–: too few requests for the claim (p99 needs {QUANTILE_MIN_SAMPLES['p99']}), or it falls among failed ones"
-    )
-    note = Text(words, style="dim")
+    too_few = f"–: too few requests for the claim (p99 needs {QUANTILE_MIN_SAMPLES['p99']})"
+    note = Text(f"{too_few}, or it falls among failed ones", style="dim")
     return Group(table, per_second, Text(""), latency, note)
 
 
 def _ms(value: float | None) -> Text:
-    return Text("–", style="dim") if value is None else Text(f"{value:,.1f}" if value < 100 else f"{value:,.0f}")
+    return DASH.copy() if value is None else Text(f"{value:,.1f}" if value < 100 else f"{value:,.0f}")
 
 
 def _rate(value: float | None) -> Text:
-    return Text("–", style="dim") if value is None else Text(f"{value:,.1f}")
+    return DASH.copy() if value is None else Text(f"{value:,.1f}")
 
 
 def _share(value: float | None) -> Text:
     if value is None:
-        return Text("–", style="dim")
+        return DASH.copy()
     return Text(f"{value:.0%}", style="green" if value >= 0.9 else "yellow" if value >= 0.5 else "red")
 
 
@@ -109,37 +117,52 @@ def _kept(row: ClassGoodput, objective: str) -> Text:
     return share.append(f" of {counted}", style="dim") if counted not in (None, row.sent) else share
 
 
-def _lifecycles(diagnosis: Diagnosis) -> RenderableType:
-    """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend."""
-    line, legend = Text(), Text()
-    for name in (*LIFECYCLES, "client"):
-        share = diagnosis.lifecycle_share.get(name, 0.0)
-        line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=COLOURS[name])
-        if share >= SMALLEST_SHOWN:
-            legend.append("■ ", style=COLOURS[name])
-            legend.append(f"{name} {share:.0%}   ")
-    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
-    if left >= SMALLEST_SHOWN:
-        line.append("█" * math.floor(left * 2 * BAR_CELLS + 0.5), style="bright_black")
-        legend.append("■ ", style="bright_black")
-        legend.append(f"{UNACCOUNTED} {left:.0%}")
-    return Group(line, legend, Text(""))
+def _results(results: Results) -> list[RenderableType]:
+    """The table of latencies with 95 % intervals, then a line each for steadiness, deadlines and cost."""
+    parts: list[RenderableType] = []
+    if results.latencies:
+        origins = ORIGINS | ({"intended send": "turn"} if results.closed else {})
+        table = ruled_table(("latency, ms", "left"), ("from", "left"), ("n", "right"),
+                            *((name, "right") for name in SHOWN_QUANTILES))  # fmt: skip
+        for row in results.latencies:
+            definition = DEFINITIONS[row.name]
+            table.add_row(
+                definition.title.removesuffix(" from send"), origins[definition.origin], f"{row.samples:,}",
+                *(_estimate(row.quantiles[name]) for name in SHOWN_QUANTILES),
+            )  # fmt: skip
+        begin = f"{CLOSED_ORIGIN} (closed loop), the actual send" if results.closed else OPEN_ORIGIN
+        note = f"from {begin}, the token or the chunk before; beside it the 95 % interval"
+        parts += [Text(""), table, Text(note, style="dim")]
+    steady = (results.steady.verdict, VERDICT_STYLES[results.steady.verdict])
+    parts.append(Text.assemble("Steady state: ", steady, (f" ({results.steady.reason})", "dim")))
+    for each in results.deadlines:
+        parts.append(Text(
+            f"Deadlines of {each.klass}: fluidity {each.fluidity:.1%}"
+            f"{f' ({_percent_bounds(each.fluidity_interval)})' if each.fluidity_interval is not None else ''}, "
+            f"{each.fluid} of {each.sent} met {FLUID_SHARE:.0%} of theirs; smooth goodput "
+            f"{each.smooth_goodput_tokens_per_s:,.1f} of {each.output_tokens_per_s:,.1f} tokens/s"
+        ))  # fmt: skip
+    return [*parts, Text(f"Cost: {cost_line(results.cost)}")] if results.cost is not None else parts
 
 
-def _accounts(diagnosis: Diagnosis) -> RenderableType:
-    table = ruled_table(("account", "left"), ("all time", "right"), ("", "left"), ("to first token", "right"))
-    for info in ACCOUNTS:
-        share, first = diagnosis.ledger_share.get(info.name, 0.0), diagnosis.ttft_share.get(info.name, 0.0)
-        if max(share, first) >= SMALLEST_SHOWN:
-            name = Text(info.name, style=COLOURS[info.lifecycle])
-            if info.name == "client.network" and diagnosis.clock_uncertainty_ms is not None:
-                name.append(f"  ± {diagnosis.clock_uncertainty_ms:.3f} ms a request", style="dim")
-            table.add_row(name, f"{share:.1%}", bar(share, COLOURS[info.lifecycle]), f"{first:.1%}")
-    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
-    if abs(left) >= SMALLEST_SHOWN:
-        table.add_row(Text(UNACCOUNTED, style="dim"), f"{left:.1%}", bar(left, "bright_black"),
-                      f"{diagnosis.ttft_share.get(UNACCOUNTED, 0.0):.1%}")  # fmt: skip
-    return table
+def _bounds(interval: Interval, shown: Callable[[float], str]) -> str:
+    return "–".join("?" if bound is None else shown(bound) for bound in (interval.low, interval.high))
+
+
+def _percent_bounds(interval: Interval) -> str:
+    """`81–92 %`."""
+    return _bounds(interval, lambda bound: f"{100 * min(1.0, max(0.0, bound)):.0f}") + " %"
+
+
+def _estimate(estimate: Estimate) -> Text:
+    if estimate.value is None:
+        return DASH.copy()
+    text = Text(_three_digits(estimate.value))
+    return text if estimate.interval is None else text.append(f" {_bounds(estimate.interval, _three_digits)}", "dim")
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _finding(place: int, finding: Finding) -> RenderableType:
@@ -147,18 +170,16 @@ def _finding(place: int, finding: Finding) -> RenderableType:
     colour = COLOURS.get(lifecycle, COLOURS["client"])
     missed = "it" if finding.objective else "an objective"
     lost = f" · {finding.goodput_lost:.0%} of the requests miss {missed}" if finding.goodput_lost else ""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = labelled_grid()
     grid.add_row("cause", Text(finding.cause))
     grid.add_row("where", Text(f"{' → '.join(finding.lifecycles)} · {finding.object} · {finding.kind}"))
     if finding.objective:
         grid.add_row("objective", Text(finding.objective))
     grid.add_row("hits", Text(finding.cohort))
-    for label, facts in (("for", _sorted(finding, True)), ("against", _sorted(finding, False))):
-        for number, fact in enumerate(facts):
-            mark, style = ("+ ", "green") if fact.supports else ("– ", "red")
-            grid.add_row(label if not number else "", Text.assemble((mark, style), fact.statement))
+    for label, supports, mark in (("for", True, ("+ ", "green")), ("against", False, ("– ", "red"))):
+        statements = [fact.statement for fact in finding.evidence if fact.supports is supports]
+        for number, statement in enumerate(statements):
+            grid.add_row(label if not number else "", Text.assemble(mark, statement))
     grid.add_row("prove it", Text(finding.probe.measurement))
     if finding.probe.command:
         grid.add_row("", Text(f"$ {finding.probe.command}", style="bold"))
@@ -168,10 +189,6 @@ def _finding(place: int, finding: Finding) -> RenderableType:
     grid.add_row("", Text.assemble(finding.fix.gain, (f"  ({finding.fix.basis})", "dim")))
     title = Text(f"{place} · {finding.title}{lost}", style="bold")
     return Panel(Group(title, Text(""), grid), border_style=colour, padding=(0, 1))
-
-
-def _sorted(finding: Finding, supports: bool) -> list[Evidence]:
-    return [fact for fact in finding.evidence if fact.supports is supports]
 
 
 def _checks(diagnosis: Diagnosis) -> RenderableType:
@@ -189,12 +206,7 @@ def _closure(diagnosis: Diagnosis) -> RenderableType:
     closed = diagnosis.closure
     if not closed.joined:
         return Padding(Text("Closure: no request has records of both client and server", style="dim"), (1, 0, 0, 0))
-    worst = (
-        f"; worst {closed.worst_share:.2%} and {closed.worst_ns / 1e6:.2f} ms"
-        if closed.worst_share is not None and closed.worst_ns is not None
-        else ""
-    )
-    words = (
-        f"Closure: {closed.closed} of {closed.joined} ledgers sum to the client's latency within 1 % and 1 ms{worst}"
-    )
-    return Padding(Text(words, style="green" if closed.closed == closed.joined else "yellow"), (1, 0, 0, 0))
+    sentence = f"Closure: {closed.closed} of {closed.joined} ledgers sum to the client's latency within 1 % and 1 ms"
+    if closed.worst_share is not None and closed.worst_ns is not None:
+        sentence += f"; worst {closed.worst_share:.2%} and {closed.worst_ns / 1e6:.2f} ms"
+    return Padding(Text(sentence, style="green" if closed.closed == closed.joined else "yellow"), (1, 0, 0, 0))

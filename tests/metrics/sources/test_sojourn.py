@@ -8,7 +8,7 @@ from rich.console import Console
 
 from loadgen.target.scrape import rows_of
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.foreign_server import render_server
+from metrics.diagnosis.terminal.time_spent import render_server
 from metrics.export.prometheus import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import SCHEMAS

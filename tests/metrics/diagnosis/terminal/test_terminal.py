@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.terminal.bars import bar
 from metrics.diagnosis.terminal.report import render
+from metrics.diagnosis.terminal.time_spent import bar
 from tests.metrics.synthetic import synthetic_pair, synthetic_run
 
 CASES = ["tiny_kv", "long_beside_chat", "overload", "client_lag", "healthy"]

@@ -1,19 +1,24 @@
-"""On the terminal: what its own metrics show of a server that recorded nothing for us, and what they do not."""
+"""Where the time went, on the terminal: by account, or as far as a server's own metrics show it."""
 
+import math
 from collections import Counter
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from metrics.diagnosis.foreign_server import SEVERAL, TOLD_APART
-from metrics.diagnosis.terminal.bars import bar, ruled_table
 from metrics.diagnosis.verdict import Diagnosis
-from metrics.ledger import COLOURS, UNACCOUNTED
+from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
 
-BAR_CELLS = 20
+BAR_CELLS = 28
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+SMALLEST_SHOWN = 0.005  # an account below half a percent is noise in a table of shares
+NO_MEANS = "no request finished, so no means"
+SERVER_BAR_CELLS = 20
 SIGHT_STYLES = {"seen": "green", "partly": "yellow", "unseen": "dim"}
 LATENCIES = {
     "sojourn_request_ttft_seconds": "TTFT",
@@ -23,13 +28,73 @@ LATENCIES = {
 }
 
 
+def bar(share: float, colour: str, cells: int = BAR_CELLS) -> Text:
+    """A horizontal bar of `share` (0 to 1) of `cells` cells, to an eighth of a cell."""
+    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
+    full, rest = divmod(eighths, 8)
+    return Text("█" * full + (EIGHTHS[rest] if rest else ""), style=colour)
+
+
+def ruled_table(*headings: tuple[str, str]) -> Table:
+    """An empty table without a frame; a heading is its words and how its column stands."""
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading, justify in headings:
+        empty.add_column(heading, justify=justify, header_style="dim", overflow="fold")
+    return empty
+
+
+def labelled_grid() -> Table:
+    """A grid of two columns: a label, and text that wraps."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def section(title: str) -> RenderableType:
+    return Padding(Text(title, style="bold"), (1, 0, 0, 0))
+
+
+def lifecycles(diagnosis: Diagnosis) -> RenderableType:
+    """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend."""
+    line, legend = Text(), Text()
+    for name in (*LIFECYCLES, "client"):
+        share = diagnosis.lifecycle_share.get(name, 0.0)
+        line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=COLOURS[name])
+        if share >= SMALLEST_SHOWN:
+            legend.append("■ ", style=COLOURS[name])
+            legend.append(f"{name} {share:.0%}   ")
+    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
+    if left >= SMALLEST_SHOWN:
+        line.append("█" * math.floor(left * 2 * BAR_CELLS + 0.5), style="bright_black")
+        legend.append("■ ", style="bright_black")
+        legend.append(f"{UNACCOUNTED} {left:.0%}")
+    return Group(line, legend, Text(""))
+
+
+def accounts(diagnosis: Diagnosis) -> RenderableType:
+    table = ruled_table(("account", "left"), ("all time", "right"), ("", "left"), ("to first token", "right"))
+    for info in ACCOUNTS:
+        share, first = diagnosis.ledger_share.get(info.name, 0.0), diagnosis.ttft_share.get(info.name, 0.0)
+        if max(share, first) >= SMALLEST_SHOWN:
+            name = Text(info.name, style=COLOURS[info.lifecycle])
+            if info.name == "client.network" and diagnosis.clock_uncertainty_ms is not None:
+                name.append(f"  ± {diagnosis.clock_uncertainty_ms:.3f} ms a request", style="dim")
+            table.add_row(name, f"{share:.1%}", bar(share, COLOURS[info.lifecycle]), f"{first:.1%}")
+    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
+    if abs(left) >= SMALLEST_SHOWN:
+        table.add_row(Text(UNACCOUNTED, style="dim"), f"{left:.1%}", bar(left, "bright_black"),
+                      f"{diagnosis.ttft_share.get(UNACCOUNTED, 0.0):.1%}")  # fmt: skip
+    return table
+
+
 def render_server(diagnosis: Diagnosis) -> RenderableType:
     """Shares of the time as far as they are seen, each account with how it is seen, gauges and counts."""
     view = diagnosis.server
     parts = [Text(_head(view), style="dim"), Text("")]
     if diagnosis.ledger_share:
         parts += [_spans(diagnosis), Text("")]
-    parts += [_accounts(view), Text(""), _figures(view), Padding(_agreement(view), (1, 0, 0, 0))]
+    parts += [_account_sights(view), Text(""), _figures(view), Padding(_agreement(view), (1, 0, 0, 0))]
     return Group(*parts)
 
 
@@ -40,13 +105,9 @@ def sight(visibility: str, title: str) -> str:
 
 def _head(view: ServerView) -> str:
     failed = f", {view.failed_scrapes} failed" if view.failed_scrapes else ""
-    means = (
-        f"means over {view.finished:,.0f} finished requests" if view.finished else "no request finished, so no means"
-    )
-    return (
-        f"{view.title}'s metrics, {view.scrapes} scrapes in {view.seconds:,.0f} s{failed}: {means}; gauges are "
-        "samples. The client's side is exact."
-    )
+    means = f"means over {view.finished:,.0f} finished requests" if view.finished else NO_MEANS
+    scrapes = f"{view.scrapes} scrapes in {view.seconds:,.0f} s{failed}"
+    return f"{view.title}'s metrics, {scrapes}: {means}; gauges are samples. The client's side is exact."
 
 
 def _ms(value: float) -> str:
@@ -65,7 +126,7 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
         first = diagnosis.ttft_share.get(name)
         mean = _ms(span.mean_ms) if span is not None else ""
         until_first = f"{first:.1%}" if first is not None else "–"
-        grid.add_row(label, mean, f"{share:.1%}", bar(share, colour, BAR_CELLS), until_first)
+        grid.add_row(label, mean, f"{share:.1%}", bar(share, colour, SERVER_BAR_CELLS), until_first)
     notes = [Text(f"{span.name}: {span.meaning}", style="dim") for span in view.spans if span.name not in span.accounts]
     return Group(grid, *notes, *_unaccounted(view))
 
@@ -74,14 +135,12 @@ def _unaccounted(view: ServerView) -> list[Text]:
     """Where what no metric explains lies, as far as the server's own end-to-end latency tells."""
     if view.inside_ms is None or view.outside_ms is None:
         return []
-    words = (
-        f"{UNACCOUNTED}: {_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency, {_ms(view.outside_ms)} "
-        f"ms outside of it ({', '.join(view.outside)})"
-    )
-    return [Text(words, style="dim")]
+    inside = f"{_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency"
+    outside = f"{_ms(view.outside_ms)} ms outside of it ({', '.join(view.outside)})"
+    return [Text(f"{UNACCOUNTED}: {inside}, {outside}", style="dim")]
 
 
-def _accounts(view: ServerView) -> RenderableType:
+def _account_sights(view: ServerView) -> RenderableType:
     """A line an account; where most are seen alike (our own server's), one line for these, as `all others`."""
     commonest, number = Counter((account.visibility, account.why) for account in view.accounts).most_common(1)[0]
     others = commonest if number > len(view.accounts) / 2 else None
@@ -99,9 +158,7 @@ def _accounts(view: ServerView) -> RenderableType:
 
 
 def _figures(view: ServerView) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    grid = labelled_grid()
     for name, what in ((RUNNING, "running"), (WAITING, "waiting")):
         if (gauge := view.gauges.get(name)) is not None:
             grid.add_row(what, f"{gauge.mean:,.1f} on average, {gauge.largest:,.0f} at most ({gauge.samples} samples)")
@@ -112,8 +169,8 @@ def _figures(view: ServerView) -> RenderableType:
     if view.preemptions is not None:
         grid.add_row("preemptions", f"{view.preemptions:,.0f}")
     for name, what in LATENCIES.items():
-        if (told := view.latencies.get(name)) is not None:
-            grid.add_row(what, f"{told.mean * 1e3:,.1f} ms on average{_p99(told.between.get('p99'))}")
+        if (latency := view.latencies.get(name)) is not None:
+            grid.add_row(what, f"{latency.mean * 1e3:,.1f} ms on average{_p99(latency.between.get('p99'))}")
     return grid
 
 
