@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench import tables
-from bench.kernels import KERNELS, bench_kernels
-from bench.offline import OfflineOptions, bench_offline
-from bench.online import OnlineOptions, bench_online
+from bench.engines.offline import OfflineOptions, bench_offline
+from bench.engines.online import OnlineOptions, bench_online
+from bench.kernels.run import KERNELS, bench_kernels
+from bench.report import tables
 from bench.results import BenchError, Report, write_report
 from bench.shapes import SHAPES
 from bench.variants import named_variants

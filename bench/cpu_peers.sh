@@ -11,7 +11,7 @@
 set -euo pipefail
 CHECKPOINTS=$(cd "$1" && pwd) VLLM=$2 LLAMA=$3
 OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python} REPEATS=${REPEATS:-3}
 export COLUMNS=${COLUMNS:-160}
 
@@ -28,4 +28,4 @@ done
 "$PYTHON" -m sojourn bench offline "$CHECKPOINTS/small" --repeats "$REPEATS" --ablate --variant int8:weights=int8 \
   --peer "transformers=$(command -v "$PYTHON")" --json "$OUT/small-offline.json" || echo "small-offline: cut short"
 "$PYTHON" -m sojourn bench kernels --json "$OUT/kernels.json"
-"$PYTHON" -m bench.gather "$OUT" cpu small 06b small-offline kernels
+"$PYTHON" -m bench.report.gather "$OUT" cpu small 06b small-offline kernels

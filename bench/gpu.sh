@@ -14,7 +14,7 @@
 set -uo pipefail
 OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
 WHEELS=${WHEELS:+$(cd "$WHEELS" && pwd)}
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 LIMIT=${SECONDS_IN_ALL:-540}
 export PYTHONUNBUFFERED=1 COLUMNS=160 HF_HUB_OFFLINE=1
@@ -64,4 +64,4 @@ bench ablations 150 offline qwen3-0.6b --workload nano-vllm --ablate --variant f
   --repeats 1 --one-at-a-time
 bench transformers 150 offline qwen3-0.6b --workload nano-vllm --peer "transformers=$(command -v "$PYTHON")" \
   --repeats 1 --one-at-a-time
-"$PYTHON" -m bench.gather "$OUT" gpu kernels qwen3-0.6b qwen3-14b ablations transformers
+"$PYTHON" -m bench.report.gather "$OUT" gpu kernels qwen3-0.6b qwen3-14b ablations transformers

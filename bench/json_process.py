@@ -33,10 +33,6 @@ class JsonProcess:
                 env=environment(),
             )  # fmt: skip
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Raises BenchError with what the process said last, if it ended."""
         limit = threading.Timer(self._seconds, self._process.kill)

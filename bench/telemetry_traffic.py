@@ -1,111 +1,159 @@
-"""What telemetry takes in the core while requests come and go, step by step: full books against none.
+"""What telemetry adds to each step in the core while requests come and go.
 
     python -m bench.telemetry_traffic tiny-model -c 1 -c 8 -c 32
 
-One process, one model, two loops over it that are given the same requests at the same steps, in turns: a request that
-ends is followed by another one at once. So step number 17 of one does what step number 17 of the other does. Compared
-are the stages of each step but `wait`, in which the model computes: what else the machine does meets that stage most of
-all. What telemetry adds to a step is the median of the differences over turns, which says where it costs, as no mean
-does. What the model loses because the books have had its caches is left out, so that all of it is a lower bound.
+Two loops over one model in one process, with telemetry off and with full telemetry, get the same requests at the same
+steps, in turns. A new request follows each one that ends. So step 17 of one loop does the work of step 17 of the other,
+and whatever else runs on the machine hits both. Messages go to another process, which drops them.
 
-`lost` is of tokens/s, `p99` of the gaps from one step's message to the next one's, as far as the steps' medians make
-them: all other reasons for a long gap are left out. Intervals are 95 % ones of the bootstrap over turns of one start.
-Then microseconds added to steps with a prompt, to those behind one, and to all others; by stage with `--stages`, where
-`after` is what the loop does once its message is out. What the core does while nobody asks anything (with one stream,
-between two requests) is not counted, because nobody waits; messages go to another process, which drops them.
+A step has the parts PARTS. The part `wait`, in which the model computes, is not compared: other work on the machine
+hits it most. So the cost of a colder cache for the model is missing, and every figure is a lower bound. What
+telemetry adds to a step is the median of the differences over turns. The loss of tokens/s and the rise of the 99th
+percentile of the gaps between messages follow from these medians. Intervals are 95 % bootstrap intervals over turns.
+Then come the microseconds added to steps with a prompt, to the step behind one, and to all others; by part with
+`--parts`. Work between requests, when no request waits, is not counted.
 """
 
 import argparse
+import contextlib
+import copy
+import multiprocessing
+import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import zmq
 
-from bench.overhead import Cost
-from bench.twin_core import two_loops
-from engine.engine import Engine
-from engine.messages import Outputs, Submit, ToldSteps
+from bench.report.estimate import Estimate
+from bench.shapes import model_to_bench
+from engine import core, messages
+from engine.config import EngineConfig
+from engine.engine import Engine, make_scheduler
+from engine.process import freeze_startup_objects
+from engine.request.plan import StepOutcome, StepPlan
 from engine.sampling import SamplingParams
-from metrics.records import STAGES
+from engine.telemetry.observer import make_books
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
-STEPS = 2 * OUTPUT_TOKENS  # of a turn that are looked at
+STEPS = 2 * OUTPUT_TOKENS  # steps of a turn that count
 WARM_TURNS = 2
 RESAMPLES = 400
-PARTS = (*STAGES, "after")  # of a step; the message goes out between the last two
+PARTS = ("plan", "launch", "wait", "collect", "commit", "after")  # the message goes out between the last two
 HOST = [index for index, part in enumerate(PARTS) if part != "wait"]
 
 
-class Play:
-    """The same requests again and again, to one loop. Stands between that and its books, and its reader."""
+class TimedLoop:
+    """A loop over a runner that other loops use too. Records when each part of a step began."""
 
-    def __init__(self, name: str, engine: Engine, streams: int):
-        self._name, self._engine, self._streams = name, engine, streams
-        self._asked = 0
-        self._ended = 0  # since the last look
-        self._told_ns = 0
-        self._readings: list[list[int]] = []  # of each step
-        self.has_prompts: list[bool] = []  # ... of the last turn
-        self._tell, engine.publish = engine.publish, self._publish
-        self._committed, engine.telemetry.observer.committed = engine.telemetry.observer.committed, self._commit
+    def __init__(self, config: EngineConfig, first: Engine, ready: messages.Ready, outbox: zmq.Socket):
+        self._runner = copy.copy(first.runner)  # the same weights and the same KV cache
+        self._runner.entropy_probe = copy.copy(first.runner.entropy_probe) if config.telemetry == "full" else None
+        self._outbox = outbox
+        scheduler = make_scheduler(config, ready.num_kv_blocks)
+        self.engine = Engine(scheduler, self, make_books(config, ready.shape, scheduler), self._publish)
+        self.begin, self.forget = self._runner.begin, self._runner.forget
+        self._num_requests = self._num_ended = 0
+        self._published_ns = 0  # 0: the step has published nothing yet
+        self._stamps: list[list[int]] = []  # of each step of this turn
+        self.has_prompts: list[bool] = []  # of the last turn
 
-    def close(self) -> None:
-        self._engine.publish, self._engine.books.committed = self._tell, self._committed
-
-    def turn(self) -> np.ndarray:
-        """Microseconds of each part, [STEPS, PARTS], from when all streams are under way."""
-        engine, streams = self._engine, self._streams
+    def turn(self, streams: int) -> np.ndarray:
+        """Microseconds of each part, [STEPS, PARTS], from when all streams are running."""
         lengths = deque(OUTPUT_TOKENS * (index + 1) // streams for index in range(streams))
         lengths += [OUTPUT_TOKENS] * (2 * streams)
-        prompts = np.random.default_rng(self._asked).integers(100, 2000, (len(lengths), PROMPT_TOKENS)).tolist()
+        prompts = np.random.default_rng(self._num_requests).integers(100, 2000, (len(lengths), PROMPT_TOKENS)).tolist()
         arriving, begin_ns = streams, time.monotonic_ns()
-        self._readings, self.has_prompts = [], []
-        while arriving or engine.has_work:
-            if not engine.has_work:
-                engine.tell_all()
+        self._stamps, self.has_prompts = [], []
+        while arriving or self.engine.has_work:
+            if not self.engine.has_work:
+                self.engine.tell_all()
                 begin_ns = time.monotonic_ns()
             arriving = min(arriving, len(lengths))
-            asked = [self._submit(prompts.pop(), lengths.popleft(), begin_ns) for _ in range(arriving)]
-            engine.receive(asked, begin_ns)
-            self._ended = 0
-            begin_ns = engine.step()
-            self._readings[-1] += (self._told_ns, begin_ns)
-            arriving = self._ended if lengths else 0
-        engine.tell_all()
+            arrivals = [self._submit(prompts.pop(), lengths.popleft(), begin_ns) for _ in range(arriving)]
+            self._num_ended = self._published_ns = 0
+            self._stamps.append([begin_ns])
+            self.engine.receive(arrivals, begin_ns)
+            begin_ns = self.engine.step()
+            self._stamps[-1] += (self._published_ns, begin_ns)
+            arriving = self._num_ended if lengths else 0
+        self.engine.tell_all()
         self.has_prompts = self.has_prompts[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS]
-        return np.diff(self._readings[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS], axis=1) / 1e3
+        return np.diff(self._stamps[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS], axis=1) / 1e3
 
-    def _submit(self, prompt: list[int], tokens: int, now_ns: int) -> Submit:
-        self._asked += 1
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        return Submit(f"{self._name}-{self._asked:030x}", prompt, sampling, now_ns)
-
-    def _publish(self, outputs: Outputs) -> None:
-        self._tell(outputs)
-        self._told_ns = time.monotonic_ns()
-        self._ended += sum(output.finish_reason is not None for output in outputs.outputs)
-
-    def _commit(self, plan, outcome, readings: list[int], turned, is_steady: bool) -> ToldSteps | None:
-        self._readings.append(list(readings))
+    def launch(self, plan: StepPlan):
+        self._stamps[-1].append(time.monotonic_ns())
+        launched = self._runner.launch(plan)
+        self._stamps[-1].append(time.monotonic_ns())
         self.has_prompts.append(plan.has_prompts)
-        return self._committed(plan, outcome, readings, turned, is_steady)
+        return launched
+
+    def collect(self, launched) -> StepOutcome:
+        outcome = self._runner.collect(launched)
+        self._stamps[-1] += (outcome.waited_ns, time.monotonic_ns())
+        return outcome
+
+    def _submit(self, prompt: list[int], tokens: int, now_ns: int) -> messages.Submit:
+        self._num_requests += 1
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        return messages.Submit(f"{self._num_requests:032x}", prompt, sampling, now_ns)
+
+    def _publish(self, outputs: messages.Outputs) -> None:
+        self._outbox.send(messages.encode(outputs), copy=False)
+        self._published_ns = self._published_ns or time.monotonic_ns()
+        self._num_ended += sum(output.finish_reason is not None for output in outputs.outputs)
 
 
-def measure(engines: dict[str, Engine], streams: int, turns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Microseconds of each part without books, and what they add, [turns, STEPS, PARTS] both; which steps compute a
-    prompt."""
-    plays = {name: Play(name, engine, streams) for name, engine in engines.items()}
-    took: dict[str, list[np.ndarray]] = {name: [] for name in plays}
+@contextlib.contextmanager
+def two_loops(model: str, load_format: str, threads: int) -> Iterator[dict[str, TimedLoop]]:
+    """Both loops. Another process reads their messages."""
+    with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
+        address = f"ipc://{Path(folder) / 'messages'}"
+        outbox.bind(address)
+        reader = multiprocessing.get_context("spawn").Process(target=drop_messages, args=(address,), daemon=True)
+        reader.start()
+        configs = {
+            name: EngineConfig(
+                model=model, load_format=load_format, telemetry=name, prefix_caching=False, threads=threads
+            )
+            for name in ("off", "full")
+        }
+        # The runner needs room for the requests of both.
+        room = 2 * configs["full"].max_num_seqs
+        first, ready = core.build(configs["full"].model_copy(update={"max_num_seqs": room}), 0, lambda outputs: None)
+        if first.overlap:
+            raise SystemExit("telemetry_traffic needs the CPU: parts of overlapping steps cannot be told apart")
+        loops = {name: TimedLoop(config, first, ready, outbox) for name, config in configs.items()}
+        freeze_startup_objects()
+        try:
+            yield loops
+        finally:
+            outbox.send(b"")
+            reader.join()
+
+
+def drop_messages(address: str) -> None:
+    """Reads until an empty message comes."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.connect(address)
+        while socket.recv():
+            pass
+
+
+def measure(loops: dict[str, TimedLoop], streams: int, turns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Microseconds of each part with telemetry off, and what full telemetry adds, both [turns, STEPS, PARTS]; which
+    steps compute a prompt."""
+    took: dict[str, list[np.ndarray]] = {name: [] for name in loops}
     for number in range(WARM_TURNS + turns):
-        for name in sorted(plays, reverse=number % 2 == 1):
-            each = plays[name].turn()
+        for name in sorted(loops, reverse=number % 2 == 1):
+            parts_us = loops[name].turn(streams)
             if number >= WARM_TURNS:
-                took[name].append(each)
-    for play in plays.values():
-        play.close()
-    assert plays["off"].has_prompts == plays["full"].has_prompts, "the loops did not do the same"
+                took[name].append(parts_us)
+    assert loops["off"].has_prompts == loops["full"].has_prompts, "the loops did different work"
     off, full = (np.stack(took[name]) for name in ("off", "full"))
-    return off, full - off, np.array(plays["off"].has_prompts)
+    return off, full - off, np.array(loops["off"].has_prompts)
 
 
 def gaps(parts_us: np.ndarray) -> np.ndarray:
@@ -113,54 +161,52 @@ def gaps(parts_us: np.ndarray) -> np.ndarray:
     return parts_us[..., :-1, -1] + parts_us[..., 1:, :-1].sum(axis=-1)
 
 
-def percents(off_us: np.ndarray, added_us: np.ndarray, waited_for: np.ndarray) -> tuple[float, float]:
-    """Tokens/s lost and the 99th percentile gained, of the medians over the turns. `waited_for`: by a stream."""
+def percents(off_us: np.ndarray, added_us: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """Tokens/s lost and the rise of the 99th percentile. `counts`: the steps that a running stream waits for."""
     off, added = np.median(off_us, axis=0), np.median(added_us, axis=0)
     lost = 1 - off.sum() / (off.sum() + added[:, HOST].sum())
-    without, more = gaps(off)[waited_for[1:]], gaps(added[:, HOST])[waited_for[1:]]
+    without, more = gaps(off)[counts[1:]], gaps(added[:, HOST])[counts[1:]]
     return 100 * lost, 100 * (np.percentile(without + more, 99) / np.percentile(without, 99) - 1)
 
 
-def costs(off_us: np.ndarray, added_us: np.ndarray, waited_for: np.ndarray) -> list[Cost]:
-    """`percents`, with their intervals."""
-    draws = np.random.default_rng(0).integers(0, len(off_us), (RESAMPLES, len(off_us)))
-    drawn = [percents(off_us[draw], added_us[draw], waited_for) for draw in draws]
-    low, high = np.percentile(drawn, (2.5, 97.5), axis=0).tolist()
-    return [Cost(*each) for each in zip(percents(off_us, added_us, waited_for), low, high, strict=True)]
+def estimates(off_us: np.ndarray, added_us: np.ndarray, counts: np.ndarray) -> list[Estimate]:
+    """`percents` with their intervals."""
+    resamples = np.random.default_rng(0).integers(0, len(off_us), (RESAMPLES, len(off_us)))
+    found = [percents(off_us[turns], added_us[turns], counts) for turns in resamples]
+    low, high = np.percentile(found, (2.5, 97.5), axis=0).tolist()
+    return [Estimate(*each) for each in zip(percents(off_us, added_us, counts), low, high, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
+    parser.add_argument("model", help="a checkpoint, or a shape such as 100m")
     parser.add_argument(
         "-c", "--streams", type=int, action="append", choices=range(1, OUTPUT_TOKENS // 2 + 1), metavar="N"
     )
     parser.add_argument("--threads", type=int, default=0, help="of the model; 0 is one for each core")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--stages", action="store_true", help="also where in a step it is added")
+    parser.add_argument("--parts", action="store_true", help="also in which part of a step the time is added")
     options = parser.parse_args()
-    with two_loops(options.model, options.threads) as engines:
-        if engines["full"].overlap:
-            parser.error("of a loop that overlaps steps the stages say nothing alone; it needs the CPU")
-        columns = ("us a step, off", "tokens/s lost, %", "p99 ITL gained, %")
-        print(f"streams {columns[0]:>15}   {columns[1]:20}  {columns[2]:20}  us added: prompt   behind    other")
-        for streams in options.streams or [1, 8, 32]:
-            off_us, added_us, prompt = measure(engines, streams, options.turns)
-            waited_for = ~prompt if streams == 1 else np.full(STEPS, True)
-            lost, p99 = (
-                f"{cost.value:+.1f} ({cost.low:+.1f} to {cost.high:+.1f})"
-                for cost in costs(off_us, added_us, waited_for)
-            )
-            behind = np.roll(prompt, 1) & ~prompt
-            added = np.median(added_us, axis=0)
-            of_kinds = [added[chosen].mean(axis=0) for chosen in (prompt, behind, ~prompt & ~behind)]
-            told = " ".join(f"{by_part[HOST].sum():+8.1f}" for by_part in of_kinds)
-            step_us = float(np.median(off_us.sum(axis=2)))
-            print(f"{streams:7} {step_us:15.0f}   {lost:20}  {p99:20}          {told}")
-            if options.stages:
-                for index, part in enumerate(PARTS):
-                    told = " ".join(f"{by_part[index]:+8.1f}" for by_part in of_kinds)
-                    print(f"{part:>78}{told}")
+    columns = ("us a step, off", "tokens/s lost, %", "p99 ITL gained, %")
+    with tempfile.TemporaryDirectory() as scratch:
+        model, load_format = model_to_bench(options.model, Path(scratch))
+        with two_loops(model, load_format, options.threads) as loops:
+            print(f"streams {columns[0]:>15}   {columns[1]:20}  {columns[2]:20}  us added: prompt   behind    other")
+            for streams in options.streams or [1, 8, 32]:
+                report(streams, *measure(loops, streams, options.turns), by_part=options.parts)
+
+
+def report(streams: int, off_us: np.ndarray, added_us: np.ndarray, prompt: np.ndarray, *, by_part: bool) -> None:
+    """Prints a row, and one for each part."""
+    counts = ~prompt if streams == 1 else np.full(STEPS, True)
+    lost, p99 = (f"{estimate:+.1f}" for estimate in estimates(off_us, added_us, counts))
+    behind = np.roll(prompt, 1) & ~prompt
+    added = np.median(added_us, axis=0)
+    kinds = [added[chosen].mean(axis=0) for chosen in (prompt, behind, ~prompt & ~behind)]
+    cells = " ".join(f"{parts[HOST].sum():+8.1f}" for parts in kinds)
+    print(f"{streams:7} {np.median(off_us.sum(axis=2)):15.0f}   {lost:20}  {p99:20}          {cells}")
+    for index, part in enumerate(PARTS if by_part else ()):
+        print(f"{part:>78}" + " ".join(f"{parts[index]:+8.1f}" for parts in kinds))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SojournError                  exit code 1
 │   └── Lost                  engine.server.core.sequence: the core died, or it drains
 ├── ExperimentError           a run, a search or a calibration cannot start or go on
 ├── BuildError                engine.compute.cpp.extension: the C++ kernels cannot be built
-├── ClientFailed              bench.clients
+├── ClientFailed              bench.load_generators.accuracy
 ├── LLMError                  engine.llm
 └── ApiError                  engine.server.errors: with the HTTP status of the refusal
 """

@@ -5,8 +5,6 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,7 +88,7 @@ def _gpus() -> list[dict[str, str]]:
 
 def company() -> str | None:
     """A sentence where other processes take more than a quarter of this machine's CPU, or the hypervisor more than
-    STEAL_WARNS_PERCENT: what is measured then is low. An idle machine is hardly stolen from: see `stolen`."""
+    STEAL_WARNS_PERCENT: what is measured then is low."""
     before = psutil.cpu_times()
     time.sleep(0.5)
     after = psutil.cpu_times()
@@ -99,14 +97,6 @@ def company() -> str | None:
     if steal > STEAL_WARNS_PERCENT:
         told.append(f"the hypervisor gives {steal:.0f}% of the CPU to other machines")
     return " and ".join(told) or None
-
-
-@contextmanager
-def stolen() -> Iterator[Callable[[], float | None]]:
-    """`with stolen() as percent: ...` and `percent()` then tells what `steal_percent` says of that block."""
-    times = [psutil.cpu_times()]
-    yield lambda: steal_percent(times[0], times[-1])
-    times.append(psutil.cpu_times())
 
 
 def steal_percent(earlier: Any, later: Any) -> float | None:

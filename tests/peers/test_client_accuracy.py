@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-from bench.clients import Accuracy, Load, contenders, measure
+from bench.load_generators.accuracy import Accuracy, Load, contenders, measure
 
 LOAD = Load(streams=256, tokens_per_s=50.0, seconds=6.0, in_step=True)
 

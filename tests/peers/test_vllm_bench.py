@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients import VLLM_BENCH
+from bench.load_generators.accuracy import VLLM_BENCH
 from loadgen.target.processes import free_port
 from tests.metrics.export.test_vllm_result import OURS, VLLM_KEYS
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.servers import vllm_server
+from bench.engines.servers import vllm_server
 from metrics.ledger import ACCOUNTS
 from metrics.run.directory import RunDirectory
 from metrics.sources.view import KV_USE, RUNNING, observe, timeline

@@ -1,7 +1,7 @@
 """How attention is cut for one kind of launch: chosen ahead, so that a server never tunes while it serves.
 
 The figures come from what a tile takes of a multiprocessor of compute capability 9.0: 65,536 registers and 227 KiB of
-shared memory. `bench/triton_attention.py` sweeps them on a device.
+shared memory. `bench/kernels/triton_attention.py` sweeps them on a device.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from rich.console import Console
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.evidence import gather
 from metrics.diagnosis.terminal.report import render
-from metrics.machine.host import STEAL_WARNS_PERCENT, company, stolen
+from metrics.machine.host import STEAL_WARNS_PERCENT, company
 from metrics.machine.steal import Steal, steal_within
 from metrics.records import SCHEMAS, SystemRecord, columns
 from metrics.request.goodput import window_ns
@@ -120,10 +120,3 @@ def scripted_machine(monkeypatch):
 def test_company_tells_what_others_take_here_from_what_other_machines_get(scripted_machine, user, steal, said):
     scripted_machine(user, steal)
     assert company() == said
-
-
-def test_steal_of_a_block_is_told_once_it_is_over(scripted_machine):
-    scripted_machine(0.5, 0.125)
-    with stolen() as percent:
-        assert percent() is None
-    assert percent() == 12.5

@@ -1,0 +1,1 @@
+"""The engine beside its peers: whole workloads, offline and over HTTP."""

@@ -1,0 +1,1 @@
+"""Single kernels beside the limits that bound them."""

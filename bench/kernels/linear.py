@@ -1,0 +1,155 @@
+"""What a weight format costs and what it gives: time of one product, error of one product, error of a whole model.
+
+    python -m bench.kernels.linear [CHECKPOINT] [--quick]
+
+prints all three for the bundled model, or for another checkpoint; `measure` gives the times to `sojourn bench kernels`.
+Every product reads weights that no cache holds, and formats take turns, so that a busy machine slows all of them.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from bench.results import Row
+from engine.compute.cpp.extension import library
+from engine.compute.linear import Linear
+from engine.compute.weight_formats.cpp_formats import cpp_formats
+from engine.compute.weight_formats.torch_formats import torch_formats
+from engine.config import model_folder
+from engine.llm import LLM
+from engine.sampling import SamplingParams
+from engine.token.models.registry import load_model
+from engine.token.text.tokenizer import Tokenizer
+from metrics.compute.roofline import Ceilings, load_ceilings
+from metrics.errors import CalibrationError
+
+SIZES = ((1024, 512), (3072, 512), (512, 1536), (2048, 2048))  # outputs and inputs: a small model's, and a larger layer
+ROWS = (1, 8, 32, 64, 512)
+ROTATED_BYTES = 128 << 20  # of the largest format: more than the caches of this size of machine
+REPEATS = 15
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def products() -> dict[str, Callable[[torch.Tensor], Product]]:
+    """Name → makes a product out of a weight: torch's plain one, torch's packed ones, and ours."""
+    packed = {f"torch {name}": form.pack for name, form in torch_formats().items()}
+    if (kernels := library()) is not None:
+        packed |= {f"ours {name}": form.pack for name, form in cpp_formats(kernels).items()}
+    made = {"torch unpacked": lambda weight: lambda x: F.linear(x, weight)}
+    return made | {name: lambda weight, pack=pack: pack(weight, None) for name, pack in packed.items()}
+
+
+def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, int], float]:
+    """(format, rows) → median seconds of one product."""
+    copies = max(3, ROTATED_BYTES // (4 * outputs * inputs))
+    weight = torch.randn(outputs, inputs).mul_(0.02)
+    made = {name: [make(weight.clone()) for _ in range(copies)] for name, make in products().items()}
+    taken, turn = {}, 0
+    for rows in ROWS:
+        x = torch.randn(rows, inputs)
+        for repeat in range(repeats + 2):
+            for name, weights in made.items():
+                begin = time.perf_counter()
+                weights[turn % copies](x)
+                if repeat >= 2:
+                    taken.setdefault((name, rows), []).append(time.perf_counter() - begin)
+            turn += 1
+    return {key: statistics.median(seconds) for key, seconds in taken.items()}
+
+
+def measure() -> list[Row]:
+    """One row for each format, size and number of rows."""
+    try:
+        ceilings = load_ceilings()
+    except CalibrationError:
+        ceilings = None
+    with torch.inference_mode():
+        return [
+            _row(name, rows, outputs, inputs, seconds, ceilings)
+            for outputs, inputs in SIZES
+            for (name, rows), seconds in times(outputs, inputs).items()
+        ]
+
+
+def _row(name: str, rows: int, outputs: int, inputs: int, seconds: float, ceilings: Ceilings | None) -> Row:
+    flops, precision = 2 * rows * outputs * inputs, name.split()[1].replace("unpacked", "float32")
+    # Wide weights are narrow ones that became float32 in a register: the arithmetic is that of float32.
+    arithmetic = "int8" if precision == "int8" else "float32"
+    limit = None
+    if ceilings is not None and arithmetic in ceilings.precisions:
+        moved = BYTES[precision] * outputs * inputs + 4 * rows * (outputs + inputs)
+        limit = 100 * ceilings.roofline_ns(flops, moved, arithmetic) / (seconds * 1e9)
+    case = f"{rows} rows, {inputs} to {outputs}"
+    return Row(f"linear, {name}", case, seconds * 1e6, flops / seconds / 1e9, "GFLOP/s", limit)
+
+
+def layer_errors(folder: Path) -> dict[str, list[float]]:
+    """Format → relative error of each linear layer's product, of rows as a norm leaves them, against float32."""
+    cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
+    model = load_model(folder, torch.float32, cpu, None)
+    found: dict[str, list[float]] = {}
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            x = torch.randn(32, layer.in_features, generator=generator)
+            exact = F.linear(x.double(), layer.weight.double())
+            for name, make in products().items():
+                error = (make(layer.weight)(x) - exact).norm() / exact.norm()
+                found.setdefault(name, []).append(error.item())
+    return found
+
+
+def model_errors(folder: Path, prompt: list[int]) -> dict[str, torch.Tensor]:
+    """Setting → what it changes in the log-probability of each token of a prompt, against weights=float32."""
+
+    def told(weights: str) -> torch.Tensor:
+        with LLM(folder, device="cpu", weights=weights, max_num_seqs=1) as llm:
+            params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+            completion = llm.generate([prompt], params)[0]
+        return torch.tensor([entry.logprob for entry in completion.prompt_logprobs if entry is not None])
+
+    exact = told("float32")
+    return {weights: told(weights) - exact for weights in ("auto", "float16", "int8")}
+
+
+def some_text(folder: Path, length: int = 400) -> list[int]:
+    """Tokens of English prose, as the checkpoint's tokenizer has them."""
+    text = (model_folder("tiny-model") / "prompts.txt").read_text(encoding="utf-8")
+    return Tokenizer(folder).encode(text[:20_000])[:length]
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    folder, out = model_folder(names[0] if names else "tiny-model"), Console(width=120)
+    if not quick:
+        for outputs, inputs in SIZES:
+            table = Table(f"ms, {inputs} to {outputs}; rows", *map(str, ROWS))
+            with torch.inference_mode():
+                medians = times(outputs, inputs)
+            for name in dict.fromkeys(name for name, _ in medians):
+                table.add_row(name, *(f"{medians[name, rows] * 1e3:.3f}" for rows in ROWS))
+            out.print(table)
+    table = Table("relative error of a layer", "median", "largest")
+    with torch.inference_mode():
+        for name, errors in layer_errors(folder).items():
+            table.add_row(name, f"{statistics.median(errors):.1e}", f"{max(errors):.1e}")
+    out.print(table)
+    table = Table(f"log-probabilities of {folder.name}", "mean error", "99 %", "largest", "perplexity")
+    for weights, change in model_errors(folder, some_text(folder)).items():
+        sizes, perplexity = change.abs(), (-change.mean()).exp() - 1
+        high = (sizes.mean(), sizes.quantile(0.99), sizes.max())
+        table.add_row(f"weights={weights}", *(f"{value:.1e}" for value in high), f"{perplexity:+.2%}")
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Load generators beside each other and beside the truth."""

@@ -1,0 +1,1 @@
+"""What benchmarks report: accounts, ceilings, tables."""
