@@ -17,7 +17,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import numpy as np
 from engine import messages
 from engine.config import EngineConfig
 from engine.engine import Engine, make_scheduler
-from engine.request.plan import StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
 from engine.server.telemetry.full import Telemetry
@@ -49,30 +48,21 @@ SWEPT_BYTES = 16 << 20  # more than the caches of a core
 PROMPT_TOKENS = 64
 
 
-@dataclass(slots=True)
-class Step:
-    """A step that was over as soon as it was launched."""
-
-    prepared_ns: int
-    launched_ns: int
-    sampled: dict[str, int]
-
-
 class StillRunner:
     """Draws the same token for everybody, at once."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, int] = {}
 
-    def launch(self, plan: StepPlan) -> Step:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         if len(self._drawn) != len(plan.scheduled):
             self._drawn = {item.request.id: 7 for item in plan.scheduled}
         now_ns = time.monotonic_ns()
-        return Step(now_ns, now_ns, self._drawn)
+        return LaunchedStep(plan, now_ns, now_ns, self._drawn)
 
-    def collect(self, handle: Step) -> StepOutcome:
+    def collect(self, step: LaunchedStep) -> StepOutcome:
         now_ns = time.monotonic_ns()
-        return StepOutcome(handle.sampled, now_ns, now_ns, handle.launched_ns, now_ns, 0)
+        return StepOutcome(step.state, now_ns, now_ns, step.launched_ns, now_ns, 0)
 
     def begin(self, request: Request) -> None: ...
     def forget(self, request_id: str) -> None: ...
@@ -91,9 +81,9 @@ class SweepingRunner(StillRunner):
         self._weights.sum()
         self.swept_ns = time.monotonic_ns() - began_ns
 
-    def collect(self, handle: Step) -> StepOutcome:
+    def collect(self, step: LaunchedStep) -> StepOutcome:
         self.sweep()
-        return super().collect(handle)
+        return super().collect(step)
 
 
 def decoding(telemetry: str, batch: int, steps: int, runner: StillRunner, send: Callable[[bytes], None]) -> Engine:

@@ -6,28 +6,19 @@ Pure of sockets; the clock and the runner are given.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockCounts, BlockPool
 from engine.memory.journal import Journal, NoJournal
 from engine.memory.shadow.journal import ShadowJournal
 from engine.messages import Abort, Ended, Output, Outputs, Submit, ToldSteps
-from engine.request.plan import Launched, Preemption, Preparation, Runner, StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
 from engine.telemetry.observer import Books
 
 TOLD_BY_TOKEN = ("stop", "length")  # ends that a last token tells; of an error the front needs its sentence
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was launched and not read yet."""
-
-    plan: StepPlan
-    handle: Launched
 
 
 class Engine:
@@ -56,7 +47,7 @@ class Engine:
         self.step_number = first_step
         self.overlap = overlap
         self._orders = 0
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[LaunchedStep] = deque()
         self._admitted: list[Request] = []  # and not published yet
         self._gave_way: list[Preemption] = []  # in a plan that nothing was launched for
         self._held: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
@@ -134,14 +125,14 @@ class Engine:
         if self._gave_way:
             plan.preempted, self._gave_way = self._gave_way + plan.preempted, []
         handle = self.runner.launch(plan)
-        self._flights.append(Flight(plan, handle))
+        self._flights.append(handle)
         readings += [planned_ns, handle.prepared_ns, handle.launched_ns]
         return True
 
     def _collect_next(self, readings: list[int]) -> None:
         """Reads the oldest step under way, commits it and publishes what it gave."""
         flight = self._flights.popleft()
-        plan, outcome = flight.plan, self.runner.collect(flight.handle)
+        plan, outcome = flight.plan, self.runner.collect(flight)
         running, changes = self.scheduler.running, self.scheduler.changes
         # Who could not be planned (a token budget below the running) changes nothing: so their number is compared, too.
         is_steady = plan.changes == changes == self.books.steady_since and len(plan.scheduled) == len(running)

@@ -81,7 +81,7 @@ class Placement:
             pool.wrote(written)
             self.journal.copies(request, tail)
             blocks[tail] = fresh.pop()
-            request.changed_from = min(request.changed_from, tail)
+            request.first_changed_block = min(request.first_changed_block, tail)
         blocks += fresh
         return True
 
@@ -116,7 +116,7 @@ class Placement:
             block = self.pool.publish(request.blocks[index], hashes[index], parent)
             if block != request.blocks[index]:
                 request.blocks[index] = block
-                request.changed_from = min(request.changed_from, index)
+                request.first_changed_block = min(request.first_changed_block, index)
         self.journal.filled(request, full)
         if self._waiting_forks:
             self._share_filled(request, range(request.published_blocks, full))
@@ -140,7 +140,7 @@ class Placement:
         self.pool.release(request.blocks, request.num_committed_tokens)
         request.blocks = []
         request.num_computed_tokens = request.num_committed_tokens = 0
-        request.published_blocks = request.changed_from = 0
+        request.published_blocks = request.first_changed_block = 0
 
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size

@@ -1,7 +1,7 @@
 """What one step computes, what it gave, and who executes it: the words that scheduler, loop and runner share."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.request.request import Request
 from engine.sampling import TokenLogprobs
@@ -62,11 +62,13 @@ class StepPlan:
                 return
 
 
-class Launched(Protocol):
-    """A step under way, and the clock readings of its way to the device."""
+class LaunchedStep(NamedTuple):
+    """A step under way."""
 
+    plan: StepPlan
     prepared_ns: int
     launched_ns: int
+    state: Any  # of the runner that launched it
 
 
 @dataclass(slots=True)  # not frozen: its fields would be set one by one through a call each
@@ -86,8 +88,8 @@ class StepOutcome:
     kept_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of their distribution
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
-    # Requests that the runner ends, after their drawn token if they have one: finish reason, and a sentence for error.
-    ended: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.
+    finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     @property
     def device_ns(self) -> int:
@@ -112,9 +114,9 @@ class Runner(Protocol):
     def begin(self, request: Request) -> Preparation | None:
         """A request arrived. None: it may be scheduled at once. Else when that is done, and unless it failed."""
 
-    def launch(self, plan: StepPlan) -> Launched: ...
+    def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
-    def collect(self, handle: Launched) -> StepOutcome: ...
+    def collect(self, step: LaunchedStep) -> StepOutcome: ...
 
     def forget(self, request_id: str) -> None:
         """A request ended: nothing that was kept for it is needed any more. Unknown ids are none of our business."""

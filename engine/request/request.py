@@ -41,7 +41,7 @@ class Request:
     pending: int = 0
     computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
     published_blocks: int = 0
-    changed_from: int = 0  # the first of `blocks` that changed since a runner that copies them last looked
+    first_changed_block: int = 0  # index in `blocks`, since a runner last copied them
     forked: bool = False  # its next position may be in a block that others read
     held_aside: str | None = None  # why it waits outside the policy's line
     finish_reason: str | None = None

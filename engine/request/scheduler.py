@@ -99,7 +99,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
         """Takes in what a step computed; who drew a token emits it. For those who have ended since, nothing happens."""
         emitted, written = [], 0
-        sampled, ends, scores = outcome.sampled, outcome.ended, outcome.prompt_logprobs
+        sampled, ends, scores = outcome.sampled, outcome.finishes, outcome.prompt_logprobs
         size, has_followers = self.pool.block_size, self.waiting.has_followers
         for item in plan.scheduled:
             request = item.request

@@ -1,4 +1,4 @@
-"""A step between the plan and the device: what is sent, what is drawn, and what is told about it."""
+"""A step between the plan and the device: its inputs, its results, and the log-probabilities that requests want."""
 
 from dataclasses import dataclass, field
 
@@ -16,12 +16,22 @@ from engine.token.sampling.sampler import SamplingInputs
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Positions whose successor is a prompt token that is told its log-probability."""
+    """Positions that score the prompt token behind them."""
 
     rows: list[int]  # [num_scored]: of the step's tokens
     token_ids: list[int]  # [num_scored]: the successors
     tops: list[int]  # how many of the most probable tokens each wants
     spans: list[tuple[str, int]]  # request id and number of rows, in order
+
+
+@dataclass(slots=True)
+class Results:
+    """What a step gave, valid on the host once its task is done."""
+
+    ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
+    scores: Scores | None = None
+    entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
+    prompt_scores: list[Scores] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -32,17 +42,19 @@ class Batch:
     query_lens: list[int]
     context_lens: list[int]
     sampling: SamplingInputs
-    request_ids: list[str]  # of the rows that draw
-    told: list[int] = field(default_factory=list)  # which of them are told the log-probability of what they draw
-    told_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
-    prompts: PromptRows | None = None  # prompt tokens that are told theirs
-    constrained: list[Request] = field(default_factory=list)  # that draw and have a grammar
-    masks: MaskFill | None = None  # theirs, being filled
+    request_ids: list[str]  # of the rows that sample
+    scored: list[int] = field(default_factory=list)  # sampling rows that want log-probabilities
+    scored_tops: list[int] = field(default_factory=list)  # ... and of how many other tokens
+    prompts: PromptRows | None = None
+    constrained: list[Request] = field(default_factory=list)  # that sample by a grammar
+    masks: MaskFill | None = None  # theirs, under way
     entropy_sample: EntropySample | None = None
+    graph_size: int | None = None  # of the CUDA graph that replays the step
+    results: Results = field(default_factory=Results)
 
     @property
-    def all_draw(self) -> bool:
-        """Every token is followed by a draw: a step of decodes."""
+    def all_sampled(self) -> bool:
+        """A step of decodes: a token is sampled behind every input token."""
         return len(self.request_ids) == len(self.step.known_ids)
 
     @property
@@ -51,18 +63,8 @@ class Batch:
         return len(self.request_ids) + (0 if self.prompts is None else len(self.prompts.rows))
 
 
-@dataclass(slots=True)
-class Drawn:
-    """What a step gave, on the host once its task is done."""
-
-    ids: torch.Tensor | None = None  # [num_sampling] int64; negative ones are no tokens
-    scores: Scores | None = None
-    entropy: torch.Tensor | None = None  # [2] float64: entropy in nats, and the mass that truncation left
-    prompt_scores: list[Scores] = field(default_factory=list)
-
-
 def prompt_rows(scored: list[tuple[ScheduledTokens, int]]) -> PromptRows | None:
-    """Of items and the places of their first tokens in the step: the positions that were not scored before."""
+    """The positions that were not scored before, of items and the places of their first tokens in the step."""
     rows, token_ids, tops, spans = [], [], [], []
     for item, offset in scored:
         request, known = item.request, len(item.request.prompt_logprobs)
@@ -76,17 +78,17 @@ def prompt_rows(scored: list[tuple[ScheduledTokens, int]]) -> PromptRows | None:
     return PromptRows(rows, token_ids, tops, spans) if rows else None
 
 
-def told_draws(batch: Batch, scores: Scores) -> dict[str, TokenLogprobs]:
-    owners = [batch.request_ids[row] for row in batch.told]
-    return dict(zip(owners, scores.told(batch.told_tops), strict=True))
+def sampled_logprobs(batch: Batch, scores: Scores) -> dict[str, TokenLogprobs]:
+    owners = [batch.request_ids[row] for row in batch.scored]
+    return dict(zip(owners, scores.logprobs_of(batch.scored_tops), strict=True))
 
 
-def told_prompts(prompts: PromptRows, pieces: list[Scores]) -> dict[str, list[TokenLogprobs]]:
-    told: list[TokenLogprobs] = []
-    for scores in pieces:
-        told += scores.told(prompts.tops[len(told) : len(told) + len(scores.token_ids)])
+def prompt_logprobs(prompts: PromptRows, chunks: list[Scores]) -> dict[str, list[TokenLogprobs]]:
+    found: list[TokenLogprobs] = []
+    for scores in chunks:
+        found += scores.logprobs_of(prompts.tops[len(found) : len(found) + len(scores.token_ids)])
     owned, begin = {}, 0
     for request_id, count in prompts.spans:
-        owned[request_id] = told[begin : begin + count]
+        owned[request_id] = found[begin : begin + count]
         begin += count
     return owned

@@ -1,13 +1,21 @@
-"""Decode steps that the host launches as one: captured once for each size, replayed with other numbers."""
+"""CUDA graphs: decode steps that the host launches as one, captured once for each size and replayed with new inputs."""
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from engine.compute.attention import AttentionBackend
+from engine.compute.attention_torch import TorchAttention
+from engine.compute.operations import Operations, TorchOperations
+from engine.config import EngineConfig
 from engine.runner.batch import Batch
 from engine.runner.tables import StaticInputs, StepTensors
+from metrics.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -15,11 +23,11 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 @dataclass(slots=True)
 class Decoded:
-    """What a decode step leaves in memory that stays where it is. The rows of padding hold nothing that counts."""
+    """The results of a decode step, in memory that does not move. Rows of padding hold no results."""
 
     logits: torch.Tensor  # [size, vocab_size] float32
     overflowed: torch.Tensor  # [size] bool
-    ids: torch.Tensor  # [size] int64: drawn, and remembered by the tables
+    ids: torch.Tensor  # [size] int64: sampled; the tables have them too
 
 
 Decode = Callable[[StepTensors, torch.Tensor], Decoded]  # a step, and its rows in the sampler's table
@@ -42,13 +50,7 @@ class DecodeGraphs:
     CPU can only run it again, which is how everything here but the capture itself is tested.
     """
 
-    def __init__(
-        self,
-        sizes: list[int],
-        static: Callable[[int], StaticInputs],
-        decode: Decode,
-        capture: Capture,
-    ):
+    def __init__(self, sizes: list[int], static: Callable[[int], StaticInputs], decode: Decode, capture: Capture):
         self.sizes = sorted(sizes)
         self._graphs: dict[int, tuple[StaticInputs, Replay, list[Decoded]]] = {}
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
@@ -57,12 +59,12 @@ class DecodeGraphs:
     def size_for(self, batch: Batch) -> int | None:
         """The size of graph that can do this step; None where there is none."""
         sequences = len(batch.query_lens)
-        if not batch.all_draw or batch.prompts is not None or sequences > self.sizes[-1]:
+        if not batch.all_sampled or batch.prompts is not None or sequences > self.sizes[-1]:
             return None
         return self.sizes[bisect_left(self.sizes, sequences)]
 
     def replay(self, size: int, batch: Batch) -> Decoded:
-        """Rows of padding left out. The next replay writes over it."""
+        """The results without rows of padding. The next replay overwrites them."""
         inputs, replay, results = self._graphs[size]
         fused = batch.sampling.fused
         inputs.load(batch.step, [] if fused is None else fused.table_rows)
@@ -80,7 +82,67 @@ class DecodeGraphs:
         return inputs, capture(work), results
 
 
-def run_again(work: Callable[[], None]) -> Replay:
-    """The capture of a device without graphs."""
-    work()
-    return work
+def wants_graphs(
+    config: EngineConfig, device: torch.device, attention: AttentionBackend, operations: Operations
+) -> bool:
+    """Whether decode steps are captured. Raises ModelError for graphs=on where they cannot be.
+
+    The reference kernels read lengths and padding on the host: a graph would replay the values of its capture.
+    """
+    references = isinstance(attention, TorchAttention) or isinstance(operations, TorchOperations)
+    if config.graphs == "on" and device.type == "cpu":
+        raise ModelError("graphs=on needs a CUDA device, and this is a CPU; leave the choice to `auto`")
+    if config.graphs == "on" and references:
+        raise ModelError(
+            "graphs=on cannot hold the reference kernels; leave attention_backend and fused_operations to `auto`"
+        )
+    return device.type == "cuda" and config.graphs != "off" and not references
+
+
+def captured(
+    config: EngineConfig, sizes: list[int], static: Callable[[int], StaticInputs], decode: Decode, device: torch.device
+) -> DecodeGraphs | None:
+    """Graphs of these sizes. Where the capture fails, graphs=on raises ModelError and `auto` goes on without."""
+    if not sizes:
+        return None
+    try:
+        return DecodeGraphs(sizes, static, decode, CudaCapture(device))
+    except Exception as error:  # torch raises RuntimeError, Triton many kinds
+        if config.graphs == "on":
+            raise ModelError(f"decode steps cannot be captured in CUDA graphs ({error}); use graphs=off") from error
+        log.warning("decode steps are launched kernel by kernel, for CUDA graphs could not be captured: %s", error)
+        torch.cuda.synchronize(device)
+        return None
+
+
+def graph_bytes(device: torch.device, sizes: list[int], capture: Callable[[list[int]], DecodeGraphs | None]) -> int:
+    """Memory of graphs of all sizes: the largest has the memory that all share, each other one its launches."""
+    taken = [0, 0]
+    for count in (1, 2) if sizes else ():
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info(device)[0]
+        graphs = capture(sizes[-count:])
+        taken[count - 1] = before - torch.cuda.mem_get_info(device)[0]
+        del graphs
+    return taken[0] + max(0, taken[1] - taken[0]) * (len(sizes) - 1)
+
+
+class CudaCapture:
+    """Captures into CUDA graphs that share one pool of memory: they are replayed one after another."""
+
+    WARM_UPS = 2  # kernels are compiled and libraries take their workspaces before anything is captured
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Replay:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(self.WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        return graph.replay

@@ -1,5 +1,5 @@
-"""The tables that stay on the device: blocks and the last drawn id of each row. A step's inputs are made from them, so
-that it need not wait until the host has read what the step before it drew."""
+"""Tables on the device with the blocks and the last sampled id of each row. A step's inputs are made from them, so that
+it need not wait until the host has read the tokens of the step before."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,10 +7,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.runner.rows import NOBODY, PackedStep, empty_step
+from engine.compute.transfer import to_device
+from engine.runner.rows import PADDING_ROW, PackedStep, empty_step
 
 PARTS = (
-    "rows", "query_start", "past", "known_ids", "sample_tokens", "sample_rows", "fills", "changes", "begun", "copies",
+    "rows", "query_start", "past", "known_ids", "sample_tokens", "sample_rows", "row_fills", "block_table_updates",
+    "blocks_to_zero", "copies",
 )  # fmt: skip
 
 
@@ -26,44 +28,44 @@ class StepTensors:
     block_tables: torch.Tensor  # [num_sequences, columns] int32
     sample_tokens: torch.Tensor  # [num_sampling] int64
     sample_rows: torch.Tensor  # [num_sampling] int64
-    begun: torch.Tensor  # [n] int64
+    blocks_to_zero: torch.Tensor  # [n] int64
     copies: torch.Tensor  # [2, n] int64
 
 
 class StaticInputs(Protocol):
-    """The inputs of decode steps of one size, in memory that stays where it is: what a graph reads."""
+    """The inputs of decode steps of one size, in memory that does not move: a graph reads them."""
 
     draw_rows: torch.Tensor  # [size] int32: rows of the sampler's table; -1: none
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
-        """A step of decodes, of this size or smaller: what it lacks is padding, with slot -1 and an empty context."""
+        """A step of decodes, of this size or smaller. The rest is padding, with slot -1 and an empty context."""
         ...
 
     def tensors(self) -> StepTensors:
-        """Made anew, in the same memory, whenever the work that asks for it is replayed."""
+        """Computed again, in the same memory, at each replay."""
         ...
 
 
 class Tables(Protocol):
-    """Everything here happens in the order of the device's work."""
+    """All calls take effect in the order of the device's work."""
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
-        """Takes in the changed blocks, and makes the step's tensors; block tables have `width` columns at least."""
+        """Applies the block table updates, and makes the step's tensors; block tables have `width` columns at least."""
         ...
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Takes in the changed blocks alone; gives the step's `sample_rows`, `begun` and `copies`."""
+        """Applies the block table updates; returns `sample_rows`, `blocks_to_zero` and `copies` of the step."""
         ...
 
     def static(self, size: int) -> StaticInputs: ...
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """What these rows drew. Numbers below 0 are no tokens: what follows them is thrown away, but must be valid."""
+        """These rows sampled `ids`. Ids below 0 are no tokens: what follows them is dropped, but must be valid."""
         ...
 
 
 class HostTables:
-    """For a CPU, whose steps are too short for the overhead of small tensors."""
+    """For a CPU: in numpy, because its steps are too short for the overhead of small tensors."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int):
         self._block_size = block_size
@@ -71,15 +73,16 @@ class HostTables:
         self._last_ids = np.zeros(max_rows + 1, dtype=np.int64)
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if step.changes.size:
-            if step.fills.size:
-                self._blocks[step.fills[0]] = step.fills[1][:, None]
-            rows, columns, blocks = step.changes
+        if step.block_table_updates.size:
+            if step.row_fills.size:
+                self._blocks[step.row_fills[0]] = step.row_fills[1][:, None]
+            rows, columns, blocks = step.block_table_updates
             self._blocks[rows, columns] = blocks
-        return tuple(torch.from_numpy(part.astype(np.int64)) for part in (step.sample_rows, step.begun, step.copies))
+        parts = (step.sample_rows, step.blocks_to_zero, step.copies)
+        return tuple(torch.from_numpy(part.astype(np.int64)) for part in parts)
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
-        sample_rows, begun, copies = self.update(step)
+        sample_rows, blocks_to_zero, copies = self.update(step)
         rows, past, starts = step.rows, step.past, step.query_start
         new = starts[1:] - starts[:-1]
         ids = step.known_ids.astype(np.int64)
@@ -99,7 +102,7 @@ class HostTables:
             contexts[rows < 0] = 0
         arrays = (ids, positions, slots, starts, contexts, self._blocks[rows, :width])
         sample_tokens = torch.from_numpy(step.sample_tokens.astype(np.int64))
-        return StepTensors(*map(torch.from_numpy, arrays), sample_tokens, sample_rows, begun, copies)
+        return StepTensors(*map(torch.from_numpy, arrays), sample_tokens, sample_rows, blocks_to_zero, copies)
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         self._last_ids[rows.numpy()] = ids.numpy().clip(min=0)
@@ -112,11 +115,11 @@ class HostStatic:
     def __init__(self, tables: HostTables, size: int, width: int):
         self._tables, self._size, self._width = tables, size, width
         self._step = padded(empty_step(), size)
-        self.draw_rows = torch.full((size,), NOBODY, dtype=torch.int32)
+        self.draw_rows = torch.full((size,), PADDING_ROW, dtype=torch.int32)
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
         self._step = padded(step, self._size)
-        self.draw_rows.fill_(NOBODY)[: len(draw_rows)] = torch.tensor(draw_rows, dtype=torch.int32)
+        self.draw_rows.fill_(PADDING_ROW)[: len(draw_rows)] = torch.tensor(draw_rows, dtype=torch.int32)
 
     def tensors(self) -> StepTensors:
         return self._tables.inputs(self._step, self._width)
@@ -126,7 +129,7 @@ class DeviceTables:
     """For a GPU: one asynchronous copy a step, and one kernel that makes its inputs."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device):
-        from engine.compute.triton import step_inputs  # Triton takes its time to import, and is not everywhere
+        from engine.compute.triton import step_inputs  # Triton is slow to import, and not everywhere
 
         self._kernel = step_inputs
         self._block_size = block_size
@@ -144,12 +147,12 @@ class DeviceTables:
         made = self.made(rows, starts, sent["past"], sent["known_ids"])
         return StepTensors(
             made.ids, made.positions, made.slots, starts, made.contexts, self._blocks[rows.long()],
-            *(sent[name].long() for name in ("sample_tokens", "sample_rows", "begun", "copies")),
+            *(sent[name].long() for name in ("sample_tokens", "sample_rows", "blocks_to_zero", "copies")),
         )  # fmt: skip
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sent = self._send(step)
-        return tuple(sent[name].long() for name in ("sample_rows", "begun", "copies"))
+        return tuple(sent[name].long() for name in ("sample_rows", "blocks_to_zero", "copies"))
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         self._last_ids[rows] = ids.clamp(min=0).int()
@@ -158,7 +161,7 @@ class DeviceTables:
         return DeviceStatic(self, size, self._device)
 
     def made(self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None):
-        """The kernel alone. `room` is a StepInputs of its module, which is filled."""
+        """The kernel's StepInputs, in `room` if given."""
         step = self._kernel.StepRows(rows, starts, past, known, self._blocks, self._last_ids)
         return self._kernel.step_inputs(step, self._block_size, room)
 
@@ -167,24 +170,23 @@ class DeviceTables:
         return self._blocks[rows]
 
     def _send(self, step: PackedStep) -> dict[str, torch.Tensor]:
-        """The step's parts on the device, whose changed blocks the tables have taken in."""
-        sent = torch.from_numpy(step.whole).pin_memory().to(self._device, non_blocking=True)
+        """The step's parts on the device, after the block table updates."""
+        sent = to_device(torch.from_numpy(step.whole), self._device)
         parts = {name: _same_part(sent, step.whole, getattr(step, name)) for name in PARTS}
-        if step.changes.size:
-            self._change(parts["fills"].long(), parts["changes"].long())
+        if step.block_table_updates.size:
+            if step.row_fills.size:
+                filled, first_blocks = parts["row_fills"].long()
+                self._blocks[filled] = first_blocks.int()[:, None]
+            rows, columns, blocks = parts["block_table_updates"].long()
+            self._blocks[rows, columns] = blocks.int()
         return parts
-
-    def _change(self, fills: torch.Tensor, changes: torch.Tensor) -> None:
-        if fills.numel():
-            self._blocks[fills[0]] = fills[1].int()[:, None]
-        rows, columns, blocks = changes
-        self._blocks[rows, columns] = blocks.int()
 
 
 class DeviceStatic:
     def __init__(self, tables: DeviceTables, size: int, device: torch.device):
         self._tables, self._size = tables, size
-        self._sent = torch.tensor([NOBODY, 0, 0, NOBODY], dtype=torch.int32, device=device).repeat_interleave(size)
+        padding = torch.tensor([PADDING_ROW, 0, 0, PADDING_ROW], dtype=torch.int32, device=device)
+        self._sent = padding.repeat_interleave(size)
         self.draw_rows = self._sent[3 * size :]
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._each = self._starts[:-1].long()
@@ -192,7 +194,7 @@ class DeviceStatic:
         self._room = tables.room(size)
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
-        step, rows = padded(step, self._size), np.full(self._size, NOBODY, dtype=np.int32)
+        step, rows = padded(step, self._size), np.full(self._size, PADDING_ROW, dtype=np.int32)
         rows[: len(draw_rows)] = draw_rows
         sent = np.concatenate((step.rows, step.past, step.known_ids, rows))
         self._sent.copy_(torch.from_numpy(sent).pin_memory(), non_blocking=True)
@@ -207,9 +209,9 @@ class DeviceStatic:
 
 
 def padded(step: PackedStep, size: int) -> PackedStep:
-    """A step of decodes as one of `size`, without its changes of blocks."""
+    """A step of decodes as one of `size`, without its block table updates."""
     missing = size - len(step.rows)
-    rows = np.pad(step.rows, (0, missing), constant_values=NOBODY)
+    rows = np.pad(step.rows, (0, missing), constant_values=PADDING_ROW)
     starts = np.arange(size + 1, dtype=np.int32)
     past, known = (np.pad(part, (0, missing)) for part in (step.past, step.known_ids))
     none = np.empty(0, dtype=np.int32)
@@ -220,6 +222,6 @@ def padded(step: PackedStep, size: int) -> PackedStep:
 
 
 def _same_part(sent: torch.Tensor, whole: np.ndarray, part: np.ndarray) -> torch.Tensor:
-    """The part of the array on the device that `part` is of the one on the host."""
+    """The part of the device's array that corresponds to `part` of the host's."""
     offset = (part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]) // whole.itemsize
     return sent[offset : offset + part.size].view(part.shape)

@@ -2,13 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
 from engine.memory.shadow.journal import ShadowJournal
 from engine.messages import Outputs, Submit
-from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
@@ -48,12 +49,9 @@ def sequential(prompt: list[int], max_tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-@dataclass
-class SimulatedStep:
-    """A step under way: what the device will have made of it, and when."""
+class SimulatedWork(NamedTuple):
+    """What the device will have made of a step, and when."""
 
-    prepared_ns: int
-    launched_ns: int
     device_begin_ns: int
     device_end_ns: int
     sampled: dict[str, int]
@@ -89,10 +87,10 @@ class SimulatedRunner:
         self.slots: dict[int, tuple[int, ...]] = {}  # slot → the tokens up to and with the one it holds
         self.drawn: dict[int, int] = {}  # order of a request → what the device drew for it last
         self.free_ns = 0  # when the device is done with what it was given
-        self.under_way: list[SimulatedStep] = []
+        self.under_way: list[LaunchedStep] = []
         self.preparations: dict[str, SimulatedPreparation] = {}  # of requests that may not be scheduled at once
 
-    def launch(self, plan: StepPlan) -> SimulatedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         assert plan.scheduled, "a step computes nothing: whoever waits now waits for ever"
         size, targets = self.block_size, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "two blocks are copied to one"
@@ -104,8 +102,8 @@ class SimulatedRunner:
         prepared_ns, launched_ns = self.clock(), self.clock()
         begin_ns = max(launched_ns, self.free_ns)
         duration_ns = self.step_ns + self.token_ns * sum(item.new_tokens for item in plan.scheduled)
-        step = SimulatedStep(prepared_ns, launched_ns, begin_ns, begin_ns + duration_ns, sampled)
-        self.free_ns = step.device_end_ns
+        self.free_ns = begin_ns + duration_ns
+        step = LaunchedStep(plan, prepared_ns, launched_ns, SimulatedWork(begin_ns, self.free_ns, sampled))
         self.under_way.append(step)
         return step
 
@@ -129,13 +127,14 @@ class SimulatedRunner:
         self.drawn[request.order] = next_token(token_ids)
         return self.drawn[request.order]
 
-    def collect(self, handle: SimulatedStep) -> StepOutcome:
-        assert self.under_way.pop(0) is handle, "steps are read in the order of their launch"
-        self.clock.now_ns = max(self.clock.now_ns, handle.device_end_ns)
+    def collect(self, step: LaunchedStep) -> StepOutcome:
+        assert self.under_way.pop(0) is step, "steps are read in the order of their launch"
+        work: SimulatedWork = step.state
+        self.clock.now_ns = max(self.clock.now_ns, work.device_end_ns)
         waited_ns = sampled_ns = self.clock()
         return StepOutcome(
-            handle.sampled, waited_ns, sampled_ns, handle.device_begin_ns, handle.device_end_ns, 0,
-            logit_rows=len(handle.sampled),
+            work.sampled, waited_ns, sampled_ns, work.device_begin_ns, work.device_end_ns, 0,
+            logit_rows=len(work.sampled),
         )  # fmt: skip
 
     def begin(self, request: Request) -> SimulatedPreparation | None:

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.compute.transfer import to_host
 from engine.sampling import TokenLogprobs
 
-PIECE_ELEMENTS = 1 << 24  # of float32 logits looked at together: scoring a long prompt then needs little room
+CHUNK_ELEMENTS = 1 << 24  # of float32 logits scored together: a long prompt then needs little memory
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores of some tokens, still on the device."""
+    """Scores of some tokens, on the device or the host."""
 
     token_ids: torch.Tensor  # [rows] int64
     logprobs: torch.Tensor  # [rows] float32
@@ -20,8 +21,13 @@ class Scores:
     top_ids: torch.Tensor  # [rows, top] int64
     top_logprobs: torch.Tensor  # [rows, top] float32, best first
 
-    def told(self, tops: Sequence[int]) -> list[TokenLogprobs]:
-        """Waits for the device. `tops` says how many of the most probable tokens each row wants."""
+    def to_host(self) -> "Scores":
+        """Valid when the device's work up to here is done."""
+        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        return Scores(*map(to_host, columns))
+
+    def logprobs_of(self, tops: Sequence[int]) -> list[TokenLogprobs]:
+        """`tops` says how many of the most probable tokens each row wants."""
         columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
         return [
             TokenLogprobs(token, logprob, rank, list(zip(ids[:top], logprobs[:top], strict=True)))
@@ -34,14 +40,14 @@ class Scores:
 def score(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> Scores:
     """Scores `token_ids` [rows] under `logits` [rows, vocab_size] float32, beside the `top` most probable tokens."""
     normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    # A row that had nothing to draw names no token; whatever is said about it is not told.
+    # A row without a token to sample has a negative id; its score is not read.
     chosen = logits.gather(-1, token_ids.clamp(min=0)[:, None])
     ranks = (logits > chosen).sum(dim=-1) + 1
     best, ids = logits.topk(min(top, logits.shape[-1]), dim=-1)
     return Scores(token_ids, (chosen - normaliser)[:, 0], ranks, ids, best - normaliser)
 
 
-def pieces(rows: int, vocab_size: int) -> list[slice]:
-    """Rows of logits that are made and scored together."""
-    size = max(1, PIECE_ELEMENTS // vocab_size)
+def chunks(rows: int, vocab_size: int) -> list[slice]:
+    """Rows of logits that are computed and scored together."""
+    size = max(1, CHUNK_ELEMENTS // vocab_size)
     return [slice(begin, min(begin + size, rows)) for begin in range(0, rows, size)]

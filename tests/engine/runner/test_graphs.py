@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
-from engine.runner.graphs import DecodeGraphs, graph_sizes, run_again
-from engine.runner.rows import NOBODY, UNKNOWN, PackedStep, StableRows, pack
+from engine.runner.graphs import DecodeGraphs, graph_sizes
+from engine.runner.rows import PADDING_ROW, UNKNOWN, PackedStep, StableRows, pack
 from engine.runner.tables import HostTables, padded
 from engine.sampling import SamplingParams
 from metrics.errors import ModelError
@@ -25,6 +25,12 @@ from tests.engine.harness import drain, hand_over, make_engine, submit
 needs_kernels = pytest.mark.skipif(
     extension.library() is None, reason="the reference for attention needs lengths that a graph's host does not know"
 )
+
+
+def run_again(work):
+    """The capture of a device without graphs."""
+    work()
+    return work
 
 
 def replaying_engine(folder, sizes, **settings):
@@ -96,11 +102,11 @@ def random_step(dice: np.random.Generator, max_rows: int, max_blocks: int, size:
     changed = dice.integers(0, max_blocks, (3, 20)).astype(np.int32)
     changed[0] %= max_rows
     _, first = np.unique(changed[:2], axis=1, return_index=True)  # a block is changed once in a step
-    fills = np.unique(changed[0])
+    row_fills = np.unique(changed[0])
     none = np.empty(0, dtype=np.int32)
     return PackedStep(
-        none, rows, starts, past, known, starts[1:] - 1, rows, np.stack((fills, fills)), changed[:, first], none,
-        none.reshape(2, 0),
+        none, rows, starts, past, known, starts[1:] - 1, rows, np.stack((row_fills, row_fills)), changed[:, first],
+        none, none.reshape(2, 0),
     )  # fmt: skip
 
 
@@ -131,8 +137,8 @@ def test_a_row_that_changes_hands_keeps_no_block_of_its_last_owner():
         item = ScheduledTokens(request, 2, len(tokens) - 2, "prefill", True)
         step = pack([item], stable, 4)
         assert tables.inputs(step, 8).block_tables.tolist() == [blocks + blocks[:1] * (8 - len(blocks))]
-        assert not pack([item], stable, 4).changes.size, "what was sent is not sent again"
-        request.blocks[1], request.changed_from = 2, 1
+        assert not pack([item], stable, 4).block_table_updates.size, "what was sent is not sent again"
+        request.blocks[1], request.first_changed_block = 2, 1
         assert tables.inputs(pack([item], stable, 4), 8).block_tables[0, :2].tolist() == [blocks[0], 2]
         stable.release(name)
 
@@ -147,7 +153,7 @@ def test_padding_has_no_slot_and_no_context_and_no_owner():
     for name in ("ids", "positions", "slots", "contexts"):
         assert torch.equal(getattr(made, name)[:count], getattr(plain, name))
     assert (made.slots[count:] == -1).all() and (made.contexts[count:] == 0).all()
-    assert (made.sample_rows[count:] == NOBODY).all() and (made.ids >= 0).all()
+    assert (made.sample_rows[count:] == PADDING_ROW).all() and (made.ids >= 0).all()
     before = tables._last_ids[:6].copy()
     tables.remember(made.sample_rows[count:], torch.full((8 - count,), 77))
     assert (tables._last_ids[:6] == before).all()

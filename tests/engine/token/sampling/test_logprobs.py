@@ -122,7 +122,7 @@ def test_preemption_tells_no_prompt_token_twice(prefix_caching, checkpoints):
 def test_scoring_in_pieces_changes_nothing(checkpoints, monkeypatch):
     requests = [submit("a", random_prompts((100,))[0], 2, prompt_logprobs=3)]
     whole = run(checkpoints["llama"], requests)
-    monkeypatch.setattr(logprobs, "PIECE_ELEMENTS", 7 * 320)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 7 * 320)
     parts = run(checkpoints["llama"], requests)
     for mine, other in zip(parts.prompt_logprobs["a"], whole.prompt_logprobs["a"], strict=True):
         assert mine.token_id == other.token_id and mine.logprob == pytest.approx(other.logprob, abs=TOLERANCE)

@@ -1,4 +1,6 @@
-"""How many KV blocks a device has room for, found out before anything is served: never a guess that dies later."""
+"""What a runner is built of: the device, its number formats, and as many KV blocks as its memory holds.
+
+The number of blocks is measured before anything is served: a guess could run out of memory later."""
 
 from collections.abc import Callable
 
@@ -7,6 +9,7 @@ import torch
 
 from engine.compute import kv_cache
 from engine.compute.attention import KVCache, KVLayout
+from engine.compute.kv_fp8 import KV_FP8
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
@@ -18,10 +21,25 @@ _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_b
 TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
 
 
+def chosen_device(config: EngineConfig) -> torch.device:
+    """Raises ModelError for cuda where there is none."""
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ModelError("device cuda was asked for, but torch finds none; use --device cpu")
+    return torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
+
+
+def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
+    """Of the weights and activations, and of the KV cache."""
+    by_default = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
+    return dtype, KV_FP8 if config.kv_cache_dtype == "fp8" else dtype
+
+
 def allocate(
     layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Raises ModelError if there is no such room."""
+    """Raises ModelError if the memory does not hold it."""
     try:
         return kv_cache.allocate(layout, num_layers, num_blocks * block_size, dtype, device)
     except RuntimeError as error:
@@ -46,8 +64,8 @@ def blocks_that_fit(config: EngineConfig, max_model_len: int, shape: ModelShape,
 
 
 def free_host_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """What is free on a CPU, beyond the tables of as many requests with penalties and biases as can run. A table grows
-    by doubling, and its old rows stand beside the new ones then."""
+    """Free memory of a CPU, less the tables of as many requests with penalties and biases as can run. A table grows by
+    doubling, with its old rows beside the new ones."""
     rows = 4
     while rows < max_num_seqs:
         rows *= 2
@@ -55,8 +73,8 @@ def free_host_bytes(max_num_seqs: int, vocab_size: int) -> int:
 
 
 def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
-    """The two largest steps: a chunk that ends at max_model_len, and all sequences drawing there. All read the same
-    blocks, those of one sequence, and draw in the costliest way."""
+    """The two largest steps: a chunk that ends at max_model_len, and all sequences that sample there. All read the
+    blocks of one sequence, and sample in the costliest way."""
     blocks = list(range(-(-max_model_len // config.block_size)))
     chunk = min(config.max_num_batched_tokens, max_model_len)
     decodes = min(config.max_num_seqs, config.max_num_batched_tokens)
@@ -73,7 +91,7 @@ def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
 def free_cuda_bytes(
     device: torch.device, run: Callable[[StepPlan], None], plans: list[StepPlan], forget: Callable[[], None]
 ) -> int:
-    """What is free on the device beyond the peaks of `plans`, which `run` computes; `forget` gives back what it kept.
+    """Free memory of the device beyond the peaks of `plans`. `run` computes a plan, `forget` frees its requests.
 
     Raises ModelError if they do not fit.
     """
