@@ -139,8 +139,7 @@ class Exporter:
         """The page for GET /metrics, of `content_type`."""
         begin_ns = self._clock_ns()
         self._fold_requests()
-        for fold in (self._steps, self._requests, self._gauges):
-            fold.settle()
+        self._gauges.refresh()
         page = self._series.page()
         if self._vllm is not None:
             page += self._vllm.page(self._gauges)

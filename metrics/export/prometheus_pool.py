@@ -52,8 +52,8 @@ class PoolGauges:
         if not running:
             self._used = (0, 0)
 
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape. No value is better than a wrong one: what is unknown is out."""
+    def refresh(self) -> None:
+        """Brings the series up to date, for a scrape. An unknown value has no sample, which beats a wrong one."""
         self._running[()], self._waiting[()] = self.running, self.waiting
         self._blocks.clear()
         self._usage.clear()

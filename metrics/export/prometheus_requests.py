@@ -2,15 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import add
 
 import numpy as np
 
 from metrics.catalog.catalog import GOOD
 from metrics.catalog.memory import POOL_RATIOS
 from metrics.export.prometheus_series import Histogram, Series, Spectra, Sums, Tallies
-from metrics.export.request_outcome import Bounds, all_gaps_ns, latencies_ns, met, outcome
-from metrics.ledger import SERVER_ACCOUNTS, Account, closes, new_ledger
+from metrics.export.request_outcome import Bounds, gaps_ns, latencies_ns, met, outcome
+from metrics.ledger import SERVER_ACCOUNTS, Account, closes
 from metrics.records import RequestRecord
 from metrics.request.objectives import EVERY_CLASS
 
@@ -63,9 +62,9 @@ class RequestFold:
         self._tallies = Tallies(series, TALLIES)
         self._spectra = Spectra(series, SPECTRA)
         self._accounts = [(histograms[name][()], account) for name, account in ACCOUNTS.items()]
-        self._ledgers = [
-            _LedgerSum(series, f"sojourn_request_{kind}_seconds_total") for kind in ("ledger", "ttft_ledger")
-        ]
+        self._ledger, self._ttft_ledger = (
+            numbers[f"sojourn_request_{kind}_seconds_total"] for kind in ("ledger", "ttft_ledger")
+        )
         self._finished = numbers["sojourn_request_finished_total"]
         self._prefix = numbers["sojourn_memory_prefix_tokens_total"]
         self._resized = numbers["sojourn_memory_resized_hit_tokens_total"]
@@ -93,19 +92,13 @@ class RequestFold:
         self._spectra.observe_all(requests)
         self._observe_prefixes(requests)
         self._observe_ledgers(requests)
-        self._gaps.observe_all(all_gaps_ns([request.token_ns for request in requests]))
+        self._gaps.observe_all(gaps_ns([request.token_ns for request in requests]))
         latencies = [latencies_ns(request) for request in requests]
         for objective, histogram in self._latencies.items():
             histogram.observe_all([found[objective] for found in latencies if objective in found])
         if self._objectives:
             for request, found in zip(requests, latencies, strict=True):
                 self._judge(request, found)
-
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape."""
-        self._sums.settle()
-        for ledger in self._ledgers:
-            ledger.settle()
 
     def _observe_prefixes(self, requests: Sequence[RequestRecord]) -> None:
         ran = [request for request in requests if request.first_step is not None]  # else it has asked for nothing
@@ -118,8 +111,11 @@ class RequestFold:
 
     def _observe_ledgers(self, requests: Sequence[RequestRecord]) -> None:
         booked = np.array([request.ledger for request in requests])
-        self._ledgers[0].add_all(booked)
-        self._ledgers[1].add_all(np.array([request.ttft for request in requests]))
+        ttft = np.array([request.ttft for request in requests])
+        for samples, ledgers in ((self._ledger, booked), (self._ttft_ledger, ttft)):
+            totals = ledgers.sum(axis=0).tolist()
+            for info in SERVER_ACCOUNTS:  # the client's accounts are no server's to export
+                samples[info.lifecycle, info.name] += totals[info.account]
         for histogram, account in self._accounts:
             histogram.observe_all(booked[:, account])
         accounted = booked[:, _OF_SERVER].sum(axis=1).tolist()
@@ -141,22 +137,6 @@ class RequestFold:
         for objective, is_met in verdicts.items():
             self._judged[klass, objective, "met" if is_met else "missed"] += 1
         self._judged[klass, GOOD, "met" if all(verdicts.values()) else "missed"] += 1
-
-
-class _LedgerSum:
-    """A counter by account, the sum of ledgers. The client's accounts are no server's to export."""
-
-    def __init__(self, series: Series, name: str):
-        self._samples = series.numbers[name]
-        self._totals = new_ledger()
-
-    def add_all(self, ledgers: np.ndarray) -> None:
-        """[requests, accounts]."""
-        self._totals = list(map(add, self._totals, ledgers.sum(axis=0).tolist()))
-
-    def settle(self) -> None:
-        for info in SERVER_ACCOUNTS:
-            self._samples[info.lifecycle, info.name] = self._totals[info.account]
 
 
 def histogram_of(objective: str) -> str:

@@ -124,19 +124,13 @@ class Sums:
 
     def __init__(self, series: Series, fields: Mapping[tuple[str, ...], str]):
         """`fields`: metric and label values → field of the record; two at least."""
-        self._samples = [(series.numbers[name], labels) for name, *labels in fields]
+        self._samples = [(series.numbers[name], tuple(labels)) for name, *labels in fields]
         self._read = attrgetter(*fields.values())
-        self._totals = [0] * len(fields)
 
     def add_all(self, records: Sequence[Any]) -> None:
-        self._totals = [
-            total + sum(numbers) for total, *numbers in zip(self._totals, *map(self._read, records), strict=True)
-        ]
-
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape."""
-        for (samples, labels), total in zip(self._samples, self._totals, strict=True):
-            samples[tuple(labels)] = total
+        columns = zip(*map(self._read, records), strict=True)
+        for (samples, labels), numbers in zip(self._samples, columns, strict=True):
+            samples[labels] += sum(numbers)
 
 
 class Tallies:

@@ -51,20 +51,13 @@ class ColumnSums:
 
     def __init__(self, series: Series, columns: Mapping[tuple[str, ...], str]):
         """`columns`: metric and label values → column."""
-        self._samples = [(series.numbers[name], labels) for name, *labels in columns]
-        self._columns = list(columns.values())
-        self._totals = [0] * len(columns)
+        self._samples = [(series.numbers[name], tuple(labels), column) for (name, *labels), column in columns.items()]
 
     def add(self, steps: Steps, chosen: np.ndarray | None = None) -> None:
         """`chosen`: only those steps, a mask [steps]."""
-        for place, name in enumerate(self._columns):
+        for samples, labels, name in self._samples:
             column = steps[name]
-            self._totals[place] += int((column if chosen is None else column[chosen]).sum())
-
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape."""
-        for (samples, labels), total in zip(self._samples, self._totals, strict=True):
-            samples[tuple(labels)] = total
+            samples[labels] += int((column if chosen is None else column[chosen]).sum())
 
 
 class StepFold:
@@ -118,12 +111,6 @@ class StepFold:
         for victim, cause, tokens in steps.preemptions():
             self._preemptions[()] += 1
             self._given_up[("self" if cause == victim else "other",)] += tokens
-
-    def settle(self) -> None:
-        """Brings the series up to date, for a scrape."""
-        self._sums.settle()
-        for phase in self._phases:
-            phase.settle()
 
     def _observe_compositions(self, steps: Steps) -> None:
         wall_ns, needed_ns = steps["end_ns"] - steps["begin_ns"], None

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import sub
 
 import numpy as np
 
-from metrics.export.prometheus_series import FEW
 from metrics.records import RequestRecord
 from metrics.request.objectives import EVERY_CLASS
 
@@ -35,15 +33,8 @@ def latencies_ns(request: RequestRecord) -> dict[str, float]:
     return found
 
 
-def gaps_ns(token_ns: Sequence[int]) -> Sequence[int] | np.ndarray:
-    """The time from each token to the next."""
-    if len(token_ns) < FEW:
-        return list(map(sub, token_ns[1:], token_ns))
-    return np.diff(np.asarray(token_ns, dtype=np.int64))
-
-
-def all_gaps_ns(token_ns: Sequence[Sequence[int]]) -> np.ndarray:
-    """The same of several requests, one after the other."""
+def gaps_ns(token_ns: Sequence[Sequence[int]]) -> np.ndarray:
+    """The time from each token of a request to its next, of all requests one after the other."""
     lengths = np.array([len(times) for times in token_ns])
     ns = np.fromiter(chain.from_iterable(token_ns), np.int64, int(lengths.sum()))
     between = np.cumsum(lengths[lengths > 0])[:-1] - 1  # from the last token of a request to the first of the next

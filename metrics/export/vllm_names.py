@@ -11,9 +11,7 @@ There is no LoRA, hence no `vllm:lora_requests_info`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from metrics.catalog.metric import Kind, Metric
 from metrics.export.prometheus_pool import PoolGauges
@@ -136,16 +134,7 @@ def _info(facts: EngineFacts) -> Metric:
         "num_gpu_blocks": str(facts.num_kv_blocks),
     }
     metric = _metric("gauge", "cache_config_info", "info", "The KV pool, in its labels; always 1.")
-    return Metric(
-        metric.name,
-        "gauge",
-        metric.unit,
-        metric.lifecycle,
-        metric.meaning,
-        "",
-        tuple(content),
-        (tuple(content.values()),),
-    )
+    return replace(metric, labels=tuple(content), values=(tuple(content.values()),))
 
 
 # Histograms of list fields of a step.
@@ -157,7 +146,7 @@ _SAMPLES = {
 _STEP_SUMS = {
     ("vllm:generation_tokens_total",): "emitted_tokens",
     ("vllm:estimated_flops_per_gpu_total",): "flops",
-    ("vllm:estimated_read_bytes_per_gpu_total",): "bytes",  # minus what was written: see settle
+    ("vllm:estimated_read_bytes_per_gpu_total",): "bytes",  # minus the written bytes
 }
 
 
@@ -175,11 +164,12 @@ class VllmNames:
         self._numbers = numbers
         self._step_sums = ColumnSums(self._series, _STEP_SUMS)
         self._samples = {field: self._histograms[name][()] for name, field in _SAMPLES.items()}
-        self._written_tokens = 0
 
     def observe_steps(self, steps: Steps) -> None:
         self._step_sums.add(steps)
-        self._written_tokens += int(steps.tokens.sum())
+        written = int(steps.tokens.sum()) * self._facts.kv_bytes_per_token
+        self._numbers["vllm:estimated_write_bytes_per_gpu_total"][()] += written
+        self._numbers["vllm:estimated_read_bytes_per_gpu_total"][()] -= written
         self._histograms["vllm:iteration_tokens_total"][()].observe_all(steps.tokens)
         for _, field, value in steps.others:
             if (histogram := self._samples.get(field)) is not None:
@@ -199,9 +189,8 @@ class VllmNames:
             self._numbers["vllm:prompt_tokens_total"][()] += prompt
             self._observe("time_to_first_token_seconds", request.token_ns[0] - request.arrived_ns)
             # Several tokens of one step, as of several choices, are one observation.
-            gaps = gaps_ns(request.token_ns)
-            apart = gaps[gaps > 0] if isinstance(gaps, np.ndarray) else [gap for gap in gaps if gap]
-            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(apart)
+            gaps = gaps_ns([request.token_ns])
+            self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(gaps[gaps > 0])
         ended = outcome(request)
         if ended != "abort":
             self._numbers["vllm:request_success_total"][(ended,)] += 1
@@ -209,14 +198,10 @@ class VllmNames:
             self._observe_served(request)
 
     def page(self, gauges: PoolGauges) -> str:
-        """The families as text. `gauges` are our own, settled."""
+        """The families as text. `gauges` are our own."""
         self._numbers["vllm:num_requests_running"][()] = gauges.running
         self._numbers["vllm:num_requests_waiting"][()] = gauges.waiting
         self._numbers["vllm:kv_cache_usage_perc"][()] = gauges.pool.usage if gauges.pool is not None else 0.0
-        self._step_sums.settle()
-        written = self._written_tokens * self._facts.kv_bytes_per_token
-        self._numbers["vllm:estimated_write_bytes_per_gpu_total"][()] = written
-        self._numbers["vllm:estimated_read_bytes_per_gpu_total"][()] -= written
         return self._series.page() + self._config.page()
 
     def _observe_served(self, request: RequestRecord) -> None:
