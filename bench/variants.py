@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from bench.results import BenchError
-from engine.config import EngineConfig, complaint
-from engine.options import assignments
+from engine.config import EngineConfig
+from engine.options import assignments, engine_config
 
 BASE = "sojourn"
 
@@ -47,8 +45,5 @@ def ablations(settings: dict[str, Any], device: str) -> dict[str, dict[str, Any]
 
 
 def check_settings(model: str, settings: dict[str, Any]) -> None:
-    """Raises BenchError for a setting that the engine refuses, before anything is started."""
-    try:
-        EngineConfig(model=model, **settings)
-    except ValidationError as error:
-        raise BenchError(complaint(error)) from None
+    """Raises InputError for a setting that the engine refuses, before anything starts."""
+    engine_config({"model": model} | settings)

@@ -4,23 +4,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out
-from commands.searching import (
-    BaseUrlOption,
-    JsonOption,
-    ModelOption,
-    SetOption,
-    SloOption,
-    TokenizerOption,
-    chosen_target,
-    kept_when_interrupted,
-    with_slo,
-)
+from commands import sweep_options as options
+from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json
 from metrics.errors import InputError
 from metrics.search.bisection import Goal, Judgement, Outcome, Proposal, bracket_sentence
 
@@ -29,74 +17,74 @@ UNRESOLVED = 3
 
 def capacity(
     scenario: ScenarioArgument,
-    slo: SloOption = None,
+    slo: options.SloOption = None,
     attainment: Annotated[
-        float, typer.Option(min=0.01, max=0.999, help="share of the sent requests that must keep the objectives")
+        float, typer.Option(min=0.01, max=0.999, help="share of the sent requests that must meet the objectives")
     ] = 0.9,
-    start: Annotated[float, typer.Option(min=0.001, help="requests per second to begin with")] = 1.0,
-    highest: Annotated[float, typer.Option(min=0.001, help="no rate above it is tried")] = 10_000.0,
+    start: Annotated[float, typer.Option(min=0.001, help="first rate, in requests per second")] = 1.0,
+    highest: Annotated[float, typer.Option(min=0.001, help="highest rate to try")] = 10_000.0,
     tolerance: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="resolved when the bracket is at most this share wide")
+        float, typer.Option(min=0.01, max=1.0, help="the search ends when the bracket is at most this wide, as a share")
     ] = 0.15,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="that the bracket holds the true rate")] = 0.95,
-    trial_s: Annotated[float, typer.Option(min=1, max=86_400, help="seconds that a trial counts, at least")] = 20.0,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="confidence that the bracket holds the true rate")
+    ] = 0.95,
+    trial_s: Annotated[float, typer.Option(min=1, max=86_400, help="least seconds that a trial measures")] = 20.0,
     trial_requests: Annotated[
-        int, typer.Option(min=20, max=1_000_000, help="requests that a trial counts, at least")
+        int, typer.Option(min=20, max=1_000_000, help="least requests that a trial measures")
     ] = 100,
-    most_trials: Annotated[int, typer.Option(min=2, max=1_000, help="give up after so many")] = 40,
-    most_trials_a_rate: Annotated[int, typer.Option(min=1, max=100, help="while a rate is too near to tell")] = 10,
-    base_url: BaseUrlOption = None,
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
-    set_: SetOption = None,
+    most_trials: Annotated[int, typer.Option(min=2, max=1_000, help="trials before the search gives up")] = 40,
+    most_trials_a_rate: Annotated[
+        int, typer.Option(min=1, max=100, help="trials at one rate that is too close to tell")
+    ] = 10,
+    base_url: options.BaseUrlOption = None,
+    model: options.ModelOption = None,
+    tokenizer: options.TokenizerOption = None,
+    set_: options.SetOption = None,
     processes: ProcessesOption = 1,
     search_dir: Annotated[
-        Path | None, typer.Option(help="where the search goes, or goes on; by default runs/capacity-SCENARIO")
+        Path | None, typer.Option(help="folder to write, or to continue; by default runs/capacity-SCENARIO")
     ] = None,
     seed: SeedOption = None,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
-    """Find the largest rate that keeps the objectives, by open-loop trials: doubling, then bisection. A trial is judged
-    by the interval of its attainment; exit code 0 if the bracket is narrow enough, 3 if the search could not resolve
-    it. Interrupted, the same command goes on where it was."""
-    need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.run.progress_bar import ProgressBar
+    """Find the largest rate that meets the objectives, by open-loop trials: doubling, then bisection.
+
+    A trial is judged by the confidence interval of its attainment. Exit code 0 if the bracket is narrow enough, 3 if
+    the search could not resolve it. After an interruption the same command continues.
+    """
+    need("loadgen")
     from loadgen.scenario.scenario import load_scenario
     from loadgen.sweeps.capacity import CapacityPlan, find_capacity
 
     if start > highest:
         raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
-    loaded = with_slo(load_scenario(scenario), slo)
+    loaded = options.with_slo(load_scenario(scenario), slo)
     goal = Goal(
         attainment=attainment, confidence=confidence, start_rps=start, lowest_rps=min(0.01, start / 100),
         highest_rps=highest, tolerance=tolerance, most_trials=most_trials, most_trials_a_rate=most_trials_a_rate,
     )  # fmt: skip
     plan = CapacityPlan(
         loaded, goal, trial_s, trial_requests, loaded.measure.seed if seed is None else seed,
-        chosen_target(loaded, base_url, model, tokenizer, set_, processes),
+        options.chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = search_dir or RUNS / f"capacity-{loaded.name}"
-    shown = Console(file=sys.stderr) if json else out
-
-    def tell(number: int, proposal: Proposal, known: list[Judgement]) -> None:
-        verdicts = ", ".join(f"{each.rate_rps:g} {each.verdict}" for each in known)
-        told = f"   [{verdicts}]" if known else ""
-        line = f"trial {number}: {proposal.rate_rps:g} requests/s, {proposal.why}{told}"
-        shown.print(line, highlight=False, markup=False)
-
-    def note(sentence: str) -> None:
-        shown.print(sentence, highlight=False, markup=False)
-
-    for doubt in plan.doubts():
-        note(doubt)
-    with kept_when_interrupted(folder), ProgressBar(shown) as progress:
-        outcome = find_capacity(plan, folder, on_trial=tell, progress=progress, on_note=note)
+    with options.search_progress(folder, plan.doubts(), json) as (say, progress):
+        outcome = find_capacity(
+            plan, folder, progress=progress, on_note=say, on_trial=lambda *trial: say(_trial_line(*trial))
+        )
     if json:
-        print(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
+        print_json(outcome)
     else:
         _print(outcome, goal, folder)
     if not outcome.resolved:
         sys.exit(UNRESOLVED)
+
+
+def _trial_line(number: int, proposal: Proposal, known: list[Judgement]) -> str:
+    verdicts = ", ".join(f"{each.rate_rps:g} {each.verdict}" for each in known)
+    line = f"trial {number}: {proposal.rate_rps:g} requests/s, {proposal.why}"
+    return f"{line}   [{verdicts}]" if known else line
 
 
 def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
@@ -110,6 +98,6 @@ def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
         cells = (f"{each.rate_rps:g}", f"{each.trials}", f"{each.sent:,}", f"{each.attainment:.1%}")
         table.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", verdict)
     out.print(table)
-    out.print(f"\nlargest rate   {bracket_sentence(outcome, goal)}", highlight=False)
-    out.print(f"resolved       {'yes' if outcome.resolved else 'no'}: {outcome.reason}", highlight=False)
-    out.print(f"search         {folder}", highlight=False)
+    out.print(f"\nlargest rate   {bracket_sentence(outcome, goal)}")
+    out.print(f"resolved       {'yes' if outcome.resolved else 'no'}: {outcome.reason}")
+    out.print(f"search         {folder}")

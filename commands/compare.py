@@ -4,11 +4,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
-from commands.frame import RUNS, open_run, out
+from commands.cli import find_run, open_run, out, print_json
 from metrics.compare.runs import compare_runs
 from metrics.compare.samples import METRICS
 from metrics.compare.verdict import Compared, Comparison
@@ -29,23 +28,24 @@ def compare(
     ] = None,
     margin: Annotated[
         list[str],
-        typer.Option(help="how much worse is tolerated, as a share of A: 5% or 0.05; of one metric: steady_steps=3%"),
+        typer.Option(help="how much worse B may be, as a share of A: 5% or 0.05; for one metric: steady_steps=3%"),
     ] = (USUAL_MARGIN,),
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="of either verdict")] = 0.95,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="confidence of either verdict")] = 0.95,
     max_steal: Annotated[
         str | None,
-        typer.Option(help="leave out what met a second in which other machines took more of the CPU time: 1% or 0.01"),
+        typer.Option(help="leave out requests and steps during seconds with more CPU steal than this: 1% or 0.01"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="compare runs that are not valid, or of other load, model or hardware")
+        bool, typer.Option("--force", help="compare runs that are not valid, or that differ in load, model or hardware")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
-    """Say whether B is worse than A beyond a margin: exit code 0 no worse, 1 worse, 3 cannot tell, 2 wrong use or
-    runs that cannot be compared.
+    """Say whether B is worse than A beyond a margin.
 
-    Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Several runs a
-    side also see what differs from run to run; one run a side does not.
+    Exit code: 0 no worse; 1 worse; 3 cannot tell; 2 wrong use, or runs that cannot be compared.
+
+    Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
+    runs a side show how much runs differ by themselves.
     """
     usual, own = _margins(margin)
     steal = None if max_steal is None else _share("--max-steal", max_steal)
@@ -57,7 +57,7 @@ def compare(
     except RunDataError as error:  # 1 says that B is worse
         raise InputError(str(error)) from None
     if json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
     else:
         _print(found)
     sys.exit(EXIT_CODES[found.verdict])
@@ -86,7 +86,7 @@ def _share(option: str, text: str) -> float:
 
 def _runs(path: Path) -> list[RunDirectory]:
     """The run at a path, or all of a folder, by name."""
-    found = path if path.exists() or not (RUNS / path).is_dir() else RUNS / path
+    found = find_run(path)
     if found.is_dir() and not (found / "run.json").exists():
         folders = sorted(file.parent for file in found.glob("*/run.json"))
         if not folders:
@@ -105,17 +105,16 @@ def _print(found: Comparison) -> None:
         table.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
     out.print(table)
     if found.work is not None:
-        out.print(_work(*found.work), highlight=False)
+        out.print(_work(*found.work))
     for each in found.metrics:
         if said := _said(each):
-            out.print(f"{each.metric}: {said}", highlight=False)
+            out.print(f"{each.metric}: {said}")
     for note in found.notes:
-        out.print(note, highlight=False, markup=False)
+        out.print(note, markup=False)
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
     out.print(
         f"\n[bold]{found.verdict}[/bold]: B against A, margin {100 * found.margin:.3g}%{own}, confidence "
-        f"{found.confidence:.0%}",
-        highlight=False,
+        f"{found.confidence:.0%}"
     )
 
 

@@ -1,27 +1,14 @@
 """`sojourn sweep`: goodput over a grid of rates."""
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from commands.frame import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out
-from commands.searching import (
-    BaseUrlOption,
-    JsonOption,
-    ModelOption,
-    SetOption,
-    SloOption,
-    TokenizerOption,
-    chosen_target,
-    kept_when_interrupted,
-    with_slo,
-)
+from commands import sweep_options as options
+from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json
 from loadgen.exit_code import exit_code
 from metrics.errors import InputError
 from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
@@ -29,58 +16,53 @@ from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, larg
 
 def sweep(
     scenario: ScenarioArgument,
-    rates: Annotated[str | None, typer.Option(metavar="1,2,4,8", help="requests per second, one run each")] = None,
-    rate_from: Annotated[float | None, typer.Option(help="the lowest rate of a grid; with --rate-to")] = None,
-    rate_to: Annotated[float | None, typer.Option(help="the highest rate of a grid")] = None,
-    points: Annotated[int | None, typer.Option(help="rates of the grid; by default 6")] = None,
+    rates: Annotated[str | None, typer.Option(metavar="1,2,4,8", help="rates in requests per second")] = None,
+    rate_from: Annotated[float | None, typer.Option(help="lowest rate of a grid; with --rate-to")] = None,
+    rate_to: Annotated[float | None, typer.Option(help="highest rate of a grid")] = None,
+    points: Annotated[int | None, typer.Option(help="number of rates in the grid; by default 6")] = None,
     scale: Annotated[
-        Literal["linear", "log"] | None, typer.Option(help="equal differences or (log, the default) equal ratios")
+        Literal["linear", "log"] | None,
+        typer.Option(help="equal differences, or equal ratios (log, the default)"),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each rate")] = 1,
-    slo: SloOption = None,
-    base_url: BaseUrlOption = None,
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
-    set_: SetOption = None,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs at each rate")] = 1,
+    slo: options.SloOption = None,
+    base_url: options.BaseUrlOption = None,
+    model: options.ModelOption = None,
+    tokenizer: options.TokenizerOption = None,
+    set_: options.SetOption = None,
     processes: ProcessesOption = 1,
     sweep_dir: Annotated[
-        Path | None, typer.Option(help="where the sweep goes, or goes on; by default runs/sweep-SCENARIO")
+        Path | None, typer.Option(help="folder to write, or to continue; by default runs/sweep-SCENARIO")
     ] = None,
     seed: SeedOption = None,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
-    """Replay a scenario at several rates, one run each: goodput and latency against the rate, and the frontier of
-    goodput against the objectives. Interrupted, the same command goes on where it was, and measures again what was not
-    valid; exit code 4 while a rate has no valid run."""
-    need("loadgen", "locust", "gevent", "httptools")
-    from loadgen.run.progress_bar import ProgressBar
+    """Replay a scenario at several rates: goodput and latency by rate, and the frontier of goodput by objectives.
+
+    Each rate is a run of its own. After an interruption the same command continues, and repeats runs that were not
+    valid. Exit code 4 while a rate has no valid run.
+    """
+    need("loadgen")
     from loadgen.scenario.scenario import load_scenario
     from loadgen.sweeps.sweep import SweepPlan, missing, run_sweep
 
-    loaded = with_slo(load_scenario(scenario), slo)
+    loaded = options.with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
     plan = SweepPlan(
         loaded, chosen, repeats, loaded.measure.seed if seed is None else seed,
-        chosen_target(loaded, base_url, model, tokenizer, set_, processes),
+        options.chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = sweep_dir or RUNS / f"sweep-{loaded.name}"
-    shown = Console(file=sys.stderr) if json else out
-
-    def tell(number: int, of: int, rate: float) -> None:
-        shown.print(f"run {number} of {of}: {rate:g} requests/s", highlight=False)
-
-    def note(sentence: str) -> None:
-        shown.print(sentence, highlight=False, markup=False)
-
-    for doubt in plan.target.doubts(loaded):
-        note(doubt)
-    with kept_when_interrupted(folder), ProgressBar(shown) as progress:
-        search = run_sweep(plan, folder, on_point=tell, progress=progress, on_note=note)
+    with options.search_progress(folder, plan.target.doubts(loaded), json) as (say, progress):
+        search = run_sweep(
+            plan, folder, progress=progress, on_note=say,
+            on_point=lambda number, of, rate: say(f"run {number} of {of}: {rate:g} requests/s"),
+        )  # fmt: skip
     assert not missing(plan, search.points)
     found = by_rate(search.points)
     best = frontier(found, search.plan["objectives_ms"])
     if json:
-        print(msgspec.json.format(msgspec.json.encode(result(found, best)), indent=2).decode())
+        print_json(result(found, best))
     else:
         _print(search.points, found, best)
         _report(folder)
@@ -133,7 +115,7 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
         if rate.growing:
             out.print(f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse")
     for note in (note for point in points for note in point.notes):
-        out.print(note, highlight=False, markup=False)
+        out.print(note, markup=False)
     out.print("\n[bold]Frontier: the most goodput, were the objectives so many times as long")
     table = _table()
     for name in ("times", "objectives", "good/s", "rate/s"):
@@ -143,7 +125,7 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
         offered = _number(each.rate_rps) + (" (largest valid)" if each.at_edge else "")
         table.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
     out.print(table)
-    out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}", highlight=False)
+    out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}")
     out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
 
 
@@ -159,5 +141,5 @@ def _report(folder: Path) -> None:
     if importlib.util.find_spec("plotly"):
         from ui.html.sweep_report import write_sweep_report
 
-        out.print(f"HTML report    {write_sweep_report(folder)}", highlight=False)
-    out.print(f"sweep          {folder}", highlight=False)
+        out.print(f"HTML report    {write_sweep_report(folder)}")
+    out.print(f"sweep          {folder}")

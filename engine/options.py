@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 import yaml
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, complaint
 from metrics.errors import InputError
 
 
@@ -46,3 +47,19 @@ def assignments(pairs: list[str], option: str) -> dict[str, Any]:
             raise InputError(f"{option} {pair!r} is not KEY=VALUE, such as num_kv_blocks=1024")
         found[key.strip().replace("-", "_")] = yaml.safe_load(value)
     return found
+
+
+def engine_config(settings: dict[str, Any]) -> EngineConfig:
+    """The checked settings. Raises InputError with the first fault."""
+    try:
+        return EngineConfig(**settings)
+    except ValidationError as error:
+        raise InputError(complaint(error)) from None
+
+
+def check_settings(*layers: dict[str, Any]) -> None:
+    """Raises InputError for a setting that the engine refuses; a later layer overrides. The model may be missing."""
+    merged: dict[str, Any] = {"model": "tiny-model"}
+    for layer in layers:
+        merged |= layer
+    engine_config(merged)

@@ -132,5 +132,5 @@ def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
     def run(scenario: str) -> None:
         raise typer.Exit(ended)
 
-    monkeypatch.setattr("sojourn.run", run)
+    monkeypatch.setattr("commands.demo.run", run)
     assert CliRunner().invoke(app, ["demo"]).exit_code == code

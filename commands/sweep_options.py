@@ -1,14 +1,15 @@
-"""What `sweep` and `capacity` share: where the load goes, and how an interrupted search is told."""
+"""What `sweep` and `capacity` share: the target of the load, its options, and the progress of a search."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
-from commands.engine_settings import check_engine_block
-from commands.frame import need, out
+from commands.cli import need, out
 from metrics.errors import InputError
 from metrics.request.objectives import parse_bounds
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 BaseUrlOption = Annotated[
     str | None, typer.Option(help="a running OpenAI-compatible server; by default our engine, started for each run")
 ]
-ModelOption = Annotated[str | None, typer.Option(help="model to ask the server for; only with --base-url")]
+ModelOption = Annotated[str | None, typer.Option(help="model to request; only with --base-url")]
 TokenizerOption = Annotated[
     str | None,
     typer.Option(
@@ -28,12 +29,12 @@ TokenizerOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="change a setting of our engine; repeatable, not with --base-url"),
+    typer.Option("--set", metavar="KEY=VALUE", help="override an engine setting; repeatable, not with --base-url"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="print the document instead of tables; progress on stderr")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables; progress goes to stderr")]
 SloOption = Annotated[
     str | None,
-    typer.Option(metavar="'ttft:500 tpot:50'", help="objectives in ms for every class, in place of the scenario's"),
+    typer.Option(metavar="'ttft:500 tpot:50'", help="objectives in ms for every class, instead of the scenario's"),
 ]
 
 
@@ -41,23 +42,21 @@ def chosen_target(
     scenario: "Scenario", base_url: str | None, model: str | None, tokenizer: str | None, set_: list[str] | None,
     processes: int,
 ) -> "Target":  # fmt: skip
-    """Where the load goes. Raises InputError where flags contradict each other, or the engine's settings are wrong."""
-    need("loadgen", "locust", "gevent", "httptools")
+    """The target of the load. Raises InputError if flags contradict each other or the engine's settings are wrong."""
+    from engine.options import assignments, check_settings
     from loadgen.sweeps.run_point import Target
 
     if base_url is not None:
-        check_engine_block(scenario)
+        check_settings(scenario.engine)
         if set_:
             raise InputError("--set changes our engine, and --base-url names a server that runs already; drop one")
         return Target(base_url=base_url, model=model, tokenizer=tokenizer, processes=processes)
     for flag, value in (("--model", model), ("--tokenizer", tokenizer)):
         if value is not None:
             raise InputError(f"{flag} {value} is for a running server; add --base-url, or use --set model=…")
-    need("engine", "torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors")
-    from engine.options import assignments
-
+    need("engine")
     overrides: dict[str, Any] = assignments(set_ or [], "--set")
-    check_engine_block(scenario, overrides)
+    check_settings(scenario.engine, overrides)
     return Target(engine_overrides=overrides, processes=processes)
 
 
@@ -76,10 +75,23 @@ def with_slo(scenario: "Scenario", slo: str | None) -> "Scenario":
 
 
 @contextmanager
-def kept_when_interrupted(folder: Path) -> Iterator[None]:
-    """Says on Ctrl-C that nothing finished is lost."""
+def search_progress(folder: Path, doubts: Iterable[str], json: bool) -> Iterator[tuple[Callable[[str], None], Any]]:
+    """Gives a function that prints a sentence, and a progress bar: on stderr where stdout is for `json`.
+
+    Ctrl-C names the folder that the same command continues from.
+    """
+    from loadgen.run.progress_bar import ProgressBar
+
+    console = Console(file=sys.stderr) if json else out
+
+    def say(sentence: str) -> None:
+        console.print(sentence, highlight=False, markup=False)
+
+    for doubt in doubts:
+        say(doubt)
     try:
-        yield
+        with ProgressBar(console) as progress:
+            yield say, progress
     except KeyboardInterrupt:
-        out.print(f"\nstopped; finished runs are kept in {folder}, and the same command goes on there", highlight=False)
+        out.print(f"\nstopped; finished runs stay in {folder}, and the same command continues there")
         raise

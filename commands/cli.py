@@ -1,0 +1,119 @@
+"""What the verbs share: the console, optional packages, run directories, and options with one meaning everywhere."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import msgspec
+import typer
+from rich.console import Console
+
+from metrics.errors import SojournError
+
+if TYPE_CHECKING:
+    from metrics.run.directory import RunDirectory
+
+RUNS = Path("runs")
+EXTRAS = {
+    "engine": ("torch", "fastapi", "uvicorn", "zmq", "tokenizers", "minijinja", "safetensors"),
+    "loadgen": ("locust", "gevent", "httptools"),
+}
+
+ScenarioArgument = Annotated[str, typer.Argument(help="name of a bundled scenario, or a scenario file")]
+RunArgument = Annotated[Path, typer.Argument(help="a run directory, such as runs/demo")]
+RunDirOption = Annotated[Path | None, typer.Option(help="run directory to write; by default a new folder in runs/")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="seed of the arrivals, lengths and prompts; by default the scenario's")
+]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, max=64, help="processes of the load generator that share the schedule")
+]
+
+
+def discard_output(file: TextIO) -> None:
+    """For a stream whose reader has left (`| head`): what is still in its buffer is no error at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+class PipeSafeConsole(Console):
+    """A console whose reader may leave. That ends the printing; the run and the files still to be written go on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        discard_output(self.file)
+
+
+out = PipeSafeConsole(highlight=False)
+
+
+def print_json(document: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def program_name() -> str:
+    """How to call this program again from here."""
+    if shutil.which("sojourn"):
+        return "sojourn"
+    return "python -m sojourn" if sys.argv[0].endswith(".py") else os.path.relpath(sys.argv[0])
+
+
+def need(extra: str, *modules: str) -> None:
+    """Raises SojournError with the command that installs an extra if one of its packages is missing.
+
+    `modules`: the packages that the verb imports, if not all of the extra.
+    """
+    missing = [name for name in modules or EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SojournError(
+            f"this command needs {', '.join(missing)}; install its extra, in Sojourn's folder: pip install '.[{extra}]'"
+        )
+
+
+@contextmanager
+def writing(path: Path, advice: str = "choose another with --output") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SojournError(f"{path} cannot be written: {error.strerror}; {advice}") from None
+
+
+def find_run(path: Path) -> Path:
+    """The path itself, or the folder of that name in runs/."""
+    return RUNS / path if not path.exists() and (RUNS / path).is_dir() else path
+
+
+def open_run(path: Path) -> "RunDirectory":
+    """Opens a run directory, by path or by its name in runs/. First recovers what a killed load generator left."""
+    from metrics.run.directory import RunDirectory
+
+    path = find_run(path)
+    if path.is_dir() and importlib.util.find_spec("httptools"):
+        from loadgen.run.run_files import recover
+
+        recover(path)
+    return RunDirectory.open(path)
+
+
+def new_run(name: str) -> Path:
+    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextmanager
+def partial_run_notice(path: Path) -> Iterator[None]:
+    """If Ctrl-C or an error ends a new run, names its directory. Says nothing of a run that did not start."""
+    existed = (path / "run.json").exists()
+    try:
+        yield
+    except (KeyboardInterrupt, Exception) as error:
+        if (path / "run.json").exists() and not existed:
+            stopped = "stopped; " if isinstance(error, KeyboardInterrupt) else ""
+            with suppress(OSError):  # a terminal that was closed
+                out.print(f"{stopped}what was recorded is in {path}: sojourn diagnose {path}",
+                          markup=False, soft_wrap=True)  # fmt: skip
+        raise

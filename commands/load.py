@@ -1,0 +1,62 @@
+"""`sojourn load`: a scenario against a server that is already running."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.cli import (
+    ProcessesOption,
+    RunDirOption,
+    ScenarioArgument,
+    SeedOption,
+    need,
+    new_run,
+    out,
+    partial_run_notice,
+)
+from commands.export import VLLM_FILE, export
+from commands.summary import summarise
+
+
+def load(
+    scenario: ScenarioArgument,
+    base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
+    model: Annotated[str | None, typer.Option(help="model to request; by default the server's first one")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="tokenizer.json, its folder, `tiny-model`, or `server` (its POST /tokenize): makes prompt lengths "
+            "exact; without it they are counted in words"
+        ),
+    ] = None,
+    server_run: Annotated[
+        Path | None,
+        typer.Option(help="run directory of a Sojourn server on this host (serve --run-dir); causes need its records"),
+    ] = None,
+    run_dir: RunDirOption = None,
+    seed: SeedOption = None,
+    processes: ProcessesOption = 1,
+    save_result: Annotated[
+        bool, typer.Option("--save-result", help=f"also write {VLLM_FILE}, the result file of vllm bench serve")
+    ] = False,
+) -> None:
+    """Replay a scenario against a running server and diagnose the run. Causes need the server's records too."""
+    need("loadgen")
+    from engine.options import check_settings
+    from loadgen.run.experiment import load_url
+    from loadgen.run.progress_bar import ProgressBar
+    from loadgen.scenario.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    check_settings(loaded.engine)
+    run_dir = run_dir or new_run(loaded.name)
+    with partial_run_notice(run_dir), ProgressBar(out) as progress:
+        done = load_url(
+            loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
+            server_run=server_run, processes=processes, progress=progress,
+        )  # fmt: skip
+    code = summarise(done)
+    if save_result:
+        export(done.path)
+    raise typer.Exit(code)

@@ -1,0 +1,25 @@
+"""`sojourn report`: a run as one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.cli import RunArgument, need, open_run, out, writing
+from commands.summary import diagnose_run
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[Path | None, typer.Option(help="file to write; by default report.html in the run")] = None,
+    against: Annotated[Path | None, typer.Option(help="a second run to compare with")] = None,
+) -> None:
+    """Write a run's diagnosis and figures as one self-contained HTML file."""
+    need("ui", "plotly")
+    from ui.html.run_report import write_report
+
+    opened = open_run(run)
+    diagnosis = diagnose_run(opened, open_run(against) if against else None)
+    path = output or opened.path / "report.html"
+    with writing(path):
+        out.print(f"wrote {write_report(opened, diagnosis, path)}")

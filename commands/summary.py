@@ -1,0 +1,50 @@
+"""What every run ends with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from commands.cli import out, program_name
+from loadgen.exit_code import exit_code
+
+if TYPE_CHECKING:
+    from metrics.diagnosis.verdict import Diagnosis
+    from metrics.run.directory import RunDirectory
+
+
+def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
+    """Diagnoses a run and writes its diagnosis.json."""
+    from metrics.diagnosis.diagnose import diagnose
+
+    diagnosis = diagnose(run, against)
+    run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
+    return diagnosis
+
+
+def print_diagnosis(diagnosis: "Diagnosis") -> None:
+    from metrics.diagnosis.terminal.report import render
+
+    out.print(render(diagnosis))
+
+
+def summarise(run: "RunDirectory") -> int:
+    """Diagnoses a finished run, prints and writes the reports. Returns the exit code."""
+    from metrics.machine.client_error import client_error_sentence
+    from metrics.memory.prefix_share import workload_lines
+    from metrics.request.goodput import measured
+
+    diagnosis = diagnose_run(run)
+    html = "needs plotly: pip install '.[ui]', then sojourn report"
+    if importlib.util.find_spec("plotly"):
+        from ui.html.run_report import write_report
+
+        html = write_report(run, diagnosis, run.path / "report.html")
+    print_diagnosis(diagnosis)
+    for line in workload_lines(run.meta(), measured(run.requests(), run.meta())):
+        out.print(line)
+    out.print(f"client error   {client_error_sentence(run.meta()['client_error'])}")
+    out.print(f"HTML report    {html}", markup=False)
+    out.print(f"run directory  {run.path}")
+    out.print(f"open the app   {program_name()} ui {run.path}")
+    return exit_code(diagnosis.state != "invalid", diagnosis.goodput[0].completed)
