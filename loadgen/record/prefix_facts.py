@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from loadgen.scenario.workload import Workload
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from metrics.run.directory import RunDirectory, engine_settings
-from metrics.sources.view import told_settings
+from metrics.sources.view import reported_settings
 
 if TYPE_CHECKING:
     from loadgen.record.parse import Parsed
@@ -24,7 +24,7 @@ def with_prefix(run: RunDirectory, meta: dict[str, Any], parsed: "Parsed") -> di
 
 def cache_block_tokens(run: RunDirectory, meta: dict[str, Any]) -> int | None:
     """Tokens of a block of the server's cache, as it was started or as it says itself; None where nobody tells."""
-    told = engine_settings(meta).get("block_size") or told_settings(run).get("block_size")
+    told = engine_settings(meta).get("block_size") or reported_settings(run).get("block_size")
     try:
         return max(1, int(told))
     except (TypeError, ValueError):  # a foreign server may call it "auto"

@@ -4,7 +4,7 @@ from metrics.diagnosis.evidence import Facts, shares
 from metrics.diagnosis.excess import Excess
 from metrics.ledger import UNACCOUNTED
 from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.sources.sojourn import Sojourn
+from metrics.sources.sojourn import SOJOURN
 from metrics.sources.view import ServerView, SpanView
 
 RECORDS_OF_OURS = (
@@ -79,7 +79,7 @@ def warnings_of(view: ServerView, served: int) -> list[str]:
     """What limits the server's side of a diagnosis."""
     hidden = ", ".join(account.account for account in view.accounts if account.visibility == "unseen")
     stand_in = f"no server records: {view.title}'s metrics stand in for them, as means over all requests"
-    found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == Sojourn.key else stand_in]
+    found = [f"{stand_in}; {RECORDS_OF_OURS}" if view.source == SOJOURN.key else stand_in]
     if hidden:
         found.append(f"unseen by {view.title}'s metrics: {hidden}")
     if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):

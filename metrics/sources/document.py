@@ -68,7 +68,7 @@ def render_markdown() -> str:
 
 
 def _accounts() -> list[str]:
-    heads = [f"{source.title} ({source.facts})" for source in SOURCES]
+    heads = [f"{source.title} ({source.version})" for source in SOURCES]
     lines = [f"| account | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
     for info in ACCOUNTS:
         cells = [_sight(source, info.name) for source in SOURCES]

@@ -37,7 +37,7 @@ _STEPS = f"""{_CHOSEN}, ordered as (
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class ScrapeSummary:
     """How the scraping of a run went. Times are nanoseconds of the monotonic clock of the host that scraped."""
 
     answered_ns: np.ndarray  # [answered] in order of time
@@ -51,7 +51,7 @@ class Taking:
         return float(np.diff(self.answered_ns).max()) / 1e9 if len(self.answered_ns) > 1 else 0.0
 
 
-def taking(run: RunDirectory) -> Taking:
+def scrape_summary(run: RunDirectory) -> ScrapeSummary:
     """How the scraping went; nothing answered where the run has no scrapes."""
     rows = _query(
         run,
@@ -60,10 +60,10 @@ def taking(run: RunDirectory) -> Taking:
         "from samples group by ns order by ns",
     )
     if rows.empty:
-        return Taking(np.empty(0, "int64"), 0, None, 0)
+        return ScrapeSummary(np.empty(0, "int64"), 0, None, 0)
     answered = rows[rows.up.isna() | (rows.up > 0)]
     started = answered.started.dropna()
-    return Taking(
+    return ScrapeSummary(
         answered_ns=answered.ns.to_numpy("int64"),
         failed=int(len(rows) - len(answered)),
         slowest_s=float(rows.took.max()) if rows.took.notna().any() else None,

@@ -9,10 +9,24 @@ between scrapes they may stand still. FLOPs and bytes are left out: its estimate
 no experts.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 
-from metrics.sources.source import Latency, Span, Sum, Term, Told, Translation, count_of, partly, sum_of, unseen
+from metrics.sources.source import (
+    Labels,
+    Latency,
+    SettingGauge,
+    Source,
+    Span,
+    Sum,
+    Term,
+    Translation,
+    count_of,
+    measured_span,
+    partly,
+    renamed,
+    sum_of,
+    unseen,
+)
 
 TTFT, E2E, QUEUE = (
     "sglang:time_to_first_token_seconds",
@@ -26,20 +40,38 @@ RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 IN_PHASES = "its time lies inside SGLang's prefill and decode times, which do not tell it apart"
 
 
-def _one(ours: str, *names: str, differs: str = "") -> Translation:
-    return Translation(ours, tuple((Term(name),) for name in names), differs=differs)
-
-
 def _modes(*modes: str) -> Sum:
     return tuple(Term(EFFECTIVE, (("mode", mode),)) for mode in modes)
 
 
-class SGLang:
-    key = "sglang"
-    title = "SGLang"
-    facts = "0.5.23"
-    translations = (
-        _one("sojourn_request_running", "sglang:num_running_reqs"),
+def _one_rank(series: Sequence[Labels]) -> list[bool]:
+    """One rank of each replica, its first, and of priorities the total. Series without ranks all count."""
+    first: dict[tuple, tuple] = {}
+    for labels in series:
+        group, rank = _replica(labels), _rank(labels)
+        first[group] = min(first.get(group, rank), rank)
+    return [
+        "tp_rank" not in labels or (first[_replica(labels)] == _rank(labels) and not labels.get("priority"))
+        for labels in series
+    ]
+
+
+def _rank(labels: Labels) -> tuple[int, ...]:
+    return tuple(int(labels[name]) if labels.get(name, "").isdigit() else 0 for name in RANKS)
+
+
+def _replica(labels: Labels) -> tuple[tuple[str, str], ...]:
+    """What is left of the labels without the ranks: the replica (`dp_rank`), the model, the stage and so on."""
+    return tuple(sorted((name, value) for name, value in labels.items() if name not in (*RANKS, "priority", "pid")))
+
+
+SGLANG = Source(
+    key="sglang",
+    title="SGLang",
+    version="0.5.23",
+    prefix="sglang:",
+    translations=(
+        renamed("sojourn_request_running", "sglang:num_running_reqs"),
         Translation(
             "sojourn_request_waiting",
             ((Term("sglang:num_queue_reqs"), Term("sglang:num_grammar_queue_reqs")), (Term("sglang:num_queue_reqs"),)),
@@ -51,8 +83,8 @@ class SGLang:
             largest=True,
             differs="of tokens; of several pools and replicas the fullest",
         ),
-        _one("sojourn_token_prompt_tokens_total", "sglang:prompt_tokens_total"),
-        _one("sojourn_token_generated_tokens_total", "sglang:generation_tokens_total"),
+        renamed("sojourn_token_prompt_tokens_total", "sglang:prompt_tokens_total"),
+        renamed("sojourn_token_generated_tokens_total", "sglang:generation_tokens_total"),
         Translation(
             "sojourn_memory_preemptions_total",
             ((Term("sglang:num_retracted_requests_total"),),),
@@ -70,53 +102,77 @@ class SGLang:
             (_modes("input"), (Term("sglang:prompt_tokens_total"), Term("sglang:cached_tokens_total", sign=-1))),
             labels=(("result", "miss"),),
         ),
-        _one(
+        renamed(
             "sojourn_request_finished_total",
             "sglang:num_requests_total",
             differs="not by outcome: stop, length and what was aborted under way are not told apart",
         ),
-        _one(
+        renamed(
             "sojourn_compute_device_seconds_total",
             "sglang:forward_execution_seconds_total",
             differs="forward passes of one rank of each replica, by device events; sampling is not in it",
         ),
-        _one("sojourn_request_ttft_seconds", TTFT, differs="from the tokenizer process's receipt to its first output"),
-        _one(
+        renamed(
+            "sojourn_request_ttft_seconds", TTFT, differs="from the tokenizer process's receipt to its first output"
+        ),
+        renamed(
             "sojourn_request_itl_seconds",
             "sglang:inter_token_latency_seconds",
             differs="a gap with several tokens counts once a token, each with its part of it",
         ),
-        _one(
+        renamed(
             "sojourn_request_tpot_seconds",
             "sglang:request_time_per_output_token_seconds",
             differs="between the first and the last output of the tokenizer process",
         ),
-        _one("sojourn_request_e2e_seconds", E2E, differs="until the tokenizer process had the last text"),
-        _one(
-            "sojourn_request_queue_seconds",
-            QUEUE,
-            differs="until first scheduled, whatever it waited for: KV, too",
+        renamed("sojourn_request_e2e_seconds", E2E, differs="until the tokenizer process had the last text"),
+        renamed(
+            "sojourn_request_queue_seconds", QUEUE, differs="until first scheduled, whatever it waited for: KV, too"
         ),
-        _one("sojourn_request_prompt_length_tokens", "sglang:prompt_tokens_histogram"),
-        _one("sojourn_request_output_length_tokens", "sglang:generation_tokens_histogram"),
-    )
-    spans = (
-        Span("receive", ("request.admission",), sum_of(STAGE, stage="request_process"),
-             count_of(STAGE, stage="request_process"), sum_of(STAGE, stage="request_process"),
-             count_of(STAGE, stage="request_process"), "received by the scheduler → in its waiting line"),
-        Span("queue", ("request.queue", "memory.blocked"), sum_of(QUEUE), count_of(QUEUE), sum_of(QUEUE),
-             count_of(QUEUE), "in the scheduler's waiting line, until first scheduled"),
-        Span("prefill", ("compute.prefill", "request.interference", "compute.host", "token.sample"),
-             sum_of(STAGE, stage="prefill_forward"), count_of(STAGE, stage="prefill_forward"),
-             sum_of(STAGE, stage="prefill_forward"), count_of(STAGE, stage="prefill_forward"),
-             "first scheduled → prompt computed, chunks and what lies between them included"),
-        Span("decode", ("compute.decode", "request.interference", "compute.host", "token.sample", "memory.preempted",
-                        "memory.recompute", "token.decode"),
-             (*sum_of(E2E), Term(f"{TTFT}_sum", sign=-1)), count_of(E2E), (), (),
-             "first output → last text in the tokenizer process: end to end less TTFT, so a difference of two means"),
-    )  # fmt: skip
-    latency = Latency(sum_of(E2E), count_of(E2E), ("client.network", "request.stream"))
-    sights: Mapping = {
+        renamed("sojourn_request_prompt_length_tokens", "sglang:prompt_tokens_histogram"),
+        renamed("sojourn_request_output_length_tokens", "sglang:generation_tokens_histogram"),
+    ),
+    spans=(
+        measured_span(
+            "receive",
+            ("request.admission",),
+            STAGE,
+            "received by the scheduler → in its waiting line",
+            stage="request_process",
+        ),
+        measured_span(
+            "queue",
+            ("request.queue", "memory.blocked"),
+            QUEUE,
+            "in the scheduler's waiting line, until first scheduled",
+        ),
+        measured_span(
+            "prefill",
+            ("compute.prefill", "request.interference", "compute.host", "token.sample"),
+            STAGE,
+            "first scheduled → prompt computed, chunks and what lies between them included",
+            stage="prefill_forward",
+        ),
+        Span(
+            "decode",
+            (
+                "compute.decode",
+                "request.interference",
+                "compute.host",
+                "token.sample",
+                "memory.preempted",
+                "memory.recompute",
+                "token.decode",
+            ),
+            (*sum_of(E2E), Term(f"{TTFT}_sum", sign=-1)),
+            count_of(E2E),
+            (),
+            (),
+            "first output → last text in the tokenizer process: end to end less TTFT, so a difference of two means",
+        ),
+    ),
+    latency=Latency(sum_of(E2E), count_of(E2E), ("client.network", "request.stream")),
+    sights={
         "client.network": unseen("SGLang tells no moment at which a request reached its socket or left it"),
         "token.encode": unseen("no metric of it, only a trace slice: it lies between TTFT's beginning and the queue"),
         "request.admission": partly("the mean over the run of the stage request_process; the way there is not in it"),
@@ -134,34 +190,13 @@ class SGLang:
         "token.decode": unseen("it lies inside end to end less TTFT"),
         "request.stream": unseen("SGLang's latencies end before the answer is written"),
         "request.lost": unseen("SGLang counts only what its scheduler finished"),
-    }
-    settings: Mapping = {
+    },
+    settings={
         "batch cap": "--max-running-requests",
         "KV block pool": "--mem-fraction-static, --kv-cache-dtype fp8_e5m2",
         "prefix cache": "no --disable-radix-cache",
         "block": "--page-size",
-    }
-    told: Mapping = {"block_size": Told("sglang:page_size"), "num_kv_blocks": Told("sglang:num_pages")}
-
-    def recognises(self, names: AbstractSet[str]) -> bool:
-        return any(name.startswith("sglang:") for name in names)
-
-    def speakers(self, series: Sequence[Mapping[str, str]]) -> list[bool]:
-        """One rank of each replica, its first, and of priorities the total. Series without ranks all count."""
-        first: dict[tuple, tuple] = {}
-        for labels in series:
-            group, rank = _replica(labels), _rank(labels)
-            first[group] = min(first.get(group, rank), rank)
-        return [
-            "tp_rank" not in labels or (first[_replica(labels)] == _rank(labels) and not labels.get("priority"))
-            for labels in series
-        ]
-
-
-def _rank(labels: Mapping[str, str]) -> tuple[int, ...]:
-    return tuple(int(labels[name]) if labels.get(name, "").isdigit() else 0 for name in RANKS)
-
-
-def _replica(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What is left of the labels without the ranks: the replica (`dp_rank`), the model, the stage and so on."""
-    return tuple(sorted((name, value) for name, value in labels.items() if name not in (*RANKS, "priority", "pid")))
+    },
+    setting_gauges={"block_size": SettingGauge("sglang:page_size"), "num_kv_blocks": SettingGauge("sglang:num_pages")},
+    counted=_one_rank,
+)

@@ -1,13 +1,12 @@
-"""What a server's /metrics tells, in our words. A source is data, read from the server's own code.
+"""What a server's /metrics shows, in our words. A source is data, read from the server's own code.
 
-It says which samples make which family of `metrics.catalog`, which stretches of a request's time the server measures,
-and of each account of the ledger whether it can be seen there, with the reason.
+It maps samples to families of `metrics.catalog`, names the stretches of a request's time that the server measures, and
+says of each account of the ledger whether it can be seen there, and why.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 Visibility = Literal["seen", "partly", "unseen"]
 
@@ -36,8 +35,8 @@ class Translation:
 
     ours: str
     theirs: tuple[Sum, ...]  # alternatives, newest version first: the first whose names are all on the page
-    labels: tuple[tuple[str, str], ...] = ()  # of ours; one that is left out is told of all its values together
-    keeps: tuple[str, ...] = ()  # labels that the server has as we have them
+    labels: tuple[tuple[str, str], ...] = ()  # of ours; a label that is not here has all its values together
+    same_labels: tuple[str, ...] = ()  # labels that the server has as we have them
     largest: bool = False  # of several series the largest, not the sum: for ratios, which do not add up
     begins_with_first: bool = False  # its samples appear with the first event: before that it is 0, not unknown
     differs: str = ""  # how its meaning differs from ours
@@ -74,31 +73,51 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Where a page tells a setting of the server: a label of a gauge, or the gauge's value where `label` is ""."""
+class SettingGauge:
+    """Where a page shows a setting of the server: a label of a gauge, or the gauge's value where `label` is ""."""
 
     gauge: str
     label: str = ""
 
 
-class Source(Protocol):
-    """One kind of server. Swap point: a new server is one file and one entry in `registry.SOURCES`."""
+Labels = Mapping[str, str]
+
+
+def all_count(series: Sequence[Labels]) -> list[bool]:
+    """Every series has requests of its own."""
+    return [True] * len(series)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One kind of server. A new one is a file and an entry in `registry.SOURCES`."""
 
     key: str
     title: str
-    facts: str  # version whose code the facts were read from
+    version: str  # whose code the facts were read from
+    prefix: str  # with which the names of its own samples begin
     translations: tuple[Translation, ...]
     spans: tuple[Span, ...]
     latency: Latency
-    sights: Mapping[str, Sight]  # by account; one that is missing here is unseen
+    sights: Mapping[str, Sight]  # by account; an account that is missing here is unseen
     settings: Mapping[str, str]  # object of a cause → the server's own settings for it
-    told: Mapping[str, Told]  # what the server was set to, by our names of settings
+    setting_gauges: Mapping[str, SettingGauge] = field(default_factory=dict)  # by our names of settings
+    # Of the series of one name, given by their labels: which count, and do not repeat what others say.
+    counted: Callable[[Sequence[Labels]], list[bool]] = all_count
 
-    def recognises(self, names: AbstractSet[str]) -> bool:
-        """Whether a page with samples of these names is of such a server."""
 
-    def speakers(self, series: Sequence[Mapping[str, str]]) -> list[bool]:
-        """Of the series of one name, given by their labels, which count: not those that repeat what others say."""
+def renamed(ours: str, *names: str, differs: str = "", same_labels: tuple[str, ...] = ()) -> Translation:
+    """A family that the server has under a name of its own. `names`: those of its versions, newest first."""
+    return Translation(ours, tuple((Term(name),) for name in names), differs=differs, same_labels=same_labels)
+
+
+def measured_span(
+    name: str, accounts: tuple[str, ...], family: str, meaning: str, *, before_first_token: bool = True, **where: str
+) -> Span:
+    """A stretch that one histogram of the server measures, before the first token or all after it."""
+    seconds, requests = sum_of(family, **where), count_of(family, **where)
+    first = (seconds, requests) if before_first_token else ((), ())
+    return Span(name, accounts, seconds, requests, *first, meaning)
 
 
 def unseen(why: str) -> Sight:

@@ -10,11 +10,10 @@ import msgspec
 import pandas as pd
 
 from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.sources.source import Source, Sum, Term, Translation
+from metrics.sources.source import Labels, Source, Sum, Term, Translation
 
 QUANTILES = (0.5, 0.9, 0.99)
 SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket")}  # of what grows
-Labels = Mapping[str, str]
 LabelSet = tuple[tuple[str, str], ...]
 
 
@@ -71,7 +70,7 @@ class Growth:
         self._source = source
         self._series: dict[str, list[tuple[Labels, float]]] = {}
         for name, group in rows.groupby("name"):
-            speaks = source.speakers(list(group.labels))
+            speaks = source.counted(list(group.labels))
             kept = group[speaks]
             self._series[name] = list(zip(kept.labels, kept.growth.astype("float64"), strict=True))
 
@@ -82,7 +81,7 @@ class Growth:
     def totals(self) -> dict[str, float]:
         """Catalogue name with labels → growth, of the counters that the server tells."""
         found: dict[str, float] = {}
-        for item, terms in self._told("counter"):
+        for item, terms in self._served("counter"):
             for labels in self._label_sets(item, terms, ""):
                 found[key(item.ours, (*item.labels, *labels))] = self._total(terms, _having(labels)) or 0.0
         return found
@@ -90,7 +89,7 @@ class Growth:
     def distributions(self) -> dict[str, Distribution]:
         """Catalogue name with labels → distribution, of the histograms that observed something."""
         found: dict[str, Distribution] = {}
-        for item, terms in self._told("histogram"):
+        for item, terms in self._served("histogram"):
             for labels in self._label_sets(item, terms, "_count"):
                 chosen = _having(labels)
                 count, total = (self._total(terms, chosen, suffix) for suffix in ("_count", "_sum"))
@@ -100,7 +99,7 @@ class Growth:
                     found[name] = Distribution(count=count, mean=total / count, between=between)
         return found
 
-    def _told(self, kind: str) -> Iterator[tuple[Translation, Sum]]:
+    def _served(self, kind: str) -> Iterator[tuple[Translation, Sum]]:
         """The translations of a kind that the page serves, each with the first alternative whose names are there."""
         suffix = "_count" if kind == "histogram" else ""
         for item in self._source.translations:
@@ -111,7 +110,7 @@ class Growth:
                     yield item, terms
 
     def _label_sets(self, item: Translation, terms: Sum, suffix: str) -> list[LabelSet]:
-        if not item.keeps:
+        if not item.same_labels:
             return [()]
         found = {
             _kept(item, labels) for term in terms for labels, _ in self._series.get(f"{term.name}{suffix}", ())
@@ -171,7 +170,7 @@ def _courses(
         group = rows[rows.name == term.name]
         which = group.labels.map(id)  # the rows of one series share one object
         series = dict(zip(which, group.labels, strict=True))
-        for (place, labels), speaks in zip(series.items(), source.speakers(list(series.values())), strict=True):
+        for (place, labels), speaks in zip(series.items(), source.counted(list(series.values())), strict=True):
             if speaks and term.holds(labels):
                 own = group[which == place]
                 part = pd.DataFrame({"ns": own.ns, "figure": term.sign * own[column]})
@@ -181,7 +180,7 @@ def _courses(
 
 
 def _kept(item: Translation, labels: Labels) -> LabelSet:
-    return tuple((label, labels.get(label, "")) for label in item.keeps)
+    return tuple((label, labels.get(label, "")) for label in item.same_labels)
 
 
 def _having(wanted: LabelSet) -> Callable[[Labels], bool]:

@@ -107,7 +107,9 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     device_busy: float | None  # device time / time in which the samples show requests; None where it is not told
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
-    told: dict[str, str]  # what the server was set to, by our names of settings: block_size, prefix_caching …
+    reported_settings: dict[
+        str, str
+    ]  # what the server was set to, by our names of settings: block_size, prefix_caching …
 
     def span(self, account: str) -> SpanView | None:
         """The first span that an account lies in."""
@@ -136,7 +138,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     source = recognise(scrapes.names(run))
     if source is None:
         return None
-    taken = scrapes.taking(run)
+    taken = scrapes.scrape_summary(run)
     first, last = int(taken.answered_ns[0]), int(taken.answered_ns[-1])
     begin, names = _begin(taken.answered_ns, measured), names_that_grow(source)
     grown = Growth(source, scrapes.growth(run, names, begin, last))
@@ -173,7 +175,7 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         device_busy=_device_busy(of_family(totals, DEVICE), gauges, seconds),
         differs={key(item.ours, item.labels): item.differs for item in source.translations if item.differs},
         settings=dict(source.settings),
-        told=_told(run, source, first, last),
+        reported_settings=_reported_settings(run, source, first, last),
     )
 
 
@@ -186,7 +188,7 @@ def timeline(run: RunDirectory) -> pd.DataFrame:
     source = recognise(scrapes.names(run))
     if source is None:
         return pd.DataFrame()
-    taken = scrapes.taking(run).answered_ns
+    taken = scrapes.scrape_summary(run).answered_ns
     first, last = int(taken[0]), int(taken[-1])
     rows = scrapes.growth_over_time(run, names_of(source, "counter"), first, last)
     grown = over_time(source, "counter", rows, "growth")
@@ -204,23 +206,23 @@ def _gauges(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> di
     return over_time(source, "gauge", rows, "value")
 
 
-def told_settings(run: RunDirectory) -> dict[str, str]:
+def reported_settings(run: RunDirectory) -> dict[str, str]:
     """What the server of a run says it was set to, by our names of settings; {} where it says nothing."""
     source = recognise(scrapes.names(run))
     if source is None:
         return {}
-    answered_ns = scrapes.taking(run).answered_ns
-    return _told(run, source, int(answered_ns[0]), int(answered_ns[-1]))
+    answered_ns = scrapes.scrape_summary(run).answered_ns
+    return _reported_settings(run, source, int(answered_ns[0]), int(answered_ns[-1]))
 
 
-def _told(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
-    rows = scrapes.readings(run, {told.gauge for told in source.told.values()}, begin_ns, end_ns)
+def _reported_settings(run: RunDirectory, source: Source, begin_ns: int, end_ns: int) -> dict[str, str]:
+    rows = scrapes.readings(run, {each.gauge for each in source.setting_gauges.values()}, begin_ns, end_ns)
     last = rows.drop_duplicates("name", keep="last").set_index("name")
     found = {}
-    for name, told in source.told.items():
-        if told.gauge in last.index:
-            told_now = last.loc[told.gauge]
-            value = told_now.labels.get(told.label) if told.label else f"{told_now.value:g}"
+    for name, where in source.setting_gauges.items():
+        if where.gauge in last.index:
+            shown = last.loc[where.gauge]
+            value = shown.labels.get(where.label) if where.label else f"{shown.value:g}"
             found |= {name: value} if value is not None else {}
     return found
 

@@ -8,10 +8,19 @@ at the step that finishes it, and is left out: under chunked prefill no step hel
 and bytes are left out too: they count causal attention twice and all experts of a mixture.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-
-from metrics.sources.source import Latency, Span, Term, Told, Translation, count_of, partly, sum_of, unseen
+from metrics.sources.source import (
+    Latency,
+    SettingGauge,
+    Source,
+    Term,
+    Translation,
+    count_of,
+    measured_span,
+    partly,
+    renamed,
+    sum_of,
+    unseen,
+)
 
 QUEUE, PREFILL, DECODE = (
     "vllm:request_queue_time_seconds",
@@ -19,20 +28,22 @@ QUEUE, PREFILL, DECODE = (
     "vllm:request_decode_time_seconds",
 )
 E2E = "vllm:e2e_request_latency_seconds"
-HITS = (
-    (Term("vllm:prefix_cache_hits_total"),),
-    (Term("vllm:gpu_prefix_cache_hits_total"),),
-)
+HITS = ((Term("vllm:prefix_cache_hits_total"),), (Term("vllm:gpu_prefix_cache_hits_total"),))
 MISSES = (
     (Term("vllm:prefix_cache_queries_total"), Term("vllm:prefix_cache_hits_total", sign=-1)),
     (Term("vllm:gpu_prefix_cache_queries_total"), Term("vllm:gpu_prefix_cache_hits_total", sign=-1)),
 )
 FINISHED = {"stop": ("stop", "repetition"), "length": ("length",), "abort": ("abort",), "error": ("error",)}
+IN_PREFILL = ("compute.prefill", "request.interference", "compute.host", "token.sample")
+IN_DECODE = (
+    "compute.decode",
+    "request.interference",
+    "compute.host",
+    "token.sample",
+    "memory.preempted",
+    "memory.recompute",
+)
 IN_PHASES = "its time lies inside vLLM's prefill and decode times, which do not tell it apart"
-
-
-def _counter(ours: str, *names: str, differs: str = "", keeps: tuple[str, ...] = ()) -> Translation:
-    return Translation(ours, tuple((Term(name),) for name in names), differs=differs, keeps=keeps)
 
 
 def _finished(outcome: str, reasons: tuple[str, ...]) -> Translation:
@@ -40,28 +51,29 @@ def _finished(outcome: str, reasons: tuple[str, ...]) -> Translation:
     return Translation("sojourn_request_finished_total", (terms,), labels=(("outcome", outcome),))
 
 
-class VLLM:
-    key = "vllm"
-    title = "vLLM"
-    facts = "0.32.0"
-    translations = (
-        _counter("sojourn_request_running", "vllm:num_requests_running"),
-        _counter("sojourn_request_waiting", "vllm:num_requests_waiting"),
+VLLM = Source(
+    key="vllm",
+    title="vLLM",
+    version="0.32.0",
+    prefix="vllm:",
+    translations=(
+        renamed("sojourn_request_running", "vllm:num_requests_running"),
+        renamed("sojourn_request_waiting", "vllm:num_requests_waiting"),
         Translation(
             "sojourn_memory_kv_usage_ratio",
             ((Term("vllm:kv_cache_usage_perc"),), (Term("vllm:gpu_cache_usage_perc"),)),
             largest=True,
             differs="of several engines the fullest pool, since that is where requests wait",
         ),
-        _counter(
+        renamed(
             "sojourn_token_prompt_tokens_total",
             "vllm:prompt_tokens_total",
             differs="booked at the end of the prefill, not of the request",
         ),
-        _counter("sojourn_token_generated_tokens_total", "vllm:generation_tokens_total", differs="booked step by step"),
-        _counter("sojourn_token_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
-        _counter("sojourn_token_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
-        _counter("sojourn_memory_preemptions_total", "vllm:num_preemptions_total"),
+        renamed("sojourn_token_generated_tokens_total", "vllm:generation_tokens_total", differs="booked step by step"),
+        renamed("sojourn_token_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+        renamed("sojourn_token_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+        renamed("sojourn_memory_preemptions_total", "vllm:num_preemptions_total"),
         Translation("sojourn_memory_prefix_tokens_total", HITS, labels=(("result", "hit"),)),
         Translation(
             "sojourn_memory_prefix_tokens_total",
@@ -70,43 +82,51 @@ class VLLM:
             differs="queried less hit; what a preempted request asks for again is in neither",
         ),
         *(_finished(outcome, reasons) for outcome, reasons in FINISHED.items()),
-        _counter("sojourn_request_rejected_total", "vllm:admission_rejections_total", keeps=("reason",)),
-        _counter(
+        renamed("sojourn_request_rejected_total", "vllm:admission_rejections_total", same_labels=("reason",)),
+        renamed(
             "sojourn_request_ttft_seconds",
             "vllm:time_to_first_token_seconds",
             differs="from the beginning of rendering to the core's first message, before text and socket",
         ),
-        _counter(
+        renamed(
             "sojourn_request_itl_seconds",
             "vllm:inter_token_latency_seconds",
             differs="one observation a step, also where a step gave several tokens",
         ),
-        _counter(
+        renamed(
             "sojourn_request_tpot_seconds",
             "vllm:request_time_per_output_token_seconds",
             differs="0 for an answer of one token, which we leave out",
         ),
-        _counter("sojourn_request_e2e_seconds", E2E, differs="aborted requests are in it; text and socket are not"),
-        _counter(
+        renamed("sojourn_request_e2e_seconds", E2E, differs="aborted requests are in it; text and socket are not"),
+        renamed(
             "sojourn_request_queue_seconds",
             QUEUE,
             differs="until first scheduled, whatever it waited for: KV blocks, too",
         ),
-        _counter("sojourn_request_prompt_length_tokens", "vllm:request_prompt_tokens"),
-        _counter("sojourn_request_output_length_tokens", "vllm:request_generation_tokens"),
-    )
-    spans = (
-        Span("queue", ("request.queue", "memory.blocked"), sum_of(QUEUE), count_of(QUEUE), sum_of(QUEUE),
-             count_of(QUEUE), "in the core's waiting line, until first scheduled"),
-        Span("prefill", ("compute.prefill", "request.interference", "compute.host", "token.sample"), sum_of(PREFILL),
-             count_of(PREFILL), sum_of(PREFILL), count_of(PREFILL),
-             "first scheduled → first token, with all that other requests and the host added"),
-        Span("decode", ("compute.decode", "request.interference", "compute.host", "token.sample", "memory.preempted",
-                        "memory.recompute"), sum_of(DECODE), count_of(DECODE), (), (),
-             "first → last token, with preemptions and all that other requests and the host added"),
-    )  # fmt: skip
-    latency = Latency(sum_of(E2E), count_of(E2E), ("client.network", "token.decode", "request.stream"))
-    sights: Mapping = {
+        renamed("sojourn_request_prompt_length_tokens", "vllm:request_prompt_tokens"),
+        renamed("sojourn_request_output_length_tokens", "vllm:request_generation_tokens"),
+    ),
+    spans=(
+        measured_span(
+            "queue", ("request.queue", "memory.blocked"), QUEUE, "in the core's waiting line, until first scheduled"
+        ),
+        measured_span(
+            "prefill",
+            IN_PREFILL,
+            PREFILL,
+            "first scheduled → first token, with all that other requests and the host added",
+        ),
+        measured_span(
+            "decode",
+            IN_DECODE,
+            DECODE,
+            "first → last token, with preemptions and all that other requests and the host added",
+            before_first_token=False,
+        ),
+    ),
+    latency=Latency(sum_of(E2E), count_of(E2E), ("client.network", "token.decode", "request.stream")),
+    sights={
         "client.network": unseen("vLLM tells no moment at which a request reached its socket or left it"),
         "token.encode": unseen("no metric of it: it lies between vLLM's arrival and its queue"),
         "request.admission": unseen("no metric of it: the way to the core lies between vLLM's arrival and its queue"),
@@ -122,22 +142,16 @@ class VLLM:
         "token.decode": unseen("vLLM's latencies end before ids become text"),
         "request.stream": unseen("vLLM's latencies end before the answer is written"),
         "request.lost": unseen("vLLM counts only what its core finished"),
-    }
-    settings: Mapping = {
+    },
+    settings={
         "batch cap": "--max-num-seqs",
         "KV block pool": "--gpu-memory-utilization (on a CPU VLLM_CPU_KVCACHE_SPACE), --kv-cache-dtype fp8",
         "prefix cache": "--enable-prefix-caching",
         "block": "--block-size",
-    }
-    told: Mapping = {
-        "block_size": Told("vllm:cache_config_info", "block_size"),
-        "num_kv_blocks": Told("vllm:cache_config_info", "num_gpu_blocks"),
-        "prefix_caching": Told("vllm:cache_config_info", "enable_prefix_caching"),
-    }
-
-    def recognises(self, names: AbstractSet[str]) -> bool:
-        return any(name.startswith("vllm:") for name in names)
-
-    def speakers(self, series: Sequence[Mapping[str, str]]) -> list[bool]:
-        """All of them: a label `engine` stands for a data-parallel engine with requests of its own."""
-        return [True] * len(series)
+    },
+    setting_gauges={
+        "block_size": SettingGauge("vllm:cache_config_info", "block_size"),
+        "num_kv_blocks": SettingGauge("vllm:cache_config_info", "num_gpu_blocks"),
+        "prefix_caching": SettingGauge("vllm:cache_config_info", "enable_prefix_caching"),
+    },
+)

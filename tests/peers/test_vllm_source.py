@@ -111,9 +111,10 @@ def test_prefix_hits_gauges_and_scrapes_are_those_of_the_run(against_vllm):
     run, _ = against_vllm
     requests = run.requests()
     view = observe(run, requests, requests)
-    block = int(view.told["block_size"])  # only whole blocks are shared, and by those that come after the first
+    # Only whole blocks are shared, and by the requests after the first one.
+    block = int(view.reported_settings["block_size"])
     assert 0.3 * (SHARED_TOKENS // block * block) / PROMPT_TOKENS < view.hit_rate <= SHARED_TOKENS / PROMPT_TOKENS
-    assert int(view.told["num_kv_blocks"]) > 0 and view.told["prefix_caching"] == "True"
+    assert int(view.reported_settings["num_kv_blocks"]) > 0 and view.reported_settings["prefix_caching"] == "True"
     assert view.failed_scrapes == 0 and view.restarts == 0 and view.preemptions == 0
     assert view.scrapes >= REQUESTS / RATE_RPS / 2
     series = timeline(run)

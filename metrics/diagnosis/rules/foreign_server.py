@@ -123,9 +123,9 @@ def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
 def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
     """What is known of the reason, and what to change."""
     on = view.settings.get("prefix cache", "the prefix cache on")
-    if view.told.get("prefix_caching", "").lower() == "false":
+    if view.reported_settings.get("prefix_caching", "").lower() == "false":
         return "the prefix cache is off", on
-    block, beginning = view.told.get("block_size", ""), _common_beginning(facts)
+    block, beginning = view.reported_settings.get("block_size", ""), _common_beginning(facts)
     if block.isdigit() and beginning < int(block):
         cause = f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared"
         return cause, f"a smaller block ({view.settings.get('block', 'the block size')})"

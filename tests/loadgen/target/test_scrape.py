@@ -11,7 +11,7 @@ from loadgen.target.endpoint import parse_base_url
 from loadgen.target.processes import free_port
 from loadgen.target.scrape import Scraper, rows_of
 from metrics.run.directory import RunDirectory
-from metrics.sources.scrapes import DURATION, UP, taking
+from metrics.sources.scrapes import DURATION, UP, scrape_summary
 
 PAGE = b"# TYPE served counter\nserved_total 3\n"
 
@@ -69,7 +69,7 @@ def test_failed_scrapes_are_counted_and_recorded_as_such(tmp_path):
     while server.asked < 6:
         time.sleep(0.01)
     scraper.stop()
-    taken = taking(RunDirectory(tmp_path))
+    taken = scrape_summary(RunDirectory(tmp_path))
     assert scraper.failed == taken.failed == 2 and len(taken.answered_ns) == server.asked - 2
 
 
@@ -84,7 +84,7 @@ def test_page_slower_than_the_interval_is_not_asked_for_more_often_to_make_up(tm
     scraper.stop()
     # The second page comes at 0.55 s: turns at 0.2 to 0.4 s have passed, and the sixth request is due at 0.8 s.
     assert scraper.skipped >= 3 and lasted > 0.7
-    assert taking(RunDirectory(tmp_path)).slowest_s >= 0.45
+    assert scrape_summary(RunDirectory(tmp_path)).slowest_s >= 0.45
 
 
 def test_rows_of_a_page_carry_its_moment_and_its_labels():

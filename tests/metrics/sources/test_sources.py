@@ -8,7 +8,7 @@ from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNT_BY_NAME, ACCOUNTS, SERVER_ACCOUNTS
 from metrics.sources.document import render_markdown
 from metrics.sources.registry import SOURCES, recognise
-from metrics.sources.sojourn import Sojourn
+from metrics.sources.sojourn import SOJOURN
 from metrics.sources.translate import names_that_grow
 from metrics.sources.vllm import VLLM
 
@@ -20,7 +20,7 @@ KNOWN = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.key
 def test_every_translation_is_into_a_family_of_the_catalogue_with_its_labels(source):
     for item in source.translations:
         metric = METRIC_BY_NAME[item.ours]
-        told = {label for label, _ in item.labels} | set(item.keeps)
+        told = {label for label, _ in item.labels} | set(item.same_labels)
         assert told <= set(metric.labels), item
         for label, value in item.labels:
             known = {values[metric.labels.index(label)] for values in metric.values}
@@ -41,12 +41,12 @@ def test_every_account_has_its_word_and_every_word_its_account(source):
 
 def test_foreign_servers_see_no_account_whole():
     for source in SOURCES:
-        if not isinstance(source, Sojourn):
+        if source is not SOJOURN:
             assert {sight.visibility for sight in source.sights.values()} == {"partly", "unseen"}
 
 
 def test_our_own_server_shows_every_account_of_its_ledger():
-    own = Sojourn()
+    own = SOJOURN
     assert {span.accounts for span in own.spans} == {(info.name,) for info in SERVER_ACCOUNTS}
     assert {info.name for info in ACCOUNTS} == {*own.sights, "client.lag"}
 
@@ -59,7 +59,7 @@ def test_a_page_is_recognised_by_its_names_and_ours_before_the_names_that_it_len
 
 
 def test_tokens_of_a_step_are_not_taken_from_vllm_which_books_whole_prompts():
-    assert not [name for name in names_that_grow(VLLM()) if "iteration_tokens" in name]
+    assert not [name for name in names_that_grow(VLLM) if "iteration_tokens" in name]
 
 
 def test_page_of_foreign_servers_is_that_of_the_sources():

@@ -70,7 +70,7 @@ def test_totals_gauges_and_latencies_stand_under_our_names(vllm):
     assert ttft.count == 60 and ttft.mean == pytest.approx(0.354) and ttft.between["p99"] == (0.25, 0.5)
     assert view.latencies["sojourn_request_itl_seconds"].mean == pytest.approx(0.02)
     assert view.gauges[KV_USE].largest == 0.3
-    assert view.told == {"block_size": "16", "num_kv_blocks": "4096", "prefix_caching": "True"}
+    assert view.reported_settings == {"block_size": "16", "num_kv_blocks": "4096", "prefix_caching": "True"}
     assert "sojourn_token_step_tokens" not in view.latencies  # vLLM's books whole prompts
 
 
@@ -194,7 +194,7 @@ def test_timeline_has_a_point_a_scrape_and_sums_to_the_totals(vllm, sglang):
     """SGLang's series appear with their first event: what they show then is all growth."""
     for run in (vllm, sglang):
         series, view = timeline(run), viewed(run)
-        assert len(series) == view.scrapes == len(scrapes.taking(run).answered_ns)
+        assert len(series) == view.scrapes == len(scrapes.scrape_summary(run).answered_ns)
         for name, total in view.totals.items():
             assert (series[name].sum() if name in series else 0) == pytest.approx(total), name
 
@@ -202,7 +202,7 @@ def test_timeline_has_a_point_a_scrape_and_sums_to_the_totals(vllm, sglang):
 def test_run_without_scrapes_or_of_an_unknown_server_has_no_view(tmp_path, vllm):
     nothing = foreign_run(tmp_path / "run", LIVES, VllmPage())
     (nothing.path / "scrapes.parquet").unlink()
-    assert viewed(nothing) is None and timeline(nothing).empty and scrapes.taking(nothing).longest_gap_s == 0
+    assert viewed(nothing) is None and timeline(nothing).empty and scrapes.scrape_summary(nothing).longest_gap_s == 0
 
 
 def test_server_that_finished_nothing_shows_no_span_and_no_zero(tmp_path):
