@@ -1,4 +1,4 @@
-"""Calls as HTTP responses: streamed as server-sent events, or whole; given up when the client goes away."""
+"""Calls as HTTP responses: a stream of server-sent events, or a whole answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 class CallResponse(Response):
     """An ASGI response that follows a call to its end and hands its record over.
 
-    While it works it listens for the client's disconnect; then the core forgets the call within a step.
+    It listens for the client's disconnect all the time. After one the core forgets the call within a step.
     """
 
     def __init__(self, call: Call, serializer: Serializer, on_record: Callable[[RequestRecord], None], *, stream: bool):
@@ -28,7 +28,7 @@ class CallResponse(Response):
         self._call = call
         self._serializer = serializer
         self._on_record = on_record
-        self._streams = stream  # a method kept here would be a cycle: nothing of a call would go before a collection
+        self._streams = stream  # a bound method here would be a cycle, and a call would live until a garbage collection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = self._gone = asyncio.create_task(_disconnected(receive))
@@ -42,7 +42,7 @@ class CallResponse(Response):
             is_fault = isinstance(failure, Exception) and not isinstance(failure, OSError)
             if is_fault:
                 self._call.fault()
-            self._call.abort()  # changes nothing if all was delivered
+            self._call.abort()  # no effect if all was delivered
             self._on_record(await self._call.record())
         if is_fault:
             raise failure
@@ -58,10 +58,10 @@ class CallResponse(Response):
                 if events := serializer.events(piece):
                     await self._deliver(send, {"body": events, "more_body": True}, piece)
             await self._deliver(send, {"body": serializer.closing(), "more_body": False}, piece)
-        except Exception as error:  # too late for a status: the stream says it, and ends
+        except Exception as error:  # too late for a status: the error is the last event
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
             await send({"type": "http.response.body", "body": serializer.failure(shown), "more_body": False})
-            self._tell_of(call.failure_written)
+            self._confirm(call.failure_written)
             if shown is not error:
                 raise
 
@@ -71,7 +71,7 @@ class CallResponse(Response):
                 self._serializer.add(piece)
         except ApiError as error:
             await error.response()({"type": "http"}, _never, send)
-            self._tell_of(self._call.failure_written)
+            self._confirm(self._call.failure_written)
             return
         body = self._serializer.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -80,10 +80,10 @@ class CallResponse(Response):
 
     async def _deliver(self, send: Send, body: dict[str, Any], piece: Piece) -> None:
         await send({"type": "http.response.body"} | body)
-        self._tell_of(partial(self._call.written, piece, ends=not body.get("more_body")))
+        self._confirm(partial(self._call.written, piece, ends=not body.get("more_body")))
 
-    def _tell_of(self, written: Callable[[], None]) -> None:
-        """A server that drops what it sends to a lost client returns as if nothing was amiss."""
+    def _confirm(self, written: Callable[[], None]) -> None:
+        """Calls `written` unless the client is gone: uvicorn silently drops what is sent to a lost client."""
         if not self._gone.done():
             written()
 

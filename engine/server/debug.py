@@ -1,4 +1,4 @@
-"""What the server did last, and what its kernels do now: GET /debug/steps, GET /debug/requests, POST /debug/profile."""
+"""The latest records and a burst of profiled steps: GET /debug/steps, GET /debug/requests, POST /debug/profile."""
 
 import asyncio
 import time
@@ -26,10 +26,10 @@ from metrics.records import STAGES, RequestRecord, StepRecord, row
 from metrics.run.recorder import Recorder
 
 SHOWN = 100  # records, by default
-SHOWN_AT_ONCE = 32  # ... before the event loop may do something else
+SHOWN_AT_ONCE = 32  # ... before the event loop may run other tasks
 MAX_STEPS = 1_000  # of one burst
 TOP_KERNELS = 30
-RECORDS_SECONDS = 2.0  # the last steps of a burst may be untold still
+RECORDS_SECONDS = 2.0  # to wait for the records of a burst's last steps
 
 
 class ProfileRequest(Strict):
@@ -46,26 +46,26 @@ class ProfileRequest(Strict):
 def add_debug_routes(
     app: FastAPI, core: CoreClient, telemetry: Telemetry | NoTelemetry, body_of: Callable[[type], dict[str, Any]]
 ) -> None:
-    """What a burst gave is counted by the exporter, and written into the run directory if there is one."""
-    kept, recorder = telemetry.recent, telemetry.recorder
+    """The exporter counts what a burst found, and the run directory, if there is one, takes it."""
+    latest, recorder = telemetry.recent, telemetry.recorder
 
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
-        _check_kept(core, "steps")
+        _refuse_without_records(core, "steps")
         await telemetry.settle()
-        places = kept.step_places(_last(request, KEPT_STEPS))
+        places = latest.step_places(_last(request, KEPT_STEPS))
         return _shown("steps", places, lambda place: shown_step(place[0].record(place[1])))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
-        _check_kept(core, "requests")
-        packed = kept.packed_requests(_last(request, KEPT_REQUESTS))
+        _refuse_without_records(core, "requests")
+        packed = latest.packed_requests(_last(request, KEPT_REQUESTS))
         return _shown("requests", packed, lambda record: shown_request(recent.request(record)))
 
     @app.get("/debug/requests/{request_id}")
     async def one_request(request_id: str) -> Response:
-        _check_kept(core, "requests")
-        packed = kept.packed_request(request_id)
+        _refuse_without_records(core, "requests")
+        packed = latest.packed_request(request_id)
         if packed is None:
             message = f"no request {request_id[:128]!r} is among the last {KEPT_REQUESTS:,} that ended"
             raise ApiError(404, message, param="request_id", code="request_not_found")
@@ -78,32 +78,32 @@ def add_debug_routes(
         telemetry.exporter.observe_burst(by_class(burst.records))
         if core.config.telemetry == "full":
             await _wait_for_records(telemetry, burst)
-        steps = _steps_of(burst, kept)
+        steps = _steps_of(burst, latest)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
         if recorder is not None:
-            shown["files"] = await _files(burst, steps, kept, recorder)
+            shown["files"] = await _files(burst, steps, latest, recorder)
         return JSONResponse(shown)
 
 
 def shown_step(record: StepRecord) -> dict[str, Any]:
-    """A step by the names of its fields, its stages by theirs."""
+    """A step and its stages as a dictionary."""
     return msgspec.structs.asdict(record) | {"stages": dict(zip(STAGES, record.stages, strict=True))}
 
 
 def shown_request(record: RequestRecord) -> dict[str, Any]:
-    """A request by the names of its fields, its ledgers by the names of the accounts that a server can see."""
+    """A request as a dictionary, its ledgers by the accounts that a server can see."""
     ledgers = {"ledger": record.ledger, "ttft": record.ttft}
     return msgspec.structs.asdict(record) | {
         name: {info.name: ledger[info.account] for info in SERVER_ACCOUNTS} for name, ledger in ledgers.items()
     }
 
 
-def summary(burst: Burst, asked: int) -> dict[str, Any]:
-    """What a burst says without its single kernels. Times are nanoseconds of the device."""
+def summary(burst: Burst, steps: int) -> dict[str, Any]:
+    """A burst without its single kernels. Times are nanoseconds of the device."""
     windows, whole_ns = burst.windows, max(1, burst.window_ns)
     classes = {klass: {"ns": ns, "share": ns / whole_ns} for klass, ns in by_class(burst.records).items()}
     return {
-        "steps": {"asked": asked, "profiled": len(windows), "first": windows[0].step, "last": windows[-1].step},
+        "steps": {"asked": steps, "profiled": len(windows), "first": windows[0].step, "last": windows[-1].step},
         "device": burst.device,
         "window_ns": burst.window_ns,
         "classes": classes,
@@ -117,13 +117,13 @@ def summary(burst: Burst, asked: int) -> dict[str, Any]:
 
 
 def slowdown(steps: Sequence[StepRecord]) -> float | None:
-    """The device's time of the steps over what the step model expected; None while it expects nothing."""
+    """The device time of steps over its prediction; None without a prediction."""
     known = [step for step in steps if step.predicted_ns]
     return sum(step.device_ns for step in known) / sum(step.predicted_ns for step in known) if known else None
 
 
-def _check_kept(core: CoreClient, what: str) -> None:
-    """Raises ApiError 409 where nothing is recorded: an empty list would say that nothing happened."""
+def _refuse_without_records(core: CoreClient, what: str) -> None:
+    """Raises ApiError 409 with telemetry=off: an empty list would say that nothing happened."""
     if core.config.telemetry == "off":
         message = f"telemetry=off keeps no records of {what}; start the server with telemetry=full"
         raise ApiError(409, message, code="telemetry_off")
@@ -153,17 +153,17 @@ async def _wait_for_records(telemetry: Telemetry | NoTelemetry, burst: Burst) ->
         await asyncio.sleep(0.02)
 
 
-def _steps_of(burst: Burst, kept: Recent) -> list[StepRecord]:
+def _steps_of(burst: Burst, latest: Recent) -> list[StepRecord]:
     first, last = burst.windows[0].step, burst.windows[-1].step
-    # Not many steps have come since.
-    return [step for step in kept.steps(2 * (kept.last_step - first + 1)) if first <= step.step <= last]
+    # Few steps have ended since the burst.
+    return [step for step in latest.steps(2 * (latest.last_step - first + 1)) if first <= step.step <= last]
 
 
-async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, recorder: Recorder) -> dict[str, str]:
+async def _files(burst: Burst, steps: Sequence[StepRecord], latest: Recent, recorder: Recorder) -> dict[str, str]:
     for record in burst.records:
         recorder.append("kernels", record)
     name = f"trace-{time.strftime('%Y%m%d-%H%M%S')}-step{burst.windows[0].step}.json.gz"
-    packed = kept.packed_requests()
+    packed = latest.packed_requests()
 
     def write() -> None:
         ended = [record for record in map(recent.request, packed) if record.finished_ns >= burst.windows[0].begin_ns]
@@ -173,14 +173,14 @@ async def _files(burst: Burst, steps: Sequence[StepRecord], kept: Recent, record
     return {"run_dir": str(Path(recorder.directory).resolve()), "table": "kernels", "trace": name}
 
 
-def _shown(name: str, kept: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
-    """{name: [records]}, each made of what is kept, a few at a time: streams must not wait for megabytes of JSON."""
+def _shown(name: str, stored: Sequence[Any], shown: Callable[[Any], dict[str, Any]]) -> Response:
+    """{name: [records]}, encoded a few at a time: streams must not wait for megabytes of JSON."""
     encode = msgspec.json.encode
 
     async def chunks() -> AsyncIterator[bytes]:
         yield f'{{"{name}":['.encode()
-        for first in range(0, len(kept), SHOWN_AT_ONCE):
-            records = kept[first : first + SHOWN_AT_ONCE]
+        for first in range(0, len(stored), SHOWN_AT_ONCE):
+            records = stored[first : first + SHOWN_AT_ONCE]
             yield (b"," if first else b"") + b",".join(encode(shown(record)) for record in records)
             await asyncio.sleep(0)
         yield b"]}"

@@ -1,4 +1,4 @@
-"""Runs the server until it is told to stop."""
+"""Runs the server until SIGTERM or SIGINT."""
 
 import asyncio
 import socket
@@ -45,7 +45,7 @@ class _Server(uvicorn.Server):
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
-            self.should_exit = self.force_exit = True  # asked twice: at once
+            self.should_exit = self.force_exit = True  # the second signal ends it at once
 
     async def _drain(self) -> None:
         await self._core.drain(self._core.config.drain_seconds)
@@ -66,8 +66,10 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
         if core.state == "ready":
             freeze_startup_objects()
             facts = core.ready
-            held = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
-            served = f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{held} on {facts.device})"
+            stored = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"
+            served = (
+                f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{stored} on {facts.device})"
+            )
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1", flush=True)
     server.should_exit = True

@@ -1,7 +1,7 @@
-"""Whether a client's grammar can be compiled, found out in forks of processes that stand by; a fork may die of it.
+"""Finds out whether a client's grammar can be compiled, in a fork of a process that stands by: the fork may die of it.
 
-llguidance mostly lets other threads run, but not always: a range of floats held the interpreter for 0.8 s, an
-intersection of twenty patterns ran for ten minutes. So nothing of a stranger is compiled in the front itself.
+llguidance does not always let other threads run: a range of floats blocked the interpreter for 0.8 s, an intersection
+of twenty patterns ran for ten minutes. So the front itself compiles no grammar of a client.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from engine.server.errors import ApiError
 from engine.server.grammar.worker import LENGTH_BYTES
 
 WORKERS = 2
-REPLY_SECONDS = 5  # by the clock, on a machine that is too busy to give a worker its CPU time
+REPLY_SECONDS = 5  # wall time: a busy machine may leave a worker without CPU time
 QUEUE_SECONDS = 5
-REMEMBERED = 1024  # verdicts, so that a schema that comes with every request is compiled once
+REMEMBERED = 1024  # verdicts: a schema that every request repeats is compiled once
 
 
 class GrammarChecks:
@@ -33,7 +33,7 @@ class GrammarChecks:
         self._idle: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
         self._processes: set[asyncio.subprocess.Process] = set()
         self._starting: set[asyncio.Task] = set()
-        self._asked: dict[bytes, asyncio.Task[str | None]] = {}  # verdicts under way
+        self._pending: dict[bytes, asyncio.Task[str | None]] = {}
         self._stopped = False
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class GrammarChecks:
 
     async def stop(self) -> None:
         self._stopped = True
-        under_way = [*self._starting, *self._asked.values()]
+        under_way = [*self._starting, *self._pending.values()]
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
@@ -51,23 +51,23 @@ class GrammarChecks:
             await process.wait()
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises ApiError 400 that names `param` unless the core can follow the grammar; 503 while none can say."""
+        """Raises ApiError 400 that names `param` unless the grammar can be compiled; 503 while no worker decides."""
         key = hashlib.blake2b(msgspec.msgpack.encode(grammar), digest_size=16).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
             error = self._verdicts[key]
         else:
-            if key not in self._asked:
-                self._asked[key] = asyncio.create_task(self._verdict(grammar))
-                self._asked[key].add_done_callback(partial(self._found, key))
-            # All who ask the same wait for one verdict, which is found also if they leave: a worker that is given up
-            # takes half a second to replace.
-            error = await asyncio.shield(self._asked[key])
+            if key not in self._pending:
+                self._pending[key] = asyncio.create_task(self._verdict(grammar))
+                self._pending[key].add_done_callback(partial(self._found, key))
+            # All requests with this grammar wait for one verdict. A client that leaves does not cancel it: to replace a
+            # worker takes half a second.
+            error = await asyncio.shield(self._pending[key])
         if error is not None:
             raise ApiError(400, f"`{param}` cannot be followed: {error}", param=param, code="invalid_value")
 
     def _found(self, key: bytes, verdict: asyncio.Task[str | None]) -> None:
-        del self._asked[key]
+        del self._pending[key]
         if not verdict.cancelled() and verdict.exception() is None:
             self._verdicts[key] = verdict.result()
             if len(self._verdicts) > REMEMBERED:
@@ -87,7 +87,7 @@ class GrammarChecks:
             async with asyncio.timeout(REPLY_SECONDS):
                 error = await _read(process)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            # Killed from outside, or without CPU time: a fork would have died of the grammar, and not its parent.
+            # Killed from outside, or without CPU time. A grammar would have killed the fork, and not its parent.
             self._discard(process)
             message = "the process that checks grammars was lost; try again"
             raise ApiError(503, message, code="grammars_busy", retry_after_seconds=1) from None

@@ -1,4 +1,4 @@
-"""Compiles grammars from strangers, each in a fork of this process that may die of it. Started by `GrammarChecks`.
+"""Compiles grammars of clients, each in a fork of this process that may die of it. `GrammarChecks` starts it.
 
 python -m engine.server.grammar.worker FOLDER: msgpack frames of Grammar on stdin, of an error or null on stdout.
 """
@@ -16,8 +16,8 @@ import psutil
 from engine.sampling import Grammar
 from engine.token.grammar.grammar import GrammarCompiler, GrammarError
 
-CPU_SECONDS = 0.1  # of one grammar: more of them kill the fork. A common schema takes 1 to 10 ms
-MEMORY_BYTES = 1 << 30  # beyond what it takes to be ready, likewise
+CPU_SECONDS = 0.1  # of one grammar: more kill the fork. A common schema takes 1 to 10 ms
+MEMORY_BYTES = 1 << 30  # beyond the memory of an idle worker: more kill the fork
 LENGTH_BYTES = 4
 TOO_MUCH = f"it takes more than {CPU_SECONDS:g} s or too much memory to compile; make it simpler"
 
@@ -32,14 +32,14 @@ def main() -> None:
 
 
 def complaint_of_fork(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
-    """`complaint`, or TOO_MUCH if that was the end of the fork. It takes milliseconds; a new process, half a second."""
+    """`complaint`, or TOO_MUCH if the fork died. A fork takes milliseconds, a new process half a second."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             bound = psutil.Process().memory_info().vms + MEMORY_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-            # By CPU time and not by the clock: a busy machine makes no grammar worse. The signal's default is the end.
+            # CPU time, not wall time: a busy machine must not refuse a grammar. The signal's default ends the process.
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             os.write(writer, msgspec.msgpack.encode(complaint(compiler, grammar)))
         finally:

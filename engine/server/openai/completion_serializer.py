@@ -1,17 +1,16 @@
-"""A call in the words of POST /v1/completions."""
+"""A call in the format of POST /v1/completions."""
 
 from typing import Any
 
 from engine.server.core.call import Call
 from engine.server.core.sequence import Entry, Piece, Sequence
-from engine.server.errors import ApiError
-from engine.server.openai.logprobs import CompletionLogprobs, extras, prompt_words
+from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.openai.protocol import CompletionRequest, StreamOptions
-from engine.server.openai.serializer import Chunks, failure_event, timings_of, to_json, usage_of
+from engine.server.openai.serializer import Chunks, Serializer, timings_of, to_json, usage_of, vllm_fields
 from engine.token.text.tokenizer import Tokenizer
 
 
-class CompletionSerializer:
+class CompletionSerializer(Serializer):
     """Text completions: choice c of prompt p has the index p × n + c."""
 
     def __init__(self, call: Call, body: CompletionRequest, base: dict[str, Any], tokenizer: Tokenizer):
@@ -21,27 +20,21 @@ class CompletionSerializer:
         self._tokenizer = tokenizer
         options = (body.stream and body.stream_options) or StreamOptions()
         self._chunks = Chunks(call, self._base, options)
-        self._begun: set[int] = set()  # indexes whose prompt was echoed
+        self._started: set[int] = set()  # indexes that had their first chunk
         self._texts: dict[Sequence, list[str]] = {sequence: [] for sequence in call.sequences}
         self._entries: dict[Sequence, list[Entry]] = {sequence: [] for sequence in call.sequences}
         self._echoes: dict[int, str] = {}  # prompts as they are shown
         self._last: Sequence | None = None  # that ended last
 
-    def opening(self) -> bytes:
-        return b""
-
     def events(self, piece: Piece) -> bytes:
-        index = self._index(piece.sequence)
-        choice = self._choice(index, piece.sequence, piece.text, piece.entries, first=index not in self._begun)
-        self._begun.add(index)
+        index = piece.sequence.prompt_index * self._body.n + piece.sequence.choice
+        choice = self._choice(index, piece.sequence, piece.text, piece.entries, first=index not in self._started)
+        self._started.add(index)
         self._last = piece.sequence
         return self._chunks.of(choice)
 
     def closing(self) -> bytes:
         return self._chunks.end(self._last)
-
-    def failure(self, error: ApiError) -> bytes:
-        return failure_event(error)
 
     def add(self, piece: Piece) -> None:
         self._texts[piece.sequence].append(piece.text)
@@ -54,19 +47,17 @@ class CompletionSerializer:
             text = "".join(self._texts[sequence])
             choice = self._choice(index, sequence, text, self._entries[sequence], first=True)
             if self._body.prompt_logprobs is not None:
-                booked = self._call.leader(sequence).work.prompt_logprobs or []
-                choice["prompt_logprobs"] = prompt_words(booked, self._body.prompt_logprobs, self._tokenizer.vocabulary)
+                positions = self._call.leader(sequence).work.prompt_logprobs
+                num_top = self._body.prompt_logprobs
+                choice["prompt_logprobs"] = prompt_logprobs(positions, num_top, self._tokenizer.vocabulary)
             choices.append(choice)
         whole = self._base | {"choices": choices, "usage": usage_of(self._call)}
         return to_json(whole | timings_of(self._call, self._last))
 
-    def _index(self, sequence: Sequence) -> int:
-        return sequence.prompt_index * self._body.n + sequence.choice
-
     def _chosen(self) -> list[Sequence]:
-        """The n of each prompt that are shown: all, or of best_of those of highest mean log-probability."""
-        n, drawn = self._body.n, self._body.choices
-        if n == drawn:
+        """The n sequences of each prompt with the highest mean log-probability, of `best_of`."""
+        n, sampled = self._body.n, self._body.choices
+        if n == sampled:
             return self._call.sequences
 
         def mean_logprob(sequence: Sequence) -> float:
@@ -74,8 +65,8 @@ class CompletionSerializer:
             return sum(values) / len(values) if values else 0.0
 
         chosen = []
-        for begin in range(0, len(self._call.sequences), drawn):
-            candidates = self._call.sequences[begin : begin + drawn]
+        for begin in range(0, len(self._call.sequences), sampled):
+            candidates = self._call.sequences[begin : begin + sampled]
             chosen += sorted(candidates, key=mean_logprob, reverse=True)[:n]
         return chosen
 
@@ -85,13 +76,13 @@ class CompletionSerializer:
         body, logprobs = self._body, None
         echoed = self._echoed(sequence) if body.echo and (first or body.logprobs is not None) else ""
         if body.logprobs is not None:
-            words = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
+            lists = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
             if first and body.echo:
-                booked = self._call.leader(sequence).work.prompt_logprobs or []
+                positions = self._call.leader(sequence).work.prompt_logprobs
                 stream = self._tokenizer.stream(skip_special_tokens=body.skip_special_tokens)
-                words.add_prompt(sequence.prompt.token_ids, booked, stream)
-            words.add_output(entries, len(echoed))
-            logprobs = words.value
+                lists.add_prompt(sequence.prompt.token_ids, positions, stream)
+            lists.add_output(entries, len(echoed))
+            logprobs = lists.value
         choice = {
             "index": index,
             "text": echoed + text if first else text,
@@ -101,7 +92,7 @@ class CompletionSerializer:
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = sequence.prompt.token_ids
         if entries or sequence.finish_reason is not None:
-            choice |= extras(sequence, entries, body)
+            choice |= vllm_fields(sequence, entries, body)
         return choice
 
     def _echoed(self, sequence: Sequence) -> str:

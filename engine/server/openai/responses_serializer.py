@@ -1,4 +1,4 @@
-"""A call in the words of POST /v1/responses: items that grow, and events that tell of it."""
+"""A call in the format of POST /v1/responses: items that grow, and events that report it."""
 
 import time
 from typing import Any
@@ -8,15 +8,15 @@ from engine.server.core.sequence import Entry, Piece
 from engine.server.errors import ApiError
 from engine.server.openai.logprobs import chat_logprobs
 from engine.server.openai.responses_request import ResponsesRequest
-from engine.server.openai.serializer import DONE, timings_of, to_json
-from engine.server.openai.tool_output import Answer
+from engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
+from engine.server.openai.tool_output import AssistantTurn
 from engine.server.openai.tools import ToolPlan
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 
 
-class ResponsesSerializer:
-    """One response. Whole or streamed, it is made of the same items; a stream also tells how they grow."""
+class ResponsesSerializer(Serializer):
+    """One response. Whole or streamed, it has the same items; a stream also reports how they grow."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class ResponsesSerializer:
         self._body = body
         self._vocabulary = vocabulary
         self._cached_block_size = cached_block_size
-        self._answer = Answer(plan)
+        self._turn = AssistantTurn(plan)
         self._response = _skeleton(call, body, model)
         self._output: list[dict[str, Any]] = self._response["output"]
         self._texts: list[str] = []  # of the open item
-        self._entries: list[Entry] = []  # ... and its tokens, where log-probabilities are wanted
+        self._entries: list[Entry] = []  # ... and its tokens, if the client wants log-probabilities
         self._events: list[dict[str, Any]] = []
         self._sequence_number = 0
         self._is_open = False  # the last item still grows
@@ -71,7 +71,7 @@ class ResponsesSerializer:
 
     def add(self, piece: Piece) -> None:
         self._entries += piece.entries if self._body.num_logprobs is not None else []
-        for delta in self._answer.add(piece):
+        for delta in self._turn.add(piece):
             if isinstance(delta, ContentDelta):
                 self._add_text(delta.text)
             else:
@@ -98,12 +98,12 @@ class ResponsesSerializer:
     def _usage(self) -> dict[str, Any]:
         prompt_tokens, output_tokens = self._call.prompt_tokens, self._call.output_tokens
         cached_tokens, block = self._call.cached_tokens, self._cached_block_size
-        kept_tokens = prompt_tokens // block * block if block else 0
+        cacheable_tokens = prompt_tokens // block * block if block else 0
         return {
             "input_tokens": prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": cached_tokens,
-                "cache_write_tokens": max(0, kept_tokens - cached_tokens),
+                "cache_write_tokens": max(0, cacheable_tokens - cached_tokens),
             },
             "output_tokens": output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
@@ -127,7 +127,7 @@ class ResponsesSerializer:
 
     def _add_call(self, delta: CallDelta) -> None:
         if delta.name is not None:
-            call_id = self._answer.calls[delta.index].id
+            call_id = self._turn.calls[delta.index].id
             item = {"id": self._id("fc"), "type": "function_call", "status": "in_progress", "call_id": call_id}
             self._open(item | {"name": delta.name, "arguments": ""})
         if delta.arguments:
@@ -160,14 +160,14 @@ class ResponsesSerializer:
         self._event("response.output_item.done", output_index=len(self._output) - 1, item=_copy(item))
 
     def _logprobs(self) -> list[dict[str, Any]]:
-        """Of the tokens since the last call; the open item keeps them all."""
+        """Of the tokens since the last call. The open item has all of them."""
         if self._body.num_logprobs is None:
             return []
-        words = chat_logprobs(self._entries, self._body.num_logprobs, self._vocabulary)["content"]
+        logprobs = chat_logprobs(self._entries, self._body.num_logprobs, self._vocabulary)["content"]
         self._entries.clear()
         if self._body.stream:
-            self._output[-1]["content"][0]["logprobs"] += words
-        return words
+            self._output[-1]["content"][0]["logprobs"] += logprobs
+        return logprobs
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
@@ -175,9 +175,9 @@ class ResponsesSerializer:
     def _id(self, kind: str) -> str:
         return f"{kind}_{self._call.origin.request_id}_{len(self._output)}"
 
-    def _event(self, kind: str, **words: Any) -> None:
+    def _event(self, kind: str, **fields: Any) -> None:
         if self._body.stream:
-            self._events.append({"type": kind, "sequence_number": self._sequence_number, **words})
+            self._events.append({"type": kind, "sequence_number": self._sequence_number, **fields})
             self._sequence_number += 1
 
     def _take_events(self) -> bytes:
@@ -187,7 +187,7 @@ class ResponsesSerializer:
 
 
 def _skeleton(call: Call, body: ResponsesRequest, model: str) -> dict[str, Any]:
-    """A response before its output, with every field that the specification wants."""
+    """A response before its output, with every field of the specification."""
     choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
     return {
         "id": f"resp_{call.origin.request_id}",
@@ -230,5 +230,5 @@ def _text_part() -> dict[str, Any]:
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """As it is now: events are written later than the item may grow."""
+    """The item as it is now. It may grow before its event is written."""
     return {key: list(value) if isinstance(value, list) else value for key, value in item.items()}

@@ -1,38 +1,38 @@
-"""What an API says about a call, apart from HTTP: the part that all formats share."""
+"""Calls as the bytes of an API, apart from HTTP: the part that all formats share."""
 
 from typing import Any, Protocol
 
 import msgspec
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Piece, Sequence
+from engine.server.core.sequence import Entry, Piece, Sequence
 from engine.server.errors import ApiError
-from engine.server.openai.protocol import StreamOptions
+from engine.server.openai.protocol import GenerationRequest, StreamOptions
 from metrics.ledger import SERVER_ACCOUNTS, Account
 
 to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
-_LEDGER = [(info.name, info.account) for info in SERVER_ACCOUNTS]
 
 
 class Serializer(Protocol):
-    """One API's words for one call. A stream uses `opening`, `events`, `closing`; a whole answer `add` and `body`."""
+    """The format of one API for one call. A stream uses `opening`, `events` and `closing`, a whole answer `add` and
+    `body`."""
 
     def opening(self) -> bytes:
         """Events before the first piece."""
-        ...
+        return b""
 
     def events(self, piece: Piece) -> bytes:
         """Events of a piece; may be none."""
         ...
 
     def closing(self) -> bytes:
-        """Events after the last piece, which was written before them: no token waits for what sums up the call."""
+        """Events with what sums up the call. They follow the last piece, so that no token waits for them."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that cannot go on."""
-        ...
+        """The last event of a stream that fails: it ends without [DONE]."""
+        return event(error.body())
 
     def add(self, piece: Piece) -> None:
         """A piece of a whole answer."""
@@ -48,31 +48,26 @@ def event(value: Any) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
 
 
-def failure_event(error: ApiError) -> bytes:
-    """A stream that fails says so and ends without [DONE]."""
-    return event(error.body())
-
-
 class Chunks:
-    """The chunks of one stream. What all of them repeat is encoded once, because there is one for every token."""
+    """The chunks of one stream. Their common fields are encoded once, because each token has a chunk."""
 
     def __init__(self, call: Call, base: dict[str, Any], options: StreamOptions):
         self._call = call
         self._base = base
         self._options = options
         self._head = b"data: " + to_json(base)[:-1] + b',"choices":['
-        self._usage_comes = b',"usage":null' if options.include_usage else b""
+        self._no_usage_yet = b',"usage":null' if options.include_usage else b""
 
     def of(self, choice: dict[str, Any]) -> bytes:
         """The chunk of one choice."""
         if self._options.continuous_usage_stats:
             usage = b',"usage":' + to_json(usage_of(self._call))
         else:
-            usage = self._usage_comes
+            usage = self._no_usage_yet
         return b"".join((self._head, to_json(choice), b"]", usage, b"}\n\n"))
 
     def first(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
-        """A chunk that counts no token yet, and may say more than others."""
+        """A chunk that counts no token yet, with fields that other chunks lack."""
         chunk = self._base | {"choices": [choice]} | extra
         if self._options.continuous_usage_stats:
             prompt_tokens = self._call.prompt_tokens
@@ -82,15 +77,25 @@ class Chunks:
         return event(chunk)
 
     def end(self, last: Sequence) -> bytes:
-        """The usage and the timings of the call, if they are wanted, and the mark that all is said."""
+        """The usage and the timings of the call, if the client wants them, and the end of the stream."""
         if not self._options.include_usage:
             return DONE
         final = self._base | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, last)
         return event(final) + DONE
 
 
+def vllm_fields(sequence: Sequence, entries: list[Entry], body: GenerationRequest) -> dict[str, Any]:
+    """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids."""
+    fields: dict[str, Any] = {}
+    if sequence.stop_reason is not None:
+        fields["stop_reason"] = sequence.stop_reason
+    if body.return_token_ids:
+        fields["token_ids"] = [entry.token_id for entry in entries]
+    return fields
+
+
 def usage_of(call: Call) -> dict[str, Any]:
-    """So far; the final one at the end."""
+    """The usage so far."""
     prompt_tokens, output_tokens = call.prompt_tokens, call.output_tokens
     return {
         "prompt_tokens": prompt_tokens,
@@ -101,32 +106,30 @@ def usage_of(call: Call) -> dict[str, Any]:
 
 
 def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
-    """vLLM's per-request `metrics`, and our ledger, both in milliseconds, as they stand before the last write.
+    """Our ledger and vLLM's per-request `metrics`, both in milliseconds, before the last write.
 
-    The ledger is that of the sequence that ended last; the write of the very bytes that carry it cannot be in it.
-    `metrics` tells of one sequence only, so that a call with several has none. Its names and meanings are vLLM's
-    (docs/features/per_request_metrics.md): the time to the first token runs from the first step, not from the arrival.
+    The ledger is that of the sequence that ended last. It cannot contain the write of the bytes that carry it.
+    `metrics` describes one sequence, so a call with several has none. Its names and meanings are vLLM's
+    (docs/features/per_request_metrics.md): the time to the first token begins at the first step, not at the arrival.
     With telemetry=off there is neither.
     """
     if not call.is_booked:
         return {}
     ledger = call.ledger_now(last)
-    words: dict[str, Any] = {
-        "ledger": {name: round(ledger[account] / 1e6, 3) for name, account in _LEDGER},
-    }
+    timings: dict[str, Any] = {"ledger": {info.name: _ms(ledger[info.account]) for info in SERVER_ACCOUNTS}}
     times = last.work.token_ns[: last.output_tokens]
     if len(call.sequences) == 1 and times:
         waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED]
         scheduled_ns = call.encoded_ns + ledger[Account.REQUEST_ADMISSION] + waited_ns
         gaps = len(times) - 1
-        words["metrics"] = {
+        timings["metrics"] = {
             "time_to_first_token_ms": _ms(times[0] - scheduled_ns),
             "generation_time_ms": _ms(times[-1] - times[0]),
             "queue_time_ms": _ms(waited_ns),
             "mean_itl_ms": _ms((times[-1] - times[0]) / gaps) if gaps else None,
             "tokens_per_second": round(len(times) * 1e9 / (times[-1] - scheduled_ns), 3),
         }
-    return words
+    return timings
 
 
 def _ms(nanoseconds: float) -> float:

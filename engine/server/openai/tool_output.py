@@ -1,4 +1,4 @@
-"""One choice of a chat, read as content and calls of tools."""
+"""One choice of a chat as content and tool calls."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from engine.token.tools.calls import CallDelta, ContentDelta, Delta
 
 
 @dataclass(slots=True)
-class WrittenCall:
-    """A call as far as the model has written it."""
+class ToolCall:
+    """A call, as far as the model has written it."""
 
     id: str
     name: str
@@ -21,11 +21,11 @@ class WrittenCall:
         return "".join(self.parts)
 
 
-class Answer:
+class AssistantTurn:
     """Grows with the pieces of one sequence. Without a plan all of it is content."""
 
     def __init__(self, plan: ToolPlan | None):
-        self.calls: list[WrittenCall] = []
+        self.calls: list[ToolCall] = []
         self._plan = plan
         self._parser = plan.parser() if plan is not None else None
         self._content: list[str] = []
@@ -50,14 +50,12 @@ class Answer:
         return deltas
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """As the API words it: a model that stops after a call has stopped for it."""
+        """The reason as the API says it: a model that stops after a call has stopped for the call."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _grow(self, delta: CallDelta) -> None:
         if delta.name is not None:
-            # Mistral's templates take nine letters and digits back, and nothing else.
+            # Mistral's templates take back nothing but nine letters and digits.
             short = self._plan.format.opener == "[TOOL_CALLS]"
-            self.calls.append(
-                WrittenCall(uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex[:24]}", delta.name)
-            )
+            self.calls.append(ToolCall(uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex[:24]}", delta.name))
         self.calls[delta.index].parts.append(delta.arguments)

@@ -1,4 +1,4 @@
-"""Functions that a client offers to the model: what it may send, and what that asks of prompt, sampling and output."""
+"""Functions that a client offers to the model: their fields, and how prompt, grammar and output carry them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What the tools of a call ask for."""
+    """How the prompt, the grammar and the output of a call carry its tools."""
 
     format: ToolFormat
     names: frozenset[str]
@@ -74,7 +74,7 @@ def plan_tools(
     tool_format: str | None,
     added_tokens: Mapping[str, int],
 ) -> ToolPlan | None:
-    """The plan for checked fields; None where the model may call nothing, and is not told of any function then.
+    """The plan for checked fields; None where the model may call nothing, and so is shown no function.
 
     `tool_format` overrides what the template shows. Raises ApiError 400 with `param`.
     """
