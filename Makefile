@@ -1,4 +1,5 @@
-# Two commands: `make demo` runs the main job, `make test` passes the tests. Both set up .venv first, once.
+# `make demo` runs the main job, `make test` runs the tests, `make check` what one needs while working. The first one
+# sets up .venv.
 # Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
 
 PYTHON ?= python3
@@ -6,12 +7,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint clean
+# Tests that start a server, a browser or Prometheus have marks of their own.
+FAST := not slow and not gpu and not peer and not server and not browser and not prometheus
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help setup demo test check lint types clean
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
-	@echo "make test   set up, then run the tests"
+	@echo "make test   set up, then run all tests (6 minutes on 2 cores)"
+	@echo "make check  style, types, and all tests that start no server (90 seconds)"
 	@echo "make lint   check style and formatting"
+	@echo "make types  check the types of the public interfaces"
 	@echo "make clean  remove .venv"
 
 setup: $(STAMP)
@@ -20,10 +27,16 @@ demo: $(STAMP)
 	$(BIN)/sojourn demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+check: lint types
+	$(PYTEST) -m '$(FAST)'
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/python -m mypy
 
 clean:
 	rm -rf $(VENV)

@@ -1,6 +1,8 @@
-"""The order of the suite, for workers that each take a file at a time (`--dist loadfile --no-loadscope-reorder`)."""
+"""The mark `server`, and the order of files for parallel workers (`--dist loadfile --no-loadscope-reorder`)."""
 
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent
 # The longest files. A worker that started one of them last would run alone at the end.
@@ -11,6 +13,13 @@ FIRST = [
 ]  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list) -> None:
+SERVERS = {"api_server", "tool_server"}  # fixtures; whoever uses one is marked `server`
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SERVERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.server)
     places = {ROOT / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))

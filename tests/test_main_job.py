@@ -21,6 +21,8 @@ from metrics.run.directory import RunDirectory
 from metrics.sources.view import observe
 from tests.engine.server_process import serving
 
+pytestmark = pytest.mark.server
+
 ROOT = Path(__file__).parent.parent
 
 

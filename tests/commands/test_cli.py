@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
 from sojourn import app
 
+pytestmark = pytest.mark.server
+
 ROOT = Path(__file__).parents[2]
 
 

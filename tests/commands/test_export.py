@@ -11,6 +11,8 @@ from tests.loadgen.scripted_server import Script, ScriptedServer
 from tests.metrics.export.test_vllm_result import VLLM_KEYS
 from tests.metrics.synthetic import synthetic_run
 
+pytestmark = pytest.mark.server
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -287,6 +287,7 @@ def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_wait
         llm.generate(["x"], GREEDY)
 
 
+@pytest.mark.server
 def test_program_that_ends_without_closing_its_engine_ends_as_it_should():
     code = """
 import threading

@@ -19,6 +19,8 @@ from tests.engine.server_process import Running, serving, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call, ids
 from tests.loadgen.scenarios import replay, scenario
 
+pytestmark = pytest.mark.server
+
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 TIGHT = ("--num-kv-blocks", "40", "--max-num-batched-tokens", "64", "--max-prefill-chunk-tokens", "32",
          "--max-num-seqs", "6", "--max-model-len", "512")  # fmt: skip

@@ -25,6 +25,8 @@ from metrics.run.directory import RunDirectory
 from tests.engine.closure import open_books, table
 from tests.engine.server_process import post, serving, wait_for
 
+pytestmark = pytest.mark.server
+
 MODEL = "tiny-model"
 
 

@@ -11,6 +11,8 @@ from loadgen.record.parse import events_by_request
 from tests.loadgen.scenarios import replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
+pytestmark = pytest.mark.server
+
 NOISE_S = 0.15
 
 

@@ -20,6 +20,8 @@ from loadgen.record.parse import events_by_request
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
+pytestmark = pytest.mark.server
+
 END = b"the end"  # of a body that takes several reads
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -45,6 +45,7 @@ def start_four(folder: Path, chosen, url: str) -> tuple[subprocess.Popen, list[s
     return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder), command
 
 
+@pytest.mark.server
 def test_four_workers_send_the_schedule_exactly_once_from_one_start(tmp_path):
     server = ScriptedServer().start()
     chosen = scenario({"process": "constant", "rate_rps": 60, "count": 61}, measure={"warmup_requests": 2})
@@ -64,6 +65,7 @@ def test_four_workers_send_the_schedule_exactly_once_from_one_start(tmp_path):
     assert len(starts) == FOUR and len(set(starts)) == 1
 
 
+@pytest.mark.server
 def test_requests_of_a_killed_worker_are_missing_and_nobody_sends_them_again(tmp_path):
     """One worker is killed in the middle, and another one comes late: it has no part."""
     server = ScriptedServer(Script(gap_s=0.02)).start()

@@ -21,6 +21,8 @@ from metrics.run.directory import REQUIRED, RunDirectory
 from tests.loadgen.scenarios import CHAT, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
+pytestmark = pytest.mark.server
+
 BUSY = {"process": "constant", "rate_rps": 20, "count": 400}  # 20 s: longer than anything here waits for
 
 

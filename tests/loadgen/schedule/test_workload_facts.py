@@ -102,11 +102,13 @@ ARRIVALS = {"process": "trace", "duration_s": 60, "speedup": 100, "count": 20}
 
 
 @pytest.mark.parametrize("file", ["AzureLLMInferenceTrace_conv.csv", "AzureLLMInferenceTrace_code.csv"])
+@pytest.mark.server
 def test_slice_of_each_bundled_azure_trace_replays(tmp_path, file):
     parsed = replay(scenario(ARRIVALS | {"file": file}, [CHAT | {"prompt_tokens": LENGTH}]), URL, tmp_path)
     assert len(parsed.records) == 20 and {record.status for record in parsed.records} == {"ok"}
 
 
+@pytest.mark.server
 def test_slice_of_mooncake_replays_and_the_run_says_what_it_was(tmp_path):
     chosen = scenario(ARRIVALS | {"file": MOONCAKE["file"]}, [BLOCKS])
     run = load_url(chosen, URL, tmp_path / "run", tokenizer="tiny-model")
@@ -134,6 +136,7 @@ def test_blocks_of_the_cache_are_those_that_the_server_was_started_with_or_tells
 
 
 @pytest.mark.slow
+@pytest.mark.server
 def test_our_engine_finds_in_a_large_pool_exactly_what_is_ideal(tmp_path):
     """Blocks of requests that are in flight together are the only ones that it may miss: one block a request."""
     chosen = load_scenario("mooncake")

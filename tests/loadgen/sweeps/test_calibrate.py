@@ -116,6 +116,7 @@ def test_fingerprint_is_of_all_code_that_runs_in_the_thread_of_the_loop(tmp_path
     assert {"pace.py", "answer.py", "conversation.py", "stamps.py"} <= ours <= set(CLIENT_FILES)
 
 
+@pytest.mark.server
 def test_real_client_is_measured_at_a_small_load():
     found = measure_point(16, 50.0, window_s=0.8, stream_s=1.0)
     assert found.wrong_counts == 0 and found.tokens >= 400 and found.delivered == pytest.approx(1, abs=0.3)

@@ -16,6 +16,8 @@ from loadgen.target.endpoint import get, parse_base_url
 from loadgen.truth.instructions import Answer, Truth, TruthLog
 from tests.loadgen.scenarios import replay, scenario
 
+pytestmark = pytest.mark.server
+
 
 @contextmanager
 def truth_server(**truth):

@@ -28,6 +28,8 @@ from engine.server.openai.completion_serializer import CompletionSerializer
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
 
+pytestmark = pytest.mark.server
+
 MODEL, COMPLETIONS = "tiny-model", "/v1/completions"
 
 

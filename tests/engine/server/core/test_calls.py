@@ -335,6 +335,7 @@ def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
     asyncio.run(check())
 
 
+@pytest.mark.server
 def test_a_server_whose_core_cannot_be_started_says_so_instead_of_seeming_to_load(monkeypatch):
     async def check() -> None:
         core = CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)
@@ -349,6 +350,7 @@ def test_a_server_whose_core_cannot_be_started_says_so_instead_of_seeming_to_loa
     asyncio.run(check())
 
 
+@pytest.mark.server
 def test_a_call_that_could_never_be_admitted_is_refused_for_good(tmp_path):
     with serving(tmp_path, "tiny-model", "--max-num-seqs", "2", "--max-waiting", "3") as server:
         assert len(post(server, n=5, max_tokens=2).json()["choices"]) == 5

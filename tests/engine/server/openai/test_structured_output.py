@@ -14,6 +14,8 @@ from engine.token.grammar.grammar import choice
 from tests.engine.server_process import post, serving
 from tests.engine.token.grammar.test_grammar import PERSON, is_person
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

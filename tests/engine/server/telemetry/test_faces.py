@@ -16,6 +16,8 @@ from tests.engine.server_process import post, serving, wait_for
 from tests.metrics.export.collector import Collector, attributes
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS
 
+pytestmark = pytest.mark.server
+
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 

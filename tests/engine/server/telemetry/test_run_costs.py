@@ -12,6 +12,8 @@ from metrics.compute.utilisation import arithmetic, ceilings_from, token_numbers
 from metrics.run.directory import RunDirectory
 from tests.engine.server_process import post, serving
 
+pytestmark = pytest.mark.server
+
 CEILINGS = Ceilings(
     device_name(), 2, "2026-11-21T00:00:00Z", {}, 1e10, 1e10, 2048, [Gemm("float32", 1, 1e9), Gemm("float32", 64, 2e11)]
 )
