@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import BenchError, Row
-from engine.compute import reference_operations as ops
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
-from engine.compute.attention_cpp import CppAttention
-from engine.compute.attention_torch import TorchAttention
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.cpp_backend import CppAttention
+from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp.extension import Library, library, unavailable
-from engine.compute.operations import HeadSpec, Rope, TorchOperations
-from engine.compute.operations_cpp import CppOperations
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations import reference as ops
+from engine.compute.operations.cpp_backend import CppOperations
+from engine.compute.operations.torch_backend import TorchOperations
 from metrics.compute.roofline import load_ceilings
 from metrics.errors import CalibrationError
 

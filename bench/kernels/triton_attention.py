@@ -21,9 +21,9 @@ from rich.table import Table
 from triton.runtime.errors import OutOfResources
 
 from bench.results import BenchError, Row
-from engine.compute.attention import AttentionSpec, LayerCache, attention_inputs
-from engine.compute.attention_triton import TritonAttention
-from engine.compute.kv_fp8 import KV_FP8, SCALE_BYTES
+from engine.compute.attention.backend import AttentionSpec, attention_inputs
+from engine.compute.attention.triton_backend import TritonAttention
+from engine.compute.kv_cache import KV_FP8, SCALE_BYTES, LayerCache
 from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.errors import CalibrationError

@@ -18,11 +18,10 @@ from rich.table import Table
 
 from bench.kernels.triton_attention import seconds_of
 from bench.results import BenchError, Row
-from engine.compute import reference_operations as ops
-from engine.compute.attention import LayerCache
-from engine.compute.kv_fp8 import KV_FP8
-from engine.compute.operations import HeadSpec, Rope
-from engine.compute.operations_triton import TritonOperations
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import KV_FP8, LayerCache
+from engine.compute.operations import reference as ops
+from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.step_inputs import StepRows, step_inputs
 from engine.sampling import SamplingParams
 from engine.token.sampling.sampler import Sampler

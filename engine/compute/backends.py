@@ -4,12 +4,13 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.compute.attention import AttentionBackend
-from engine.compute.attention_cpp import CppAttention
-from engine.compute.attention_torch import TorchAttention
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.attention.cpp_backend import CppAttention
+from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
-from engine.compute.operations import Operations, TorchOperations
-from engine.compute.operations_cpp import CppOperations
+from engine.compute.operations.backend import Operations
+from engine.compute.operations.cpp_backend import CppOperations
+from engine.compute.operations.torch_backend import TorchOperations
 from metrics.errors import ModelError
 
 
@@ -19,7 +20,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
     Raises ModelError.
     """
     if name in ("auto", "triton") and _has_triton(device):
-        from engine.compute.attention_triton import TritonAttention  # Triton takes its time to import
+        from engine.compute.attention.triton_backend import TritonAttention  # Triton takes its time to import
 
         return TritonAttention(device)
     if name == "triton":
@@ -39,7 +40,7 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
 def make_operations(name: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Operations:
     """The operations of EngineConfig.fused_operations: `auto` takes fused ones where this device has them."""
     if name == "auto" and _has_triton(device):
-        from engine.compute.operations_triton import TritonOperations  # Triton takes its time to import
+        from engine.compute.operations.triton_backend import TritonOperations  # Triton takes its time to import
 
         return TritonOperations()
     library = _cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None

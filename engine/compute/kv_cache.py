@@ -1,9 +1,62 @@
-"""The KV cache of all layers as one allocation, and what is done to its blocks from outside the layers."""
+"""The KV cache of all layers as one allocation, and what is done to its blocks from outside the layers.
+
+In 8 bits (float8_e4m3fn) each token and head has one scale for its keys, and one for its values. A head's vector is
+stored relative to its own largest number, at 448, the largest of the format: 3 bits of mantissa whatever its size, and
+no calibration. A number is off by 2**-4 of itself at most, and by 2**-10 / 448 of the largest where it is too small for
+that.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
-from engine.compute.attention import KVCache, KVLayout
-from engine.compute.kv_fp8 import KV_FP8, SCALE_BYTES
+KV_FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(KV_FP8).max  # 448
+SCALE_BYTES = 4  # of a token and head, in each plane
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a slot of the KV cache holds in each layer: the model's own statement.
+
+    `planes` is 2 for a key and a value, and 1 where one vector is both: the key, of which the first dimensions are the
+    value (multi-head latent attention).
+    """
+
+    planes: int
+    num_heads: int
+    head_dim: int
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.planes * self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The KV cache of one layer.
+
+    The slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`.
+    """
+
+    values: torch.Tensor  # [planes, num_slots, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = None  # [planes, num_slots, num_kv_heads] float32, of 8-bit values
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class KVCache:
+    """The KV cache of all layers, as the model's KVLayout says."""
+
+    values: torch.Tensor  # [num_layers, planes, num_slots, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = None  # [num_layers, planes, num_slots, num_kv_heads] float32
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+    def layers(self) -> list[LayerCache]:
+        scales = [None] * len(self.values) if self.scales is None else self.scales.unbind(0)
+        return [LayerCache(values, scale) for values, scale in zip(self.values.unbind(0), scales, strict=True)]
 
 
 def bytes_per_token(layout: KVLayout, num_layers: int, dtype: torch.dtype) -> int:
@@ -37,3 +90,16 @@ def _parts(cache: KVCache, block_size: int) -> list[torch.Tensor]:
     if cache.scales is None:
         return [cache.values.unflatten(2, (-1, block_size))]
     return [part.unflatten(2, (-1, block_size)) for part in (cache.values.view(torch.uint8), cache.scales)]
+
+
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., head_dim] → the same in KV_FP8, and its scales [...] float32. What is no number stays none."""
+    wide = x.float()
+    largest = wide.abs().amax(-1)
+    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+    return (wide / scales[..., None]).to(KV_FP8), scales
+
+
+def dequantise(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse: values [..., head_dim] in KV_FP8 and scales [...] → [..., head_dim]."""
+    return (values.float() * scales[..., None]).to(dtype)

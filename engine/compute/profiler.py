@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile, record_function  # torch.profiler around it imports a compiler: seconds
 
-from engine.compute.attention import AttentionBackend
+from engine.compute.attention.backend import AttentionBackend
 from engine.compute.layers_cpp import PARTS, CppLayers
 from engine.compute.linear import Linear
-from engine.compute.operations import Operations
+from engine.compute.operations.backend import Operations
 from metrics.compute.kernels import Kernel, Offset, align, apart, kernel_class, outermost
 
 MARK = "sojourn::mark"

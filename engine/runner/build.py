@@ -8,8 +8,7 @@ import psutil
 import torch
 
 from engine.compute import kv_cache
-from engine.compute.attention import KVCache, KVLayout
-from engine.compute.kv_fp8 import KV_FP8
+from engine.compute.kv_cache import KV_FP8, KVCache, KVLayout
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.attention import AttentionBackend
-from engine.compute.attention_torch import TorchAttention
-from engine.compute.operations import Operations, TorchOperations
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.attention.torch_backend import TorchAttention
+from engine.compute.operations.backend import Operations
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.config import EngineConfig
 from engine.runner.batch import Batch
 from engine.runner.tables import StaticInputs, StepTensors

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from engine.compute.attention import AttentionInputs, KVCache
+from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
-from engine.compute.kv_cache import clear_blocks, copy_blocks
+from engine.compute.kv_cache import KVCache, clear_blocks, copy_blocks
 from engine.compute.transfer import to_device, to_host
 from engine.config import EngineConfig
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan

@@ -9,7 +9,7 @@
 inline constexpr int SPLIT = 512;        // positions of one part of a long context
 inline constexpr int SPLIT_TOKENS = 16;  // sequences with more new tokens have enough work items without parts
 
-// As engine/compute/operations_cpp.py and layers_cpp.py lay it out.
+// As engine/compute/operations/cpp_backend.py and layers_cpp.py lay it out.
 struct Heads {
     const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
     float *query;      // [num_tokens][num_heads][head_dim]
@@ -20,7 +20,7 @@ struct Heads {
     float eps;
 };
 
-// As engine/compute/attention_cpp.py and layers_cpp.py lay it out.
+// As engine/compute/attention/cpp_backend.py and layers_cpp.py lay it out.
 struct Attention {
     const float *query;  // [num_tokens][num_heads][head_dim]
     const float *keys;   // [num_slots][slot_stride]

@@ -137,8 +137,8 @@ def mixture(
     down: torch.Tensor,
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
-    """engine.compute.mixture.mixture with SiLU. The numbers of a token do not depend on its company but by the tiles'
-    shape, which the number of tokens chooses."""
+    """engine.compute.operations.reference.mixture with SiLU. A token's numbers depend on the others only by the tiles'
+    shape, which follows from the number of tokens."""
     (num_tokens, hidden_size), num_chosen = x.shape, experts.shape[1]
     num_experts, intermediate_size, num_pairs = len(gate_up), down.shape[2], experts.numel()
     out = torch.empty((num_tokens, hidden_size), dtype=x.dtype, device=x.device)

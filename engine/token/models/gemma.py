@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from engine.compute.reference_operations import gelu_gate, gemma_rms_norm
+from engine.compute.operations.reference import gelu_gate, gemma_rms_norm
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.mlp import GatedMLP

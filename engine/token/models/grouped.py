@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.compute.attention import AttentionSpec, KVLayout, LayerCache
+from engine.compute.attention.backend import AttentionSpec
+from engine.compute.heads import HeadSpec
+from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear
-from engine.compute.operations import HeadSpec, Step
+from engine.compute.operations.backend import Step
 
 
 @dataclass(frozen=True, slots=True)

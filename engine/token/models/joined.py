@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.compute.attention import AttentionBackend, KVCache
-from engine.compute.attention_cpp import CppAttention
+from engine.compute.attention.backend import AttentionBackend
+from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.cpp.extension import library
+from engine.compute.kv_cache import KVCache
 from engine.compute.layers_cpp import CppLayers, LayerParts
-from engine.compute.operations import Operations
-from engine.compute.operations_cpp import GATES, SHIFTS, CppOperations
+from engine.compute.operations.backend import Operations
+from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
 from engine.compute.weight_formats.cpp_formats import FloatWeight, Int8Weight
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.layer import DecoderConfig, Layer

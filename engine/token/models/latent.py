@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.compute.attention import AttentionSpec, KVLayout, LayerCache
+from engine.compute.attention.backend import AttentionSpec
+from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear
-from engine.compute.operations import Step
-from engine.compute.reference_operations import pairs_to_halves, rms_norm, rotate
+from engine.compute.operations.backend import Step
+from engine.compute.operations.reference import pairs_to_halves, rms_norm, rotate
 
 LATENT_NORM_EPS = 1e-6  # of the two inner norms; config.json's rms_norm_eps is not theirs
 

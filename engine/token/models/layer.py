@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.compute.attention import LayerCache
-from engine.compute.operations import Norm, Step
-from engine.compute.reference_operations import rms_norm
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations.backend import Norm, Step
+from engine.compute.operations.reference import rms_norm
 
 # (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
 Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.linear import Linear
-from engine.compute.operations import Gate, Operations
-from engine.compute.reference_operations import silu_gate
+from engine.compute.operations.backend import Gate, Operations
+from engine.compute.operations.reference import silu_gate
 
 
 class GatedMLP(nn.Module):

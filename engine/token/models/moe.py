@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.operations import Operations
+from engine.compute.operations.backend import Operations
 from engine.compute.weight_formats.format import PackedWeight, WeightFormat
 from engine.token.models.mlp import GatedMLP
 

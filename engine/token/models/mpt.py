@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.compute.reference_operations import layer_norm
+from engine.compute.operations.reference import layer_norm
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import PlainMLP

@@ -6,9 +6,10 @@ import random
 import pytest
 import torch
 
-from engine.compute.attention import AttentionSpec, LayerCache, attention_inputs
-from engine.compute.attention_torch import TorchAttention
-from engine.compute.operations import TorchOperations
+from engine.compute.attention.backend import AttentionSpec, attention_inputs
+from engine.compute.attention.torch_backend import TorchAttention
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.mpt import alibi_slopes
 
 BLOCK = 4

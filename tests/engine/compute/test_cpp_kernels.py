@@ -11,15 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute import reference_operations as ops
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
-from engine.compute.attention_cpp import CppAttention
-from engine.compute.attention_torch import TorchAttention
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.cpp_backend import CppAttention
+from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.cpp import extension
 from engine.compute.greedy import argmax
-from engine.compute.operations import HeadSpec, Rope, TorchOperations
-from engine.compute.operations_cpp import CppOperations
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations import reference as ops
+from engine.compute.operations.cpp_backend import CppOperations
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
 from tests.engine.harness import generate

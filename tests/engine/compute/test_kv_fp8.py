@@ -5,9 +5,16 @@ import math
 import pytest
 import torch
 
-from engine.compute.attention import KVLayout
-from engine.compute.kv_cache import allocate, bytes_per_token, clear_blocks, copy_blocks
-from engine.compute.kv_fp8 import KV_FP8, dequantise, quantise
+from engine.compute.kv_cache import (
+    KV_FP8,
+    KVLayout,
+    allocate,
+    bytes_per_token,
+    clear_blocks,
+    copy_blocks,
+    dequantise,
+    quantise,
+)
 from metrics.errors import ModelError
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts

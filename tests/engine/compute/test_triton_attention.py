@@ -10,12 +10,12 @@ from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute import attention_triton
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache, attention_inputs
-from engine.compute.attention_torch import TorchAttention
-from engine.compute.attention_triton import Kind, TritonAttention
-from engine.compute.kv_fp8 import quantise
-from engine.compute.operations_triton import TritonOperations
+from engine.compute.attention import triton_backend
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.torch_backend import TorchAttention
+from engine.compute.attention.triton_backend import Kind, TritonAttention
+from engine.compute.kv_cache import LayerCache, quantise
+from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Tiles
 from engine.token.models.mpt import alibi_slopes
 from engine.token.models.registry import load_model
@@ -233,7 +233,7 @@ def test_a_number_that_is_none_spoils_its_own_sequence_alone():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_plan_covers_each_segment_once_within_its_bounds(seed, monkeypatch):
-    monkeypatch.setattr(attention_triton, "CHUNK", 16)
+    monkeypatch.setattr(triton_backend, "CHUNK", 16)
     dice = random.Random(seed)
     count = dice.choice([1, 17, 40, 60])
     new = [dice.choice([1, 1, 1, 4, 9, 70, 300]) for _ in range(count)]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.compute import reference_operations as ops
-from engine.compute.mixture import mixture as reference
+from engine.compute.operations import reference as ops
+from engine.compute.operations.reference import mixture as reference
 from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
 
 pytest.importorskip("triton")

@@ -3,17 +3,18 @@
 import pytest
 import torch
 
-from engine.compute.attention import attention_inputs
-from engine.compute.attention_torch import TorchAttention
+from engine.compute.attention.backend import attention_inputs
+from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import allocate
-from engine.compute.operations import Operations, TorchOperations
+from engine.compute.operations.backend import Operations
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
 from tests.engine.compute.triton_harness import DEVICE
 
 pytest.importorskip("triton")
 
-from engine.compute.operations_triton import TritonOperations
+from engine.compute.operations.triton_backend import TritonOperations
 
 BLOCK_SIZE = 2
 

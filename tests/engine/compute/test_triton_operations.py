@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from engine.compute import reference_operations as ops
-from engine.compute.attention import LayerCache
-from engine.compute.operations import HeadSpec, Rope, TorchOperations
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations import reference as ops
+from engine.compute.operations.torch_backend import TorchOperations
 from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
 
 pytest.importorskip("triton")
 
-from engine.compute.operations_triton import TritonOperations
+from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.step_inputs import StepRows, reference_step_inputs, step_inputs
 
 TORCH = TorchOperations()

@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.compute.attention import AttentionInputs, AttentionSpec, KVCache, LayerCache, attention_inputs
-from engine.compute.kv_cache import allocate, bytes_per_token
-from engine.compute.kv_fp8 import KV_FP8
-from engine.compute.operations import TorchOperations
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.kv_cache import KV_FP8, KVCache, LayerCache, allocate, bytes_per_token
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
 from metrics.errors import ModelError
@@ -123,7 +122,7 @@ def test_flops_are_exactly_those_that_torch_counts(family, checkpoints):
 
 def test_a_defined_attention_gives_the_numbers_of_the_reference(checkpoints):
     """Else what it counts would be the FLOPs of something else."""
-    from engine.compute.attention_torch import TorchAttention
+    from engine.compute.attention.torch_backend import TorchAttention
 
     for family in ("qwen2-windows", "mpt", "deepseek-v3"):
         model = load_model(checkpoints[family], torch.float32, CPU, None)

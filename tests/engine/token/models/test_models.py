@@ -10,9 +10,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.compute.attention import KVCache, attention_inputs
-from engine.compute.attention_torch import TorchAttention
-from engine.compute.operations import TorchOperations
+from engine.compute.attention.backend import attention_inputs
+from engine.compute.attention.torch_backend import TorchAttention
+from engine.compute.kv_cache import KVCache
+from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model

@@ -1,7 +1,15 @@
 """Small operations of a decoder layer, as torch references."""
 
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
 import torch
 import torch.nn.functional as F
+
+from engine.compute.weight_formats.format import PackedWeight
+
+# One matrix of all experts: [num_experts, out_features, in_features], or packed one by one.
+Experts = torch.Tensor | Sequence[PackedWeight]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -50,3 +58,33 @@ def gelu_gate(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu(gate) * up by the tanh approximation, both halves of the last dimension (Shazeer, 2020)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def mixture(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: Experts,
+    down: Experts,
+    gate: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """A mixture of experts: the weighted sum of each token's experts (Shazeer et al., 2017).
+
+    x [num_tokens, hidden_size]; weights and experts (int64) [num_tokens, num_chosen]; gate_up [num_experts, 2 *
+    intermediate_size, hidden_size]; down [num_experts, hidden_size, intermediate_size]. Returns [num_tokens,
+    hidden_size]. How many tokens each expert has is read by the host, which on CUDA waits for it.
+    """
+    order = experts.flatten().argsort(stable=True)  # of the pairs (token, chosen): those of an expert together
+    rows = order // experts.shape[1]
+    counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
+    results = x.new_empty(len(order), x.shape[1])
+    for expert, (begin, end) in enumerate(pairwise(accumulate(counts, initial=0))):
+        if begin < end:
+            hidden = gate(_product(x[rows[begin:end]], gate_up[expert]))
+            results[order[begin:end]] = _product(hidden, down[expert])
+    # Summed in the order of choice: adding up by index would depend on the order of threads on a GPU.
+    return (results.view(*experts.shape, -1) * weights.to(x.dtype)[..., None]).sum(1)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor | PackedWeight) -> torch.Tensor:
+    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else weight(x)

@@ -1,10 +1,12 @@
-"""What every attention backend is given, and what it must do."""
+"""The interface of attention backends: a step's inputs, and what a backend computes."""
 
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 import torch
+
+from engine.compute.kv_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,52 +44,6 @@ def attention_inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
-    """What a slot of the KV cache holds in each layer: the model's own statement.
-
-    `planes` is 2 for a key and a value, and 1 where one vector is both: the key, of which the first dimensions are the
-    value (multi-head latent attention).
-    """
-
-    planes: int
-    num_heads: int
-    head_dim: int
-
-    @property
-    def elements_per_token(self) -> int:
-        return self.planes * self.num_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """The KV cache of one layer.
-
-    The slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`.
-    """
-
-    values: torch.Tensor  # [planes, num_slots, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = (
-        None  # [planes, num_slots, num_kv_heads] float32, with 8-bit values: real = value * scale
-    )
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class KVCache:
-    """The KV cache of all layers, as the model's KVLayout says."""
-
-    values: torch.Tensor  # [num_layers, planes, num_slots, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = None  # [num_layers, planes, num_slots, num_kv_heads] float32
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + (self.scales.nbytes if self.scales is not None else 0)
-
-    def layers(self) -> list[LayerCache]:
-        scales = [None] * len(self.values) if self.scales is None else self.scales.unbind(0)
-        return [LayerCache(values, scale) for values, scale in zip(self.values.unbind(0), scales, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """How one layer attends. Multi-head, grouped and multi-query attention differ only in the number of KV heads."""
 
@@ -101,11 +57,11 @@ class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache that holds the step's own keys and values already."""
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Makes room for steps of so many sequences and new tokens: what a CUDA graph captures stays where it is."""
+        """Allocates for steps of so many sequences and new tokens: memory in a CUDA graph must not move."""
         ...
 
     def begin(self, inputs: AttentionInputs) -> None:
-        """Called once a step, before the layers: whatever all layers share is made here."""
+        """Called once a step, before the layers, for what all layers share."""
         ...
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:

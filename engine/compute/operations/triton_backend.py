@@ -2,20 +2,21 @@
 
 import torch
 
-from engine.compute import reference_operations as ops
-from engine.compute.attention import LayerCache
-from engine.compute.operations import Gate, HeadSpec, Norm, Rope
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations import reference
+from engine.compute.operations.backend import Gate, Norm
 from engine.compute.triton import experts as experts_kernels
 from engine.compute.triton import gate as gate_kernels
 from engine.compute.triton import heads as heads_kernels
 from engine.compute.triton import norms as norm_kernels
 
-_NORMS = {ops.rms_norm: False, ops.gemma_rms_norm: True}  # whether it is Gemma's
-_GATES = {ops.silu_gate: False, ops.gelu_gate: True}  # whether it is the tanh approximation of gelu
+_NORMS = {reference.rms_norm: False, reference.gemma_rms_norm: True}  # whether it is Gemma's
+_GATES = {reference.silu_gate: False, reference.gelu_gate: True}  # whether it is the tanh approximation of gelu
 
 
 class TritonOperations:
-    """Norms and gates without a kernel of their own are computed by their reference. Nothing waits for the device."""
+    """Norms and gates without a kernel are those of the reference. Nothing waits for the device."""
 
     def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if kind not in _NORMS:
@@ -44,11 +45,6 @@ class TritonOperations:
         heads_kernels.write(key, value, slots, layer_cache)
 
     def mixture(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
     ) -> torch.Tensor:
         return experts_kernels.mixture(x, weights, experts, gate_up, down)

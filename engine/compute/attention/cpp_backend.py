@@ -4,8 +4,10 @@ import ctypes
 
 import torch
 
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.cpp.extension import Library
+from engine.compute.cpp.workspace import Workspace
+from engine.compute.kv_cache import LayerCache
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
@@ -38,14 +40,13 @@ class CppAttention:
     def __init__(self, library: Library) -> None:
         self._attend = library.function("sojourn_attend", POINTER)
         self._prepared: dict[AttentionSpec, tuple[AttentionArguments, int]] = {}  # and their address
-        self._room = torch.empty(0)
-        self._output = torch.empty(0, 0, 0)  # a view of the room
+        self._output = Workspace()
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Room grows when it is needed."""
+        """Memory grows when it is needed."""
 
     def begin(self, inputs: AttentionInputs) -> None:
-        self.inputs = inputs  # keeps what the arguments point to
+        self.inputs = inputs  # the arguments point to them
         for arguments, _ in self._prepared.values():
             arguments.place(inputs)
 
@@ -56,9 +57,7 @@ class CppAttention:
             query = query.contiguous()
         num_tokens, num_heads, head_dim = query.shape
         cache = layer_cache.values
-        output = self._output
-        if output.shape != (num_tokens, num_heads, spec.value_dim):
-            output = self._shape(num_tokens, num_heads, spec.value_dim)
+        output = self._output.shaped(num_tokens, num_heads, spec.value_dim)
         arguments.query = query.data_ptr()
         arguments.keys = keys = cache.data_ptr()
         arguments.values = keys if cache.shape[0] == 1 else keys + 4 * cache.stride(0)
@@ -77,11 +76,3 @@ class CppAttention:
         arguments.place(self.inputs)
         self._prepared[spec] = arguments, ctypes.addressof(arguments)
         return self._prepared[spec]
-
-    def _shape(self, *shape: int) -> torch.Tensor:
-        """Room for an output; it grows by doubling, so that steps of like size allocate nothing."""
-        size = shape[0] * shape[1] * shape[2]
-        if self._room.numel() < size:
-            self._room = torch.empty(max(size, 2 * self._room.numel()))
-        self._output = self._room[:size].view(shape)
-        return self._output

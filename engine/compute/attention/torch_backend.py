@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
-from engine.compute.kv_fp8 import dequantise
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.kv_cache import LayerCache, dequantise
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first

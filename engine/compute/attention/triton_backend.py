@@ -1,4 +1,4 @@
-"""Attention by Triton kernels: the backend for GPUs. Its oracle is attention_torch.
+"""Attention by Triton kernels: the backend for GPUs. Its oracle is torch_backend.
 
 `begin` keeps what the host knows, and the first layer of each kind has the device plan the step; neither waits for the
 device. Memory is sized by `reserve`, and grids by the numbers of sequences and new tokens alone, so a step can be
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.attention import AttentionInputs, AttentionSpec, LayerCache
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.kv_cache import LayerCache
 from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel, combine_kernel
 from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_items_kernel, plan_sequences_kernel
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles

@@ -4,11 +4,13 @@ import ctypes
 
 import torch
 
-from engine.compute.attention import LayerCache
 from engine.compute.cpp.extension import Library
-from engine.compute.mixture import Experts
-from engine.compute.operations import Gate, HeadSpec, Norm, Rope, TorchOperations
-from engine.compute.reference_operations import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
+from engine.compute.cpp.workspace import Workspace
+from engine.compute.heads import HeadSpec, Rope
+from engine.compute.kv_cache import LayerCache
+from engine.compute.operations.backend import Gate, Norm
+from engine.compute.operations.reference import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
+from engine.compute.operations.torch_backend import TorchOperations
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm
@@ -26,32 +28,13 @@ class HeadArguments(ctypes.Structure):
     )
 
 
-class Room:
-    """Memory for one operation's results, kept from step to step. It grows by doubling."""
-
-    __slots__ = ("_memory", "_view")
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-        self._view = self._memory
-
-    def shaped(self, *shape: int) -> torch.Tensor:
-        if self._view.shape != shape:
-            size = torch.Size(shape).numel()
-            if self._memory.numel() < size:
-                self._memory = torch.empty(max(size, 2 * self._memory.numel()))
-            self._view = self._memory[:size].view(shape)
-        return self._view
-
-
-class CppOperations:
-    """float32 only. What has no kernel is left to the reference.
+class CppOperations(TorchOperations):
+    """float32 only. Operations without a kernel are those of the reference.
 
     The gates' exponential is within 2 units in the last place. A row's results do not depend on the other rows.
     """
 
     def __init__(self, library: Library) -> None:
-        self._reference = TorchOperations()
         self._rms_norm = library.function("sojourn_rms_norm", POINTER, POINTER, POINTER, INT, INT, FLOAT, FLOAT)
         self._add_rms_norm = library.function(
             "sojourn_add_rms_norm", POINTER, POINTER, POINTER, POINTER, INT, INT, FLOAT, FLOAT
@@ -61,12 +44,12 @@ class CppOperations:
         self._write_rows = library.function("sojourn_write_rows", POINTER, POINTER, POINTER, INT, INT)
         self._heads = HeadArguments()
         self._heads_address = ctypes.addressof(self._heads)
-        self._normed, self._added, self._gated, self._query = Room(), Room(), Room(), Room()
+        self._normed, self._added, self._gated, self._query = (Workspace() for _ in range(4))
 
     def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         shift = SHIFTS.get(kind)
         if shift is None:
-            return self._reference.norm(kind, x, weight, eps)
+            return super().norm(kind, x, weight, eps)
         x = _whole(x)
         rows, size = x.shape
         normed = self._normed.shaped(rows, size)
@@ -78,7 +61,7 @@ class CppOperations:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         shift = SHIFTS.get(kind)
         if shift is None:
-            return self._reference.add_norm(kind, x, residual, weight, eps)
+            return super().add_norm(kind, x, residual, weight, eps)
         x, residual = _whole(x), _whole(residual)
         rows, size = x.shape
         normed = self._added.shaped(rows, size)
@@ -90,7 +73,7 @@ class CppOperations:
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
         kernel = self._gates.get(kind)
         if kernel is None:
-            return self._reference.gate(kind, gate_up)
+            return super().gate(kind, gate_up)
         gate_up = _whole(gate_up)
         rows, size = gate_up.shape
         gated = self._gated.shaped(rows, size // 2)
@@ -127,16 +110,6 @@ class CppOperations:
             if rows is not None:
                 rows, to = _whole(rows), layer_cache.values[plane]
                 self._write_rows(rows.data_ptr(), slots.data_ptr(), to.data_ptr(), len(rows), to.stride(0))
-
-    def mixture(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        gate_up: Experts,
-        down: Experts,
-    ) -> torch.Tensor:
-        return self._reference.mixture(x, weights, experts, gate_up, down)
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:
