@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import httpx
@@ -191,24 +191,26 @@ def test_without_a_run_directory_a_burst_is_told_in_the_answer_alone(tool_server
 
 @pytest.mark.slow
 def test_a_core_that_dies_ends_the_burst(tmp_path):
-    answers = []
-    with serving(tmp_path) as server:
-        asking = threading.Thread(target=lambda: answers.append(profile(server, steps=5, timeout_s=50)))
-        asking.start()
-        time.sleep(0.5)
+    def is_refused(answer: httpx.Response) -> bool:
+        return answer.json()["error"]["code"] == "profile_running"
+
+    def long_burst(server) -> httpx.Response:
+        while is_refused(answer := profile(server, steps=5, timeout_s=50)):  # a short one was first
+            pass
+        return answer
+
+    with serving(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(long_burst, server)
+        wait_for(lambda: is_refused(profile(server, steps=5, timeout_s=0.05)))
         os.kill(server.core_pid(), signal.SIGKILL)
-        asking.join()
-        assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "engine_core_died"
+        answer = asking.result()
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_core_died"
         server.wait_ready()
         assert profile(server, steps=5, timeout_s=0.1).json()["error"]["code"] == "no_steps"
 
 
 def test_one_burst_at_a_time(api_server):
-    answers = []
-    first = threading.Thread(target=lambda: answers.append(profile(api_server, steps=1000, timeout_s=1)))
-    first.start()
-    time.sleep(0.3)
-    second = profile(api_server, steps=1)
-    first.join()
-    assert second.status_code == 409 and second.json()["error"]["code"] == "profile_running"
-    assert answers[0].json()["error"]["code"] == "no_steps"
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: profile(api_server, steps=1000, timeout_s=1), range(2)))
+    assert sorted(answer.json()["error"]["code"] for answer in answers) == ["no_steps", "profile_running"]
+    assert [answer.status_code for answer in answers] == [409, 409]

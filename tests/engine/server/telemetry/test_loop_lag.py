@@ -36,6 +36,7 @@ def test_the_lateness_is_what_the_loop_slept_too_long():
     assert lag.total_ns == 253 * MS and lag.worst_ns == 250 * MS and sum(lag.counts) == 3
 
 
+@pytest.mark.slow  # real time; the test above has a clock of its own
 def test_a_block_of_the_real_loop_shows():
     async def block() -> LoopLag:
         lag = LoopLag()

@@ -36,17 +36,27 @@ def test_a_sample_that_fails_is_told_and_the_next_ones_come(tmp_path, monkeypatc
 
 
 def test_the_time_since_the_last_sample_is_sampled_at_the_end(tmp_path, monkeypatch):
-    told = telemetry.Telemetry(EngineConfig(model="tiny-model", run_dir=tmp_path / "run"))
-    monkeypatch.setattr(telemetry, "SAMPLE_SECONDS", 60)
+    samples, take_sample = [], telemetry.SystemSampler.sample
 
-    async def watch(seconds: float) -> None:
-        sampling = asyncio.create_task(told.sample_system(os.getpid))
-        await asyncio.sleep(seconds)
+    def sample(sampler, core_pid):
+        samples.append(take_sample(sampler, core_pid))
+        return samples[-1]
+
+    monkeypatch.setattr(telemetry.SystemSampler, "sample", sample)
+    monkeypatch.setattr(telemetry, "SAMPLE_SECONDS", 60)
+    observer = telemetry.Telemetry(EngineConfig(model="tiny-model", run_dir=tmp_path / "run"))
+
+    async def watch(fewest_seconds: float, until: int) -> None:
+        monkeypatch.setattr(telemetry, "FEWEST_SAMPLE_SECONDS", fewest_seconds)
+        sampling = asyncio.create_task(observer.sample_system(os.getpid))
+        while len(samples) < until:
+            await asyncio.sleep(0.01)
         sampling.cancel()
         await asyncio.wait([sampling])
 
-    asyncio.run(watch(0.1))  # too short for a share of its CPU time
-    asyncio.run(watch(0.6))
-    told.close()
-    gaps = RunDirectory(tmp_path / "run").table("system").ns.diff()
-    assert len(gaps) == 3 and gaps.iloc[-1] >= telemetry.FEWEST_SAMPLE_SECONDS * 1e9
+    asyncio.run(watch(60, until=1))  # a last sample would be too short for a share of CPU time
+    assert len(samples) == 1
+    asyncio.run(watch(0, until=2))
+    observer.close()
+    assert RunDirectory(tmp_path / "run").table("system").ns.tolist() == [each.ns for each in samples]
+    assert len(samples) == 3
