@@ -11,7 +11,7 @@ from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 
-def test_a_reader_that_leaves_ends_the_printing_and_neither_the_report_nor_what_comes_after(tmp_path, monkeypatch):
+def test_a_reader_that_leaves_ends_the_printing_and_nothing_else(tmp_path, monkeypatch):
     run = synthetic_run(tmp_path / "run", requests=20)
     read_end, write_end = os.pipe()
     os.close(read_end)

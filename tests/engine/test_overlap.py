@@ -109,7 +109,7 @@ def assert_closed(simulation: Simulation) -> None:
         assert idle_since_ns <= record.end_ns
 
 
-def test_a_decode_is_launched_before_the_one_before_it_is_read_and_the_host_costs_nothing():
+def test_a_decode_is_launched_before_the_last_is_read_and_the_host_costs_nothing():
     ledgers = {}
     for overlap in (False, True):
         simulation = Simulation(overlap=overlap)
@@ -128,7 +128,7 @@ def test_a_decode_is_launched_before_the_one_before_it_is_read_and_the_host_cost
     assert ledgers[True][Account.COMPUTE_HOST] < ledgers[False][Account.COMPUTE_HOST] / 3
 
 
-def test_a_token_that_was_under_way_when_its_request_stopped_is_counted_and_told_nobody():
+def test_a_token_in_flight_when_its_request_stopped_is_counted_but_not_sent():
     prompt = [3] * 6
     stop = sequential(prompt, 9)[4]
     message = ask("a", prompt, 9, stop_token_ids=[stop])
@@ -205,7 +205,7 @@ def test_overlap_changes_no_token_of_requests_with_controls_and_grammars():
     assert told["on"] == told["off"]
 
 
-def test_a_chain_of_overlapped_steps_on_a_cpu_never_begins_before_the_one_before_it_ended(checkpoints):
+def test_an_overlapped_step_on_a_cpu_never_begins_before_the_last_one_ended(checkpoints):
     _, published = generate(checkpoints["llama"], [[3, 4, 5]] * 3, max_tokens=20, overlap="on")
     ended_ns = published.records[0].begin_ns
     for record in published.records:

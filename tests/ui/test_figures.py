@@ -212,7 +212,7 @@ def test_accounts_are_shades_of_their_lifecycle_and_all_differ():
     assert len(set(theme.ACCOUNT_COLOURS.values())) == len(theme.ACCOUNT_COLOURS)
 
 
-def test_parts_of_the_time_of_a_foreign_server_are_those_of_the_diagnosis_and_sum_to_all_of_it(vllm):
+def test_parts_of_a_foreign_servers_time_equal_the_diagnosis_and_sum_to_all(vllm):
     fig, share = server.parts_of_the_time(vllm.diagnosis), vllm.diagnosis.ledger_share
     shown = {trace.name: trace.x for trace in fig.data}
     assert {"queue", "prefill", "decode", "unaccounted"} <= set(shown)

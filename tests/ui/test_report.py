@@ -66,7 +66,7 @@ def test_report_tells_the_whole_story_in_the_common_words(chat_page, chat):
         assert found.cause in page.text and found.fix.change in page.text
 
 
-def test_report_has_every_latency_with_its_interval_and_definition_and_says_whether_the_run_was_steady(chat_page, chat):
+def test_report_has_every_latency_with_interval_definition_and_steadiness(chat_page, chat):
     page, measured = Page(chat_page), chat.diagnosis.results
     assert f"Steady state: {measured.steady.verdict}" in page.text and "Deadlines of tokens" in page.text
     for row in measured.latencies:

@@ -117,7 +117,7 @@ def test_the_first_sibling_of_an_aborted_leader_leads_the_others():
     assert [simulation.published.ended[f"f{i}"].cached_tokens for i in range(3)] == [0, 9, 9]
 
 
-def test_a_fork_that_comes_late_reads_a_leader_that_decodes_and_goes_alone_after_one_that_ended():
+def test_a_late_fork_reads_a_decoding_leader_and_goes_alone_after_its_end():
     simulation = Simulation(prefix_caching=False)
     simulation.receive(fork("leader", list(range(10)), 6))
     simulation.step()

@@ -109,7 +109,7 @@ def check_random_traffic(arrivals: list[dict], bounds: dict) -> None:
 
 @given(st.lists(arrival, min_size=1, max_size=10), limits)
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_under_every_policy_random_traffic_gets_its_own_tokens_closed_ledgers_and_no_leak(arrivals, bounds):
+def test_random_traffic_gets_its_own_tokens_under_every_policy(arrivals, bounds):
     check_random_traffic(arrivals, bounds)
 
 
@@ -117,7 +117,7 @@ def test_under_every_policy_random_traffic_gets_its_own_tokens_closed_ledgers_an
 @pytest.mark.timeout(900)
 @given(st.lists(arrival, min_size=1, max_size=16), limits)
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
-def test_under_every_policy_long_random_traffic_gets_its_own_tokens_closed_ledgers_and_no_leak(arrivals, bounds):
+def test_long_random_traffic_gets_its_own_tokens_under_every_policy(arrivals, bounds):
     check_random_traffic(arrivals, bounds)
 
 

@@ -118,7 +118,7 @@ def test_priority_lets_no_more_than_the_promised_number_overtake(gap):
     assert simulation.published.ended["victim"].preemptions == 0  # those who could throw it out went before it
 
 
-def test_shortest_prefill_first_serves_the_least_work_first_and_cached_prompts_are_little_work():
+def test_shortest_prefill_first_serves_the_least_uncached_work_first():
     simulation = Simulation(policy="shortest-prefill-first", knobs={"shortest_ageing": 1}, max_num_seqs=1)
     simulation.receive(ask("long", 30, 1))
     simulation.drain()
@@ -157,7 +157,7 @@ def test_static_batching_fills_its_batch_over_several_steps_before_it_decodes():
     assert kinds == [{"prefill"}] * prompts + [{"decode"}] * (len(kinds) - prompts) and prompts >= 6
 
 
-def test_static_batching_closes_its_batch_even_while_new_requests_that_only_score_keep_coming():
+def test_static_batching_closes_its_batch_while_scoring_requests_keep_coming():
     simulation = Simulation(policy="static", max_num_seqs=3)
     before = flood(
         simulation, ask("victim", 4, 5), lambda step: [ask(f"s{step}.{i}", 4, 1) for i in range(3)], steps=40
@@ -279,7 +279,7 @@ def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
     assert len(simulation.scheduler.policy.line._counters) <= 8 + 8  # the limit, and those who are served now
 
 
-def test_no_more_long_prompts_than_allowed_are_computed_at_once_and_short_ones_overtake():
+def test_no_more_long_prompts_than_allowed_run_at_once_and_short_ones_overtake():
     simulation = Simulation(max_num_batched_tokens=20, max_prefill_chunk_tokens=6, **LONG)
     simulation.receive(*[ask(f"long{i}", 30, 3) for i in range(3)], *[ask(f"short{i}", 3, 3) for i in range(2)])
     long_at_once = []

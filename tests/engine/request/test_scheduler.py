@@ -63,7 +63,7 @@ def test_waiting_is_booked_to_the_reason_of_the_refusal(bounds, account):
     assert all(ledger[other] == 0 for other in waited - {account})
 
 
-def test_a_request_handed_over_during_a_step_waits_for_that_step_and_is_admitted_after_it():
+def test_a_request_that_arrives_during_a_step_is_admitted_after_it():
     simulation = Simulation()
     simulation.receive(message("first", [1] * 8, 8))
     simulation.step()

@@ -57,7 +57,7 @@ def test_disconnect_frees_a_running_and_a_queued_request_within_a_step(tmp_path)
     assert (requests.output_tokens < 2000).all()
 
 
-def test_request_that_can_never_fit_in_the_pool_is_refused_and_the_largest_one_is_served(tmp_path):
+def test_request_larger_than_the_pool_is_refused_and_the_largest_that_fits_is_served(tmp_path):
     with serving(tmp_path, MODEL, "--num-kv-blocks", "4") as server:
         refused = post(server, prompt=[7] * 60, max_tokens=5)
         assert refused.status_code == 400
@@ -65,7 +65,7 @@ def test_request_that_can_never_fit_in_the_pool_is_refused_and_the_largest_one_i
         assert post(server, prompt=[7] * 60, max_tokens=4, ignore_eos=True).json()["usage"]["completion_tokens"] == 4
 
 
-def test_queue_over_its_limit_gets_429_with_retry_after_and_the_limit_itself_is_served(tmp_path):
+def test_queue_over_its_limit_gets_429_and_the_limit_itself_is_served(tmp_path):
     with serving(tmp_path, MODEL, "--max-num-seqs", "1", "--max-waiting", "1") as server:
         asked = {"model": MODEL, "prompt": "The", "max_tokens": 2000, "stream": True, "ignore_eos": True}
         stream = contextlib.ExitStack()

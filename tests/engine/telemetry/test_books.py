@@ -127,7 +127,7 @@ def test_steps_that_are_told_and_taken_together_are_those_of_one_by_one(events, 
     limits=st.sampled_from([{}, {"max_long_prefills": 1, "long_prefill_tokens": 12}]),
     bounds=st.fixed_dictionaries(BOUNDS),
 )
-def test_tokens_preemptions_and_recomputed_positions_add_up_between_requests_and_steps(events, limits, bounds):
+def test_tokens_preemptions_and_recomputed_positions_agree_by_request_and_by_step(events, limits, bounds):
     simulation, _ = play(events, 0, limits, **bounds)
     published = simulation.published
     lengths = {what.request_id: len(what.prompt_token_ids) for kind, what in events if kind == "submit"}
@@ -256,7 +256,7 @@ def test_a_request_that_cannot_grow_and_is_the_last_in_rank_gives_way_to_itself(
     assert simulation.published.tokens["new"] == sequential([2] * 8, 12)
 
 
-def test_prefixes_that_others_computed_while_a_request_was_out_count_as_cached_and_no_position_is_counted_twice():
+def test_prefixes_computed_by_others_during_a_preemption_count_as_cached_once():
     """Preempted within its prompt; meanwhile another request computes the whole of it."""
     simulation = Simulation(num_blocks=14, max_num_batched_tokens=12, max_prefill_chunk_tokens=6, policy="priority")
     prompt = [7] * 30
@@ -295,7 +295,7 @@ def test_steps_are_told_some_together_and_all_that_are_over_when_the_loop_falls_
     assert len(told) == 6, "there is nothing more to tell"
 
 
-def test_a_step_of_the_same_decodes_shares_its_lists_and_later_steps_change_none_of_them():
+def test_steps_of_the_same_decodes_share_lists_that_later_steps_do_not_change():
     simulation = Simulation(block_size=16)
     simulation.receive(ask("a", [1] * 8, 6), ask("b", [2] * 8, 12))
     simulation.drain()

@@ -39,7 +39,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(events=EVENTS, cut=st.integers(1, 60), most_bytes=st.integers(1, 2000))
-def test_pieces_hold_whole_requests_in_the_order_of_stamping_and_no_more_than_was_asked(events, cut, most_bytes):
+def test_pieces_hold_whole_requests_in_order_and_no_more_than_was_asked(events, cut, most_bytes):
     with tempfile.TemporaryDirectory() as folder:
         for begin in range(0, len(events), cut):
             write_events(Path(folder), log_of(events[begin : begin + cut]), begin)

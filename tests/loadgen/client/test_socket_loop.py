@@ -92,7 +92,7 @@ def test_requests_that_overlap_never_share_a_connection():
     assert len(ends) == 3 and server.connections == 3
 
 
-def test_connection_that_the_server_has_closed_is_replaced_before_anything_is_sent_on_it():
+def test_connection_closed_by_the_server_is_replaced_before_anything_is_sent():
     """The server hangs up after each reply without a word: nothing is lost, nothing is sent twice, and it is booked."""
     server = PlainServer(hang_up_after=1)
     ends, loop = sent(server, [0, 0, 0], reuse=True)

@@ -38,7 +38,7 @@ def test_same_seed_gives_the_same_prompts():
     assert PromptSource(1).prompt(20) != other.prompt(20)
 
 
-def test_no_two_prompts_or_prefixes_share_a_first_block_be_they_of_one_seed_or_of_two(tokenizer):
+def test_no_two_prompts_or_prefixes_share_a_first_block_within_or_across_seeds(tokenizer):
     """A server that runs on has the prompts of the run before; there are only 50,000 words to begin at."""
     seen, made = set(), 0
     for seed in (1, 2):

@@ -81,7 +81,7 @@ def test_generator_that_is_late_by_a_tenth_of_the_objective_makes_the_run_invali
     assert meta["valid"] is False and not list(run.path.glob("progress*"))
 
 
-def test_what_a_closed_loop_sent_after_its_warmup_is_what_its_ideal_and_its_lateness_are_of(tmp_path):
+def test_ideal_and_lateness_of_a_closed_loop_are_of_what_it_sent_after_warmup(tmp_path):
     """Of 200 that were built eight had their turn, not in the order of building; the first three were warm-up."""
     pool = CHAT | {"prompt_tokens": 80, "shared_prefix_tokens": 64, "num_shared_prefixes": 5}
     chosen = scenario({"process": "concurrency", "in_flight": 2, "count": 200}, [pool], measure={"warmup_s": 0.25})

@@ -124,7 +124,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     assert [outgoing.due_ns for outgoing in [first, *arrivals]] == [0, 10**10, 2 * 10**10, 3 * 10**10]
 
 
-def test_closed_loop_begins_nothing_after_its_duration_and_what_was_never_due_has_no_record(tmp_path):
+def test_closed_loop_begins_nothing_after_its_duration_nor_records_it(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     records = replay(
         scenario({"process": "concurrency", "in_flight": 2, "duration_s": 1, "count": 50}), server.url, tmp_path
@@ -134,7 +134,7 @@ def test_closed_loop_begins_nothing_after_its_duration_and_what_was_never_due_ha
     assert max(record.due_ns for record in records) < begin + 1e9
 
 
-def test_session_of_a_closed_loop_that_its_duration_cut_has_no_record_of_what_was_never_due(tmp_path):
+def test_session_cut_by_the_duration_has_no_record_of_what_was_never_due(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     chosen = scenario({"process": "concurrency", "in_flight": 1, "duration_s": 1.2}, [TALK | {"session": {
         "turns": 100, "think_time_s": 0.1, "turn_tokens": 2}}])  # fmt: skip
@@ -182,7 +182,7 @@ def test_closed_loop_has_enough_built_for_short_replies_and_not_much_more(monkey
 
 
 @pytest.mark.parametrize("klass", [CHAT, CHAT | {"prompt_tokens": 20_000}])
-def test_small_closed_loop_has_enough_built_for_a_fast_server_and_a_large_one_what_is_soon_written(klass):
+def test_closed_loop_builds_enough_for_a_fast_server_and_little_more(klass):
     few, many = (scenario(IN_FLIGHT | {"in_flight": slots, "duration_s": 4}, [klass]) for slots in (3, 400))
     schedule = build_schedule(few, 3, "x")
     num_sent, ran_out = play(schedule, few.arrivals.closed_loop, round(0.02e9))

@@ -66,7 +66,7 @@ def test_ramp_has_the_expected_count_in_every_quarter_and_the_shape_within(ramp)
 
 
 @pytest.mark.parametrize("ramp", [LINEAR, EXPONENTIAL, LINEAR | {"start_rps": 0}, LINEAR | {"end_rps": 0}])
-def test_regular_ramp_has_one_arrival_each_time_that_its_cumulated_rate_has_grown_by_one(ramp):
+def test_regular_ramp_has_an_arrival_each_time_its_cumulated_rate_grows_by_one(ramp):
     moments = offsets(ramp | {"gaps": "regular"})
     assert np.allclose(cumulated(ramp, moments), np.arange(1, len(moments) + 1), rtol=1e-9)
     total = cumulated(ramp, np.array(100.0))

@@ -101,7 +101,7 @@ def begun(folder, plan, kind: str = "sweep") -> SearchFolder:
         return held
 
 
-def test_a_folder_keeps_finished_points_removes_what_was_cut_short_and_refuses_another_plan(tmp_path):
+def test_a_folder_keeps_finished_points_only_and_refuses_another_plan(tmp_path):
     plan = {"rates_rps": [2.0, 4.0], "scenario": {"name": "chat"}, "repeats": 1, "versions": {"torch": "2.6"}}
     with SearchFolder(tmp_path / "s", "sweep", plan) as first:
         first.write()
@@ -211,7 +211,7 @@ def test_rates_are_a_grid_or_a_list_and_wrong_ones_are_explained():
             wrong()
 
 
-def test_objectives_on_the_command_line_are_those_of_vllm_and_wrong_ones_are_explained():
+def test_command_line_objectives_are_those_of_vllm_and_wrong_ones_are_explained():
     assert parse_bounds("ttft:500 tpot:50, e2el:9000") == {"ttft_ms": 500, "tpot_ms": 50, "e2e_ms": 9000}
     for wrong, says in (("itl:5", "names no latency"), ("ttft:0", "above 0"), ("ttft", "above 0"), ("", "no objective"),
                         ("ttft:1 ttft:2", "twice"), ("ttft:inf", "above 0"), ("ttft:nan", "above 0")):  # fmt: skip

@@ -41,7 +41,7 @@ class PageServer:
         return parse_base_url(f"http://127.0.0.1:{self._server.server_port}")
 
 
-def test_first_scrape_is_over_when_start_returns_and_the_last_comes_after_stop_is_asked_for(tmp_path):
+def test_first_scrape_ends_before_start_returns_and_the_last_begins_after_stop(tmp_path):
     server = PageServer(lambda asked: PAGE)
     scraper = Scraper(server.endpoint, tmp_path, interval_s=2.0)
     assert scraper.start() and server.asked == 1

@@ -58,7 +58,7 @@ def test_rows_that_stand_for_no_request_are_left_out_and_counted(tmp_path):
     assert list(read_trace(write(tmp_path, "sharegpt.json")).left_out.values()) == [2]
 
 
-def test_window_is_counted_from_the_first_request_also_of_a_file_that_is_not_in_order(tmp_path):
+def test_window_is_counted_from_the_first_request_even_in_an_unordered_file(tmp_path):
     assert told(write(tmp_path, "mooncake.jsonl"), start_s=1) == [(3, 1024, 7)]
     assert told(write(tmp_path, "plain.jsonl"), start_s=1, end_s=2) == [(1, 12, 3)]
     assert read_trace(write(tmp_path, "plain.jsonl"), window=Window(start_s=99)).end_s == 3.5

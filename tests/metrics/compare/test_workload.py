@@ -39,7 +39,7 @@ def latency(verdict: str, ratio: float) -> Compared:
 
 @few
 @given(st.floats(0.5, 2), st.booleans())
-def test_replies_are_other_work_where_they_are_surely_longer_or_shorter_than_the_margin(factor, paired):
+def test_replies_surely_longer_or_shorter_than_the_margin_are_other_work(factor, paired):
     faults = other_work(side(), side(TOKENS * factor), paired, True, 0.05, 0.95)
     if paired:  # the same requests: nothing is left to chance
         assert bool(faults) == (abs(math.log(factor)) > math.log(1.05))

@@ -85,7 +85,7 @@ def test_few_requests_are_not_called_healthy(tmp_path):
     assert enough.state == "healthy"
 
 
-def test_growing_queue_is_named_where_all_objectives_are_kept_and_is_healthy_only_where_the_rate_was_to_grow(tmp_path):
+def test_growing_queue_is_named_unless_the_rate_was_meant_to_grow(tmp_path):
     patient = [{"klass": "all", "ttft_ms": 1e7, "tpot_ms": None, "e2e_ms": None, "source": "chosen for the test"}]
     run = synthetic_run(tmp_path / "run", plant="overload", objectives=patient)
     diagnosis = diagnose(run)
@@ -284,7 +284,7 @@ def test_classes_with_different_causes_get_a_finding_each(tmp_path):
     assert {"prompt", "token budget of a step"} <= {finding.object for finding in diagnosis.findings}
 
 
-def test_settings_that_only_the_server_tells_are_defaults_and_a_full_pool_of_them_is_capacity(tmp_path):
+def test_settings_that_the_server_alone_reports_are_defaults(tmp_path):
     run = synthetic_run(tmp_path / "run", plant="tiny_kv")
     engine = run.meta()["engine"]
     assert engine.pop("num_kv_blocks") == engine["served"]["engine"]["num_kv_blocks"]

@@ -159,7 +159,7 @@ def test_only_settings_that_were_named_count_as_chosen(tmp_path):
     assert facts.engine["block_size"] == 16 and facts.engine["num_kv_blocks"] == 64
 
 
-def test_offenders_are_long_beside_those_that_are_late_though_half_of_all_prompts_are_long(tmp_path):
+def test_offenders_are_long_beside_the_late_though_half_of_all_prompts_are(tmp_path):
     found = diagnose(synthetic_run(tmp_path / "run", plant="documents_beside_as_many_chats")).findings[0]
     assert "requests of document with" in found.cause
 

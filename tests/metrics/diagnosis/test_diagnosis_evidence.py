@@ -98,7 +98,7 @@ def test_waits_by_reason_are_those_of_the_records_where_they_tell(tmp_path):
     assert gather(synthetic_run(tmp_path / "old", plant="small_batch_cap", requests=60)).waits["batch_cap"] > 0.9
 
 
-def test_residual_is_told_apart_for_steps_that_arithmetic_bounds_and_those_that_memory_bounds(tmp_path):
+def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_path):
     def decodes_slow(records) -> None:
         records.steps[:] = [
             msgspec.structs.replace(step, predicted_ns=None if step.predicted_ns is None else step.device_ns // 3)

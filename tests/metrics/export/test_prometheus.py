@@ -373,7 +373,7 @@ def test_step_as_long_as_predicted_lies_on_the_bound_at_one():
 
 
 @pytest.mark.parametrize(("choices", "tokens"), [(1, 5), (3, 5), (3, 1)])
-def test_time_per_output_token_of_choices_that_grow_side_by_side_is_that_of_the_longest(choices, tokens):
+def test_time_per_output_token_of_parallel_choices_is_that_of_the_longest(choices, tokens):
     token_ns = sorted([MS * (10 + 20 * index) for index in range(tokens)] * choices)
     request = msgspec.structs.replace(
         random_request(Random(1)), token_ns=token_ns, output_tokens=choices * tokens, longest_output_tokens=tokens

@@ -54,7 +54,7 @@ def test_who_waits_for_tokens_waits_for_those_who_compute_them():
     assert blamed_ms(book, "b") == {"a": 48 / 49 * 10 + 15 / 16 * 10}
 
 
-def test_who_waits_for_blocks_waits_for_those_who_hold_them_also_while_they_have_no_part_in_a_step():
+def test_who_waits_for_blocks_waits_for_all_who_hold_them():
     scene = Scene()
     scene.step(("a", "decode", 1, 11), ("b", "decode", 1, 3), reason="kv_blocks")  # 3 blocks and 1
     scene.step(("b", "decode", 1, 4), reason="kv_blocks")  # a still holds its 3, b has 2
@@ -67,7 +67,7 @@ def test_who_waits_for_blocks_waits_for_those_who_hold_them_also_while_they_have
     assert blamed_ms(book, "a") == {"b": 10}, "a step without it is the fault of those who were in it"
 
 
-def test_preempted_request_waits_for_the_one_that_took_its_blocks_and_then_for_whoever_holds_some():
+def test_preempted_request_waits_for_who_took_its_blocks_then_for_who_holds_some():
     scene = Scene()
     scene.step(*runs("v", "a", "b", past=3))
     scene.step(*runs("a", "b", past=4), taken={"v": "a"})
@@ -90,7 +90,7 @@ def test_request_that_could_not_grow_itself_waits_for_those_who_hold_blocks():
     assert blamed_ms(opened(scene), "v") == {"a": 10}
 
 
-def test_further_choice_waits_for_its_first_one_and_long_prompt_for_the_prompts_before_it():
+def test_further_choice_waits_for_its_first_and_long_prompt_for_those_before():
     scene = Scene()
     scene.step(("v", "prefill", 8, 0), ("a", "prefill", 8, 0), *runs("b"), reason="policy")
     scene.step(("v#1", "decode", 1, 8), *runs("b"))

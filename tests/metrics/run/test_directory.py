@@ -157,7 +157,7 @@ def test_recorder_counts_what_it_drops_and_what_the_disk_refuses(tmp_path):
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 5])
-def test_ring_holds_its_capacity_counts_what_comes_beyond_and_has_room_again_once_it_is_written(tmp_path, beyond):
+def test_ring_counts_what_exceeds_its_capacity_and_has_room_again_once_written(tmp_path, beyond):
     capacity = 4
     recorder = Recorder(tmp_path, ("requests",), capacity)
     recorder._closing.set()  # the writer stops, so that nothing empties the ring

@@ -37,7 +37,7 @@ def test_estimate_lies_in_its_bracket_and_within_what_was_offered(offered):
     assert max_rate(list(reversed(offered))) == found
 
 
-def test_rate_between_the_last_that_keeps_and_the_first_that_does_not_is_interpolated():
+def test_rate_between_the_last_kept_and_the_first_missed_is_interpolated():
     found = max_rate([offered_at(2, 200, 200), offered_at(4, 192, 200), offered_at(8, 100, 200)])
     assert (found.low_rps, found.high_rps, found.resolved) == (4, 8, True)
     assert found.rate_rps == pytest.approx(4 + 4 * 0.06 / 0.46)

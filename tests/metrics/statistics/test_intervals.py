@@ -65,7 +65,7 @@ def test_wilson_gives_the_figures_of_the_textbook():
         wilson(3, 2)
 
 
-def test_bounds_of_a_quantile_are_values_that_were_measured_and_cover_as_often_as_the_binomial_says():
+def test_bounds_of_a_quantile_are_measured_values_with_binomial_coverage():
     values = np.arange(1.0, 101.0)
     bounds = quantile_interval(values, 0.5)
     ranks = int(bounds.low), int(bounds.high)

@@ -94,7 +94,7 @@ def test_what_another_request_computes_at_this_moment_is_in_flight():
     simulation.check_idle()
 
 
-def test_the_last_block_of_a_prompt_is_computed_by_everybody_and_so_in_flight_for_nobody():
+def test_the_last_block_of_a_prompt_is_in_flight_for_nobody():
     simulation = Simulation()
     simulation.receive(ask("a", A + B), ask("b", A + B))
     simulation.drain()
@@ -102,7 +102,7 @@ def test_the_last_block_of_a_prompt_is_computed_by_everybody_and_so_in_flight_fo
     simulation.check_idle()
 
 
-def test_what_the_head_of_the_queue_waits_to_read_is_used_in_the_shadow_as_it_is_in_the_pool():
+def test_what_the_queue_head_waits_to_read_is_used_in_the_shadow_as_in_the_pool():
     """The running request evicts something else; `check` would see the shadow evict what the head asked for."""
     simulation = Simulation(num_blocks=8)
     served(simulation, ask("a", A), ask("b", B))
@@ -233,7 +233,7 @@ def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
     assert pool.available == 8
 
 
-def test_a_salt_is_forgotten_with_its_last_block_and_one_that_never_had_a_block_with_its_last_request():
+def test_a_salt_is_forgotten_with_its_last_block_or_last_request():
     shadow = Shadow(8, SIZE, remembered=4)
     simulation = Simulation(8)
     simulation.journal.shadow = shadow
@@ -247,7 +247,7 @@ def test_a_salt_is_forgotten_with_its_last_block_and_one_that_never_had_a_block_
     assert len(shadow) == 12 and shadow.num_salts == 12 / 2, "two blocks each"
 
 
-def test_sampled_times_and_distances_are_those_of_the_clock_and_of_the_blocks_between():
+def test_sampled_times_are_of_the_clock_and_distances_of_the_blocks_between():
     simulation = Simulation(num_blocks=6)
     served(simulation, ask("a", A))  # one block can be used again, two are cached
     served(simulation, ask("b", B))

@@ -81,7 +81,7 @@ def rows(folder: Path) -> list:
     return list(RunDirectory(folder / "run").table("requests").itertuples())
 
 
-def test_a_call_that_is_left_after_one_of_its_choices_ended_has_all_its_time_in_the_ledger(tmp_path):
+def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(tmp_path):
     async def check() -> None:
         async with running(tmp_path) as (app, client):
             core = app.state.service.core

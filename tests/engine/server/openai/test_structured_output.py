@@ -163,7 +163,7 @@ def test_what_only_looks_hostile_is_answered(name, server):
     assert answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-def test_what_turns_out_too_much_while_it_is_followed_ends_with_an_error_and_no_other(server):
+def test_a_grammar_that_becomes_too_large_ends_its_request_and_no_other(server):
     """Its first step is cheap; somewhere within the output llguidance meets its own limits."""
     regex = "(((a{1,50}){1,50}){1,50}){1,50}"
     answers = [post(server, max_tokens=20, temperature=1.0, seed=i, guided_regex=regex) for i in range(6)]

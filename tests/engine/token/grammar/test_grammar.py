@@ -297,7 +297,7 @@ def test_choices_are_quoted_whatever_they_hold(engine, text_of):
         assert text_of(published.tokens[f"quoted{index}"]) == option
 
 
-def test_the_choices_of_a_call_compile_their_grammar_once_and_follow_it_each_for_itself(monkeypatch):
+def test_choices_of_a_call_compile_their_grammar_once_and_follow_it_separately(monkeypatch):
     from engine.config import model_folder
 
     compiled, write = [], _SOURCES["regex"]

@@ -115,7 +115,7 @@ def test_frequencies_equal_transformers(family, length):
     assert our_factor == pytest.approx(factor, rel=1e-12)
 
 
-def test_dynamic_rope_beyond_the_models_length_is_that_of_transformers_at_max_model_len(checkpoints):
+def test_dynamic_rope_beyond_the_models_length_is_that_of_transformers(checkpoints):
     from transformers import AutoModelForCausalLM
 
     folder, length = checkpoints["llama-dynamic"], 640

@@ -39,7 +39,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=str)
-def test_entropy_is_that_of_the_distribution_and_the_kept_mass_that_of_what_can_be_drawn(sampling):
+def test_entropy_is_of_the_distribution_and_kept_mass_of_what_can_be_sampled(sampling):
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     entropy, kept = sample_of(logits, **sampling)
     distribution = torch.distributions.Categorical(logits=logits.double() / sampling["temperature"])

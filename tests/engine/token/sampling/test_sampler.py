@@ -267,7 +267,7 @@ SEEDED = [
 
 
 @pytest.mark.parametrize("controls", SEEDED, ids=["truncated", "edited"])
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_after_preemption_and_after_a_restart(controls, checkpoints):
+def test_a_seed_gives_the_same_tokens_alone_batched_preempted_and_restarted(controls, checkpoints):
     dice = random.Random(1)
     batch = [[dice.randrange(3, 320) for _ in range(40)] for _ in range(4)]
     folder = checkpoints["qwen3"]
