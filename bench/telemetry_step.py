@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from engine.telemetry.step_rows import StepRows
 
 from engine import messages
 from engine.config import EngineConfig
@@ -31,9 +32,8 @@ from engine.sampling import SamplingParams
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from engine.telemetry.observer import make_books
-from engine.telemetry.step_rows import StepRows
 from metrics.compute.cost_model import ModelShape
-from metrics.compute.step_costs import Appraiser
+from metrics.compute.step_costs import StepCosts
 from metrics.export.prometheus import Exporter
 from metrics.records import SCHEMAS
 from metrics.run.segments import StreamSegment
@@ -119,13 +119,13 @@ def front(told: list[bytes], steps: int) -> tuple[float, float, float, float]:
     began_ns = time.thread_time_ns()
     decoded = [messages.decode_from_core(message) for message in told]
     decoded_ns = time.thread_time_ns()
-    exporter, appraiser = Exporter("m"), Appraiser(SHAPE)
+    exporter, costs = Exporter("m"), StepCosts(SHAPE)
     rows = StepRows()
     for message in decoded:
         if message.steps is not None:
             rows.add(message.steps)
     batch = rows.take()
-    batches = [] if batch is None else [appraiser.complete(batch)]
+    batches = [] if batch is None else [costs.complete(batch)]
     appraised_ns = time.thread_time_ns()
     for batch in batches:
         exporter.observe_steps(batch)
@@ -143,7 +143,7 @@ def cold(batch: int, steps: int) -> dict[str, float]:
     """Microseconds of a step of the loop without books, and what they add to it; the same of the front."""
     runner, told = SweepingRunner(), []
     fronts = {"off": NoTelemetry(EngineConfig(model="")), "full": Telemetry(EngineConfig(model=""))}
-    fronts["full"].appraiser = Appraiser(SHAPE)
+    fronts["full"].costs = StepCosts(SHAPE)
     engines: dict[str, Engine] = {}
     for name, taking in fronts.items():
         engines[name] = decoding(name, batch, steps, runner, told.append)

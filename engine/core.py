@@ -15,7 +15,7 @@ from engine import messages
 from engine.config import EngineConfig, model_folder
 from engine.engine import Engine, make_scheduler
 from engine.process import freeze_startup_objects, let_threads_sleep, num_cores
-from engine.telemetry.observer import make_books
+from engine.telemetry.observer import make_observer
 
 
 def main() -> None:
@@ -27,17 +27,15 @@ def main() -> None:
     context = zmq.Context()
     inbox, outbox = open_sockets(context, sockets)
     try:
-        engine, ready = build(config, first_step, lambda outputs: outbox.send(messages.encode(outputs), copy=False))
+        engine, ready = build(config, first_step, lambda message: outbox.send(messages.encode(message), copy=False))
     except Exception as error:
         outbox.send(messages.encode(messages.Failed(f"{type(error).__name__}: {error}")))
         raise
     else:
         outbox.send(messages.encode(ready))
         freeze_startup_objects()
-        try:
-            loop(engine, inbox, outbox, front_pid)
-        finally:
-            engine.tell_all()  # also after a fault of ours: the steps before it
+        loop(engine, inbox, outbox, front_pid)
+        engine.flush()
     finally:
         outbox.close(linger=1000)
         inbox.close()
@@ -65,7 +63,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
     torch.set_num_threads(threads)
     runner = ModelRunner(config, model_folder(config.model))
     scheduler = make_scheduler(config, runner.num_blocks)
-    books = make_books(config, runner.shape, scheduler)
+    observer = make_observer(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
         model_name=config.served_model_name or model_folder(config.model).name,
@@ -80,7 +78,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
     )
-    return Engine(scheduler, runner, books, publish, first_step=first_step, overlap=runner.overlap), ready
+    return Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap), ready
 
 
 def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) -> None:
@@ -91,7 +89,7 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
     burst: ProfileBurst | None = None
     while os.getppid() == front_pid:  # else nobody is left to compute for
         if not engine.has_work:
-            engine.tell_all()
+            engine.flush()
             # A grammar that is being compiled calls nobody when it is done, nor does a deadline.
             watches = engine.is_preparing or burst is not None
             if not inbox.poll(timeout=1 if watches else 1000) and not watches:

@@ -1,4 +1,4 @@
-"""The loop: receive → schedule → execute → commit → publish, and then what no token waits for.
+"""The loop: receive → schedule → launch → collect → commit → publish → observe.
 
 Pure of sockets; the clock and the runner are given.
 """
@@ -8,21 +8,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockCounts, BlockPool
+from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal, NoJournal
 from engine.memory.shadow.journal import ShadowJournal
-from engine.messages import Abort, Ended, Output, Outputs, Submit, ToldSteps
-from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome
+from engine.messages import Abort, Ended, Observed, Output, Submit, Tokens
+from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
-from engine.telemetry.observer import Books
+from engine.telemetry.observer import EngineObserver
+from engine.telemetry.turn import Turn
+from metrics.records import StepRecord
 
-TOLD_BY_TOKEN = ("stop", "length")  # ends that a last token tells; of an error the front needs its sentence
+ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text
 
 
 class Engine:
-    """Runs steps while there is work. `publish` is handed what each step gave.
+    """Runs steps while there is work. `publish` is handed two messages a step: tokens, then observations.
 
     With `overlap` a step is planned and launched before the one before it is read: the host works while the device
     does. Without, each step is read before the next one is planned.
@@ -32,8 +34,8 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        books: Books,
-        publish: Callable[[Outputs], None],
+        observer: EngineObserver,
+        publish: Callable[[Tokens | Observed], None],
         *,
         first_step: int = 0,
         overlap: bool = False,
@@ -41,33 +43,54 @@ class Engine:
     ):
         self.scheduler = scheduler
         self.runner = runner
-        self.books = books
+        self.observer = observer
         self.publish = publish
         self.clock = clock
         self.step_number = first_step
         self.overlap = overlap
-        self._orders = 0
-        self._flights: deque[LaunchedStep] = deque()
-        self._admitted: list[Request] = []  # and not published yet
-        self._gave_way: list[Preemption] = []  # in a plan that nothing was launched for
+        self._arrivals = 0
+        self._under_way: deque[LaunchedStep] = deque()  # launched, and not read yet
+        self._turn = Turn(0, 0)
+        self._last_turn: Turn | None = None
+        self._admitted: list[Request] = []  # since the last message
+        self._preempted: list[Preemption] = []  # in plans that nothing was launched for
         self._held: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
-        self._ended: list[Ended] = []
-        self._last_turn: tuple[int, int] | None = None
-        self._step_ended_ns = 0  # the last step that was committed
-        self._begin_ns = self._received_ns = 0
+        self._ended: list[tuple[Request, int]] = []  # since the last message, with the end of their ledgers
 
     @property
     def has_work(self) -> bool:
-        return bool(self._flights) or self.scheduler.has_work
+        return bool(self._under_way) or self.scheduler.has_work
 
     @property
     def is_preparing(self) -> bool:
         """Requests are held until the runner is ready for them; `receive` sees whether it is."""
         return bool(self._held)
 
+    def step(self) -> int:
+        """One turn, after `receive`: plan and launch a step, then read one, publish its tokens, and observe it.
+
+        Returns when the turn ended, in nanoseconds.
+        """
+        turn = self._turn
+        self._observe_pause(turn)
+        plan = self._plan(turn)
+        if plan is not None:
+            self._launch(plan, turn)
+        if self._must_collect(is_launched=plan is not None):
+            plan, outcome = self._collect(turn)
+            emitted = self._commit(plan, outcome, turn)
+            self._publish(emitted, outcome, turn)
+            self._observe(plan, outcome, emitted, turn)
+        else:
+            turn.end_without_step()
+            self.observer.passed(turn)
+        self._last_turn = turn
+        return turn.end_ns
+
     def receive(self, messages: Sequence[Submit | Abort], begin_ns: int) -> None:
-        """Takes in what the front sent. `begin_ns` is when that began: the end of the last step, if without a pause."""
-        released, gave_up = self._release()
+        """Takes in what the front sent. The turn began at `begin_ns`: without a pause, the end of the one before."""
+        self.scheduler.journal.now_ns = begin_ns
+        released, ended = self._release()
         arrived: list[tuple[Request, int, bool]] = []
         for message in messages:
             if isinstance(message, Submit):
@@ -79,95 +102,119 @@ class Engine:
                     self._held.append((request, preparation))
                 arrived.append((request, message.encoded_ns, preparation is not None))
             else:
-                gave_up += self._abort(message.request_id)
-        self._begin_ns, now_ns = begin_ns, self.clock()
-        self._received_ns = now_ns
+                ended += self._abort(message.request_id)
+        turn = self._turn = Turn(begin_ns, self.clock())
         for request, encoded_ns, held in arrived:
-            self.books.received(request, encoded_ns, now_ns, self._last_turn, held=held)
+            self.observer.received(request, encoded_ns, turn, self._last_turn, held=held)
         for request in released:
-            self.books.released(request, now_ns)
-        for request, waited in gave_up:
-            self.books.gave_up(request, waited, now_ns)
-            self._end(request, now_ns)
+            self.observer.released(request, turn.received_ns)
+        for request, waited in ended:
+            self.observer.ended_between_steps(request, waited, turn.received_ns)
+            self._ended.append((request, turn.received_ns))
 
-    def step(self) -> int:
-        """One turn, after `receive`: plans and launches a step, reads one, or both. Returns when it ended."""
-        begin_ns = self._begin_ns
-        self.scheduler.journal.now_ns = begin_ns
-        if self._last_turn is None or self._last_turn[1] < begin_ns:
-            self.books.resumed(begin_ns, self._last_turn, bool(self._flights))
-        readings = [begin_ns, self._received_ns]
-        launched = self._launch_next(readings)
-        if self._flights and not (launched and self.overlap and len(self._flights) == 1):
-            self._collect_next(readings)
-            end_ns = self._step_ended_ns = self.clock()
-        else:
-            self.books.passed(readings)
-            end_ns = readings[-1]
-        self._last_turn = (begin_ns, end_ns)
-        return end_ns
+    def flush(self) -> None:
+        """Reports the requests that ended between two steps. Call it where no step follows."""
+        self.scheduler.journal.flush()
+        if self._ended:
+            self.publish(self._tokens(self.clock(), []))
+            self._report(None)
 
-    def _launch_next(self, readings: list[int]) -> bool:
-        """Plans a step and launches it, unless that has to wait for the one under way or would compute nothing."""
-        if self._flights and self._flights[-1].plan.needs_commit:
-            readings += [readings[-1]] * 3
-            return False
+    def _observe_pause(self, turn: Turn) -> None:
+        last_ns = None if self._last_turn is None else self._last_turn.end_ns
+        if last_ns is None or last_ns < turn.begin_ns:
+            self.observer.idle(last_ns, turn.begin_ns)
+
+    def _plan(self, turn: Turn) -> StepPlan | None:
+        """The next step. None where it has to wait for the commit of the one under way, or would compute nothing."""
+        turn.planned_ns = turn.prepared_ns = turn.launched_ns = turn.received_ns
+        if self._under_way and self._under_way[-1].plan.needs_commit:
+            return None
         plan = self.scheduler.schedule()
         if self._held:
             plan.refusals["grammar"] = len(self._held)
-        planned_ns = self.clock()
-        self.books.planned(plan, readings[0], planned_ns)
+        turn.planned_ns = turn.prepared_ns = turn.launched_ns = self.clock()
+        self.observer.planned(plan, turn)
         self._admitted += plan.admitted
-        if not plan.scheduled:  # the last tokens of all who run are under way
-            self._gave_way += plan.preempted
-            readings += [planned_ns] * 3
-            return False
-        if self._gave_way:
-            plan.preempted, self._gave_way = self._gave_way + plan.preempted, []
+        self._preempted += plan.preempted
+        if not plan.scheduled:  # the last tokens of all running requests are under way
+            return None
+        plan.preempted, self._preempted = self._preempted, []
+        return plan
+
+    def _launch(self, plan: StepPlan, turn: Turn) -> None:
         handle = self.runner.launch(plan)
-        self._flights.append(handle)
-        readings += [planned_ns, handle.prepared_ns, handle.launched_ns]
-        return True
+        self._under_way.append(handle)
+        turn.prepared_ns, turn.launched_ns = handle.prepared_ns, handle.launched_ns
 
-    def _collect_next(self, readings: list[int]) -> None:
-        """Reads the oldest step under way, commits it and publishes what it gave."""
-        flight = self._flights.popleft()
-        plan, outcome = flight.plan, self.runner.collect(flight)
-        running, changes = self.scheduler.running, self.scheduler.changes
-        # Who could not be planned (a token budget below the running) changes nothing: so their number is compared, too.
-        is_steady = plan.changes == changes == self.books.steady_since and len(plan.scheduled) == len(running)
-        if not is_steady:
-            self.books.collected(plan, running, changes)
+    def _must_collect(self, *, is_launched: bool) -> bool:
+        """With overlap one step stays under way while the next one is planned."""
+        stays = is_launched and self.overlap and len(self._under_way) == 1
+        return bool(self._under_way) and not stays
+
+    def _collect(self, turn: Turn) -> tuple[StepPlan, StepOutcome]:
+        """Reads the oldest step under way; waits for the device."""
+        launched = self._under_way.popleft()
+        outcome = self.runner.collect(launched)
+        turn.waited_ns, turn.sampled_ns = outcome.waited_ns, outcome.sampled_ns
+        return launched.plan, outcome
+
+    def _commit(self, plan: StepPlan, outcome: StepOutcome, turn: Turn) -> list[Emitted]:
+        self.observer.collected(plan, self.scheduler.running)
         emitted = self.scheduler.commit(plan, outcome, self.step_number)
-        readings += [outcome.waited_ns, outcome.sampled_ns]
-        committed_ns = self.clock()
-        readings.append(committed_ns)
-        tokens = [item for item in emitted if item.token_id is not None]
-        blocks = self.scheduler.pool.counts()
-        turned = (self.step_number, len(tokens), blocks, self._step_ended_ns)
-        steps = self.books.committed(plan, outcome, readings, turned, is_steady)
-        self._step_ended_ns = committed_ns  # for as long as its turn goes on, and if that is broken off
         self.step_number += 1
-        outputs = [self._output(item, outcome) for item in tokens]
-        ended = [item for item in emitted if item.finish_reason]
-        silent = [item for item in ended if item.token_id is None or item.finish_reason not in TOLD_BY_TOKEN]
-        self._finish(silent, committed_ns)
-        self._tell(committed_ns, outputs, blocks, steps)
-        self._finish([item for item in ended if item not in silent], committed_ns)  # nobody's token waits for that
-        if self.scheduler.journal.is_due:
-            self.scheduler.journal.settle_some()
+        turn.committed_ns = self.clock()
+        self.observer.committed(plan, outcome, turn)
+        return emitted
 
-    def tell_all(self) -> None:
-        """Nothing is left to compute, or nothing will be any more: tells what no later step would."""
-        if not self.has_work:  # else a fault brings us here, which may be the journal's
-            self.scheduler.journal.settle()
-        if self._ended or self.books.untold_steps:
-            self._tell(self.clock(), [], self.scheduler.pool.counts(), self.books.rest(self._step_ended_ns))
+    def _publish(self, emitted: list[Emitted], outcome: StepOutcome, turn: Turn) -> None:
+        outputs = [self._output(item, outcome) for item in emitted if item.token_id is not None]
+        self.publish(self._tokens(turn.committed_ns, outputs))
+
+    def _observe(self, plan: StepPlan, outcome: StepOutcome, emitted: list[Emitted], turn: Turn) -> None:
+        """What no token waits for: the index of blocks, the ends of requests, the record of the step."""
+        self.scheduler.journal.flush()
+        turn.end_ns = self.clock()
+        record = self.observer.observed(self.step_number - 1, plan, outcome, emitted, turn)
+        for item in emitted:
+            if item.finish_reason is not None:
+                self.runner.forget(item.request.id)
+                self._ended.append((item.request, turn.committed_ns))
+        self._report(record)
+
+    def _report(self, record: StepRecord | None) -> None:
+        if record is not None or self._ended:
+            self.publish(Observed(record, [_ended(request, booked_ns) for request, booked_ns in self._ended]))
+            self._ended = []
+
+    def _tokens(self, committed_ns: int, outputs: list[Output]) -> Tokens:
+        admitted, self._admitted = self._admitted, []
+        return Tokens(
+            committed_ns=committed_ns,
+            clock_ns=self.observer.clock.clock_ns,
+            admitted=[(request.id, request.cached_tokens) for request in admitted],
+            outputs=outputs,
+            next_step=self.step_number,
+            blocks=self.scheduler.pool.counts(),
+            waiting=self.scheduler.num_waiting,
+            running=len(self.scheduler.running),
+        )
+
+    def _output(self, emitted: Emitted, outcome: StepOutcome) -> Output:
+        request = emitted.request
+        is_first = request.output_tokens == 1 and request.sampling.prompt_logprobs is not None
+        return Output(
+            request.id,
+            emitted.token_id,
+            self.observer.ledger_base(request),
+            emitted.finish_reason if emitted.finish_reason in ENDS_WITH_TOKEN else None,
+            outcome.logprobs.get(request.id),
+            request.prompt_logprobs if is_first else None,
+        )
 
     def _request(self, message: Submit) -> Request:
-        self._orders += 1
-        request = Request(
-            order=self._orders,
+        self._arrivals += 1
+        return Request(
+            order=self._arrivals,
             id=message.request_id,
             prompt_tokens=len(message.prompt_token_ids),
             token_ids=list(message.prompt_token_ids),
@@ -177,7 +224,6 @@ class Engine:
             priority=message.priority,
             fork_of=message.fork_of,
         )
-        return request
 
     def _release(self) -> tuple[list[Request], list[tuple[Request, bool]]]:
         """Requests that the runner is ready for now, and those that it cannot serve, as `_abort` tells them."""
@@ -210,52 +256,10 @@ class Engine:
                 return [(self._end_held(item[0], "abort"), True)]
         return []  # it ended before the abort arrived
 
-    def _finish(self, ended: list[Emitted], committed_ns: int) -> None:
-        """A step that was committed then ended them."""
-        for item in ended:
-            self.runner.forget(item.request.id)
-            self.books.ended(item.request)
-            self._end(item.request, committed_ns)
-
-    def _end(self, request: Request, booked_ns: int) -> None:
-        """It is told with the next message: what its record needs."""
-        self.scheduler.journal.settle_for(request)
-        self._ended.append(_ended(request, booked_ns))
-
     def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:
         request.state, request.finish_reason, request.error = State.FINISHED, reason, error
         self.runner.forget(request.id)
         return request
-
-    def _tell(self, now_ns: int, outputs: list[Output], blocks: BlockCounts, steps: ToldSteps | None) -> None:
-        self.publish(
-            Outputs(
-                committed_ns=now_ns,
-                reading=self.books.clock.reading,
-                admitted=[(request.id, request.cached_tokens) for request in self._admitted],
-                outputs=outputs,
-                ended=self._ended,
-                steps=steps,
-                untold_steps=self.books.untold_steps,
-                next_step=self.step_number,
-                blocks=blocks,
-                waiting=self.scheduler.num_waiting,
-                running=len(self.scheduler.running),
-            )
-        )
-        self._ended, self._admitted = [], []
-
-    def _output(self, emitted: Emitted, outcome: StepOutcome) -> Output:
-        request = emitted.request
-        first = request.output_tokens == 1 and request.sampling.prompt_logprobs is not None
-        return Output(
-            request.id,
-            emitted.token_id,
-            self.books.told(request) if request.untold else None,
-            emitted.finish_reason if emitted.finish_reason in TOLD_BY_TOKEN else None,
-            outcome.logprobs.get(request.id),
-            request.prompt_logprobs if first else None,
-        )
 
 
 def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
@@ -274,11 +278,12 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
 
 
 def make_journal(config: EngineConfig, pool: BlockPool) -> Journal:
-    """What watches the blocks, as the setting `telemetry` asks for it."""
+    """The observer of the blocks that the setting `telemetry` asks for."""
     return ShadowJournal(pool) if config.telemetry == "full" else NoJournal()
 
 
 def _ended(request: Request, booked_ns: int) -> Ended:
+    """What the record of a request needs; its ledger is booked until `booked_ns`."""
     return Ended(
         request_id=request.id,
         reason=request.finish_reason or "abort",

@@ -27,12 +27,12 @@ from engine.core import build
 from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
-from engine.telemetry.step_rows import StepRows
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import NoTokenizer, Tokenizer
-from metrics.compute.step_costs import Appraiser
+from metrics.compute.step_costs import StepCosts
 from metrics.errors import SojournError
 from metrics.records import StepRecord
+from metrics.steps import Steps
 
 
 class LLMError(SojournError):
@@ -45,6 +45,9 @@ _SERVER_SETTINGS = {
     "tool_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat", "otlp_endpoint",
     "trace_sample_ratio",
 }  # fmt: skip
+
+
+STEPS_AT_ONCE = 256  # records of steps, at most, between two calls of `on_steps`
 
 
 class LLM:
@@ -81,8 +84,8 @@ class LLM:
         self._on_steps = on_steps
         self._engine: Engine | None
         self._engine, self.ready = build(config, 0, self._publish)
-        self._appraiser = Appraiser(self.ready.shape)
-        self._rows = StepRows()
+        self._costs = StepCosts(self.ready.shape)
+        self._steps: list[StepRecord] = []  # not handed to `on_steps` yet
         self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
         self._thread.start()
         # A daemon that computes while the interpreter goes away brings the process down with an abort.
@@ -258,11 +261,10 @@ class LLM:
     def _run(self) -> None:
         """The thread: steps while there is work, sleeps while there is none."""
         try:
-            engine = self._engine
             try:
                 self._loop()
             finally:
-                engine.tell_all()  # however it ends, nobody was told yet of its last steps
+                self._report_steps()
             self._failure = LLMError("it was closed")
         except BaseException as error:
             self._failure = error
@@ -274,7 +276,8 @@ class LLM:
         while True:
             arrived = []
             if not engine.has_work:
-                engine.tell_all()
+                engine.flush()
+                self._report_steps()
                 # A grammar that is being compiled calls nobody when it is done.
                 with contextlib.suppress(queue.Empty):
                     arrived.append(self._inbox.get(timeout=0.001 if engine.is_preparing else None))
@@ -287,22 +290,28 @@ class LLM:
             if engine.has_work:
                 begin_ns = engine.step()
 
-    def _publish(self, outputs: messages.Outputs) -> None:
-        if self._on_steps is not None:
-            if outputs.steps is not None:
-                self._rows.add(outputs.steps)
-            steps = self._rows.take(outputs.committed_ns if outputs.untold_steps else None)
-            if steps is not None:
-                self._on_steps(self._appraiser.complete(steps).records())
-        for output in outputs.outputs:
+    def _publish(self, message: messages.Tokens | messages.Observed) -> None:
+        if isinstance(message, messages.Observed):
+            for item in message.ended:
+                if (sequence := self._sequences.pop(item.request_id, None)) is not None:
+                    sequence.end(item)
+            if self._on_steps is not None and message.step is not None:
+                self._steps.append(message.step)
+                if len(self._steps) >= STEPS_AT_ONCE:
+                    self._report_steps()
+            return
+        for output in message.outputs:
             sequence = self._sequences.get(output.request_id)
             if sequence is not None and sequence.finish_reason is None:
                 sequence.take(output)
                 if sequence.finish_reason is not None and output.finish_reason is None:  # by a stop string
                     self._inbox.put(messages.Abort(output.request_id))
-        for item in outputs.ended:
-            if (sequence := self._sequences.pop(item.request_id, None)) is not None:
-                sequence.end(item)
+
+    def _report_steps(self) -> None:
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self._costs.complete(Steps(steps))
+            self._on_steps(steps)
 
 
 def _end(inbox: queue.SimpleQueue, thread: threading.Thread) -> None:

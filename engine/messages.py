@@ -6,8 +6,7 @@ from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
 from metrics.memory.prefix_outcomes import PrefixReport
-from metrics.records import STAGES
-from metrics.steps import Makeup, Others
+from metrics.records import StepRecord
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -66,7 +65,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a request ended in the core, and what its record needs. What a core that died took along is left out."""
+    """How a request ended in the core, and what its record needs. The defaults stand where the core died."""
 
     request_id: str
     reason: str  # stop, length, abort, error; lost, if the front says it in place of the core
@@ -89,70 +88,42 @@ class Ended(msgspec.Struct, frozen=True):
         return list(self.ledger)
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """What a ledger holds beside the decode clock, whose reading of any later moment is to be added to it."""
+class LedgerBase(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger without the decode clock: add the clock's value of any later moment to it."""
 
     base: list[int]
     waits: dict[str, int]
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one request, whose ledger is booked up to the message's `committed_ns`."""
+    """One token of one request. Its ledger is booked up to the message's `committed_ns`."""
 
     request_id: str
     token_id: int
-    standing: Standing | None = None  # where it changed since the token before
-    finish_reason: str | None = None  # of its last one: stop or length. `Ended` follows, when there is time for it
+    ledger: LedgerBase | None = None  # where it changed since the request's last token
+    finish_reason: str | None = None  # stop or length, with the last token; `Ended` follows in the next `Observed`
     logprobs: TokenLogprobs | None = None  # if the request wants them
-    prompt_logprobs: list[TokenLogprobs] | None = None  # ... with its first token
+    prompt_logprobs: list[TokenLogprobs] | None = None  # likewise, with its first token
 
 
-# What is told of every step, as it was read: when the stages of its turn began, the last one with its commit, the
-# device's times, and when it was decided. What it means is worked out in the front, for many steps at once.
-STEP_ROW = (*(f"{stage}_began_ns" for stage in STAGES), "device_begin_ns", "device_end_ns", "sampling_ns", "planned_ns")
-# Of a step that is not steady, more. A steady one is the step before once more: all emit a token, nobody waits, the
-# device had been idle since that step, and this one began where that one ended.
-STEP_MARK = (
-    "row", "step", "ended_before_ns", "idle_since_ns", "emitted_tokens", "padding_tokens", "logit_rows", "budget",
-    "waiting", "overrun_tokens",
-)  # fmt: skip
-# How the pool stood, where that changed. Else it was as before, but for one more slot written of each sequence.
-POOL_MARK = (
-    "row", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "evicted_so_far", "slots_written",
-)  # fmt: skip
-
-
-class ToldSteps(msgspec.Struct, frozen=True, array_like=True):
-    """Steps that are over, in their order. Rows are counted from the first of them, which has marks of both kinds. A
-    graph among `others` stands up to the next mark."""
-
-    rows: bytes  # STEP_ROW of each, int64
-    ended_ns: int  # the last one
-    marks: list[tuple[int, ...]]  # STEP_MARK
-    pools: list[tuple[int, ...]]  # POOL_MARK
-    makeups: list[Makeup]  # of a step that has none the same requests decoded one token more each
-    others: Others
-    carried: list[tuple[int, int, list[int]]]  # row, begin of the first turn before its own, stages of those turns
-    forgotten: list[tuple[int, int]]  # row, blocks that the shadow index has forgotten
-
-
-class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Core → front, after each step, and when the core falls idle.
-
-    A request that ends with a token says so there, and is in `ended` of a later message.
-    """
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, as soon as a step is committed: what users wait for, and the state of the core."""
 
     committed_ns: int  # until when the ledgers are booked
-    reading: tuple[int, ...]  # of the decode clock then, by metrics.ledger.CLOCKED
+    clock_ns: tuple[int, ...]  # the decode clock at that moment, by metrics.ledger.CLOCKED
     admitted: list[tuple[str, int]]  # requests that were given a place in the batch, and their cached prompt tokens
     outputs: list[Output]
-    ended: list[Ended]
-    steps: ToldSteps | None  # with some messages
-    untold_steps: int  # that were computed, and come with a later one
-    next_step: int  # the number of the next one
-    blocks: tuple[int, int, int, int]  # free, active, reusable, pinned, now
+    next_step: int  # the number of the next step
+    blocks: tuple[int, int, int, int]  # free, active, reusable, pinned
     waiting: int
     running: int
+
+
+class Observed(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, behind `Tokens`: what no user waits for. With telemetry each `Tokens` is followed by one."""
+
+    step: StepRecord | None  # without its costs; None if telemetry is off, or if no step was committed
+    ended: list[Ended]
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +132,7 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     burst: Burst
 
 
-FromCore = Ready | Failed | Outputs | Profiled
+FromCore = Ready | Failed | Tokens | Observed | Profiled
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

@@ -80,7 +80,7 @@ ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")
 SERVER_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle != "client")
 
-# What the decode clock of the core runs for, in the order of its readings: all who decode in a step pay these alike.
+# The accounts of the core's decode clock, in its order: all requests that decode in a step pay the same.
 CLOCKED = (Account.REQUEST_INTERFERENCE, Account.COMPUTE_DECODE, Account.COMPUTE_HOST, Account.TOKEN_SAMPLE)
 
 UNACCOUNTED = "unaccounted"
@@ -93,10 +93,10 @@ def new_ledger() -> list[int]:
     return [0] * len(ACCOUNTS)
 
 
-def ledger_at(base: Sequence[int], reading: Sequence[int]) -> list[int]:
-    """The ledger at a reading of the decode clock; `base` is what it would hold had the clock begun at nought."""
+def ledger_at(base: Sequence[int], clock_ns: Sequence[int]) -> list[int]:
+    """The ledger at a moment of the decode clock; `base` is the ledger without the clock."""
     ledger = list(base)
-    for account, ns in zip(CLOCKED, reading, strict=True):
+    for account, ns in zip(CLOCKED, clock_ns, strict=True):
         ledger[account] += ns
     return ledger
 

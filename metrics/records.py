@@ -36,7 +36,7 @@ def composition(kinds: Sequence[str]) -> str:
     return "prefill" if prompts == len(kinds) else "mixed"
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StepRecord(msgspec.Struct, array_like=True, gc=False):
     """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`.
 
     Where steps overlap, the stages are those of the turns in which this step was read: `schedule` to `launch` are of
@@ -63,9 +63,11 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks_active: int
     blocks_reusable: int
     blocks_pinned: int
-    flops: int  # these three are worked out where the record arrives (metrics/compute/step_costs.py)
-    bytes: int
-    predicted_ns: int | None  # device time that the step model expects; None until it has seen enough steps
+    # The core leaves its costs out: FLOPs, bytes and the prediction are set where the record arrives
+    # (metrics/compute/step_costs.py).
+    flops: int = 0
+    bytes: int = 0
+    predicted_ns: int | None = None  # device time that the step model expects; None until it has seen enough steps
     gap_ns: int = 0  # before it the device had nothing to do, since its last step or since the loop awoke
     overrun_tokens: int = 0  # computed for requests that had ended: their next token was under way already
     emitted_tokens: int = 0  # that it gave to requests

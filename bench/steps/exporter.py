@@ -11,8 +11,8 @@ from metrics.export.prometheus import FOLDED_AT_ONCE, Exporter
 from metrics.export.prometheus_steps import SAMPLES
 from metrics.export.vllm_names import EngineFacts
 from metrics.records import RequestRecord, StepRecord
+from metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 
 BATCH = 64  # steps that are told at once
 ROUNDS = 60  # short ones, of which the fastest counts: others on the machine only add
@@ -42,7 +42,7 @@ def main() -> None:
         exporter.observe_ready(FACTS)
         print(f"compat={compat}")
         for sequences in (1, 8, 32):
-            cost = microseconds(30, exporter.observe_steps, steps_of_records([decodes(sequences)] * BATCH)) / BATCH
+            cost = microseconds(30, exporter.observe_steps, Steps([decodes(sequences)] * BATCH)) / BATCH
             print(f"  step of {sequences:2} decodes    {cost:8.2f} µs")
         for tokens in (16, 128, 1024):
             cost = microseconds(FOLDED_AT_ONCE, exporter.observe_request, answer(tokens))  # one fold at least

@@ -44,7 +44,6 @@ class Journal(Protocol):
 
     now_ns: int  # of the turn; the loop sets it
     has_times: bool  # something is there for `take_times`
-    is_due: bool  # `settle_some` has something to do that should not wait for long
 
     def asks(self, reader: Reader, count: int) -> None:
         """It is about to take the first `count` blocks of its prefix from the cache, to see whether it gets a place."""
@@ -70,15 +69,9 @@ class Journal(Protocol):
     def released(self, reader: Reader) -> None:
         """It gives all blocks back."""
 
-    def settle(self) -> None:
-        """The loop has nothing else to do: all is booked. Whoever was admitted has a report of its first query then,
-        unless it is a fork."""
-
-    def settle_some(self) -> None:
-        """The tokens of a step are out, and the next ones are waited for."""
-
-    def settle_for(self, reader: Reader) -> None:
-        """It ends: what its report waits for is booked."""
+    def flush(self) -> None:
+        """The tokens of a step are out: books what happened since the last call. Whoever was admitted has a report of
+        its first query then, unless it is a fork."""
 
     def take_times(self) -> BlockTimes:
         """What was sampled since the last call."""
@@ -87,7 +80,7 @@ class Journal(Protocol):
 class NoJournal:
     """Nothing is written down."""
 
-    has_times = is_due = False
+    has_times = False
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -108,11 +101,7 @@ class NoJournal:
 
     def released(self, reader: Reader) -> None: ...
 
-    def settle(self) -> None: ...
-
-    def settle_some(self) -> None: ...
-
-    def settle_for(self, reader: Reader) -> None: ...
+    def flush(self) -> None: ...
 
     def take_times(self) -> BlockTimes:
         return BlockTimes()

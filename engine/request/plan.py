@@ -41,7 +41,6 @@ class StepPlan:
     moves: list[tuple[Request, str | None]] = field(default_factory=list)  # who went aside and why; None: came back
     needs_commit: bool = False  # the next step cannot be planned before this one is committed
     planned_ns: int = 0  # when it was decided, where the books are kept
-    changes: int = 0  # of the list of those who run, when it was planned
     has_prompts: bool = False  # it may hold more than one token of a request, or other work than decoding
 
     def add(self, item: ScheduledTokens) -> None:

@@ -52,7 +52,7 @@ class Request:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
-    prefix_report: PrefixReport | None = None  # once it was given a place, and the journal has settled
+    prefix_report: PrefixReport | None = None  # once it was given a place, and the journal was flushed
     first_step: int | None = None
     last_step: int | None = None
     queued_ns: int | None = None  # the loop took it in
@@ -63,8 +63,8 @@ class Request:
     waits_aside: str | None = None  # the reason of its own for which it waits, if not for what holds up the line
     booked_ns: int = 0  # while it runs: until when its time on the device is booked
     lag_ns: int = 0  # ... and what of the host's time after that is booked, too
-    clocked: bool = False  # the decode clock runs for it, and the ledger lacks the reading
-    untold: bool = False  # the front does not know what the ledger holds beside the reading
+    clocked: bool = False  # the decode clock runs for it, and the ledger lacks it
+    ledger_changed: bool = False  # since the front saw it, beside what the decode clock adds
     needs_output: bool = field(init=False)  # the host must know every token before the next one is drawn
     _hashes: list[bytes] = field(default_factory=list)
 

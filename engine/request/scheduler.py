@@ -49,7 +49,6 @@ class Scheduler:
         self.chunk = min(max_prefill_chunk_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
-        self.changes = 0  # of that list, so far
         self.waiting = WaitingRoom(policy, max_long_prefills, long_prefill_tokens)
         self.journal = journal
         self.placement = Placement(pool, journal)
@@ -89,7 +88,6 @@ class Scheduler:
                 break
         if plan.held_back_by is None and self.waiting.num_in_line:
             plan.held_back_by = "policy"
-        plan.changes = self.changes
         plan.num_waiting = self.waiting.count
         plan.refusals = self.waiting.refusals(plan.held_back_by)
         plan.moves, self.waiting.moves = self.waiting.moves, []
@@ -178,7 +176,6 @@ class Scheduler:
             free_long -= self.waiting.admit(request)
             request.state = State.RUNNING
             self.running.append(request)
-            self.changes += 1
             plan.admitted.append(request)
             self.policy.admitted(request)
             plan.has_prompts = True
@@ -220,7 +217,6 @@ class Scheduler:
         plan.drop(victim)
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
-        self.changes += 1
         self.placement.give_back(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
@@ -259,7 +255,6 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is State.RUNNING:
             self.running.remove(request)
-            self.changes += 1
         else:
             self.waiting.leave(request)
         self.placement.give_back(request)

@@ -112,7 +112,7 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        await service.telemetry.settle()
+        await service.telemetry.refresh()
         return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
 
 

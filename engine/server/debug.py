@@ -29,7 +29,6 @@ SHOWN = 100  # records, by default
 SHOWN_AT_ONCE = 32  # ... before the event loop may run other tasks
 MAX_STEPS = 1_000  # of one burst
 TOP_KERNELS = 30
-RECORDS_SECONDS = 2.0  # to wait for the records of a burst's last steps
 
 
 class ProfileRequest(Strict):
@@ -52,9 +51,9 @@ def add_debug_routes(
     @app.get("/debug/steps")
     async def steps(request: Request) -> Response:
         _refuse_without_records(core, "steps")
-        await telemetry.settle()
-        places = latest.step_places(_last(request, KEPT_STEPS))
-        return _shown("steps", places, lambda place: shown_step(place[0].record(place[1])))
+        await telemetry.refresh()
+        packed = latest.packed_steps(_last(request, KEPT_STEPS))
+        return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
@@ -76,8 +75,7 @@ def add_debug_routes(
         body = parse(ProfileRequest, await request.body())
         burst = await _burst(core, body)
         telemetry.exporter.observe_burst(by_class(burst.records))
-        if core.config.telemetry == "full":
-            await _wait_for_records(telemetry, burst)
+        await telemetry.refresh()
         steps = _steps_of(burst, latest)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}
         if recorder is not None:
@@ -144,13 +142,6 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
         message = f"no step ended within timeout_s={body.timeout_s:g}; send requests while you profile, or raise it"
         raise ApiError(409, message, param="timeout_s", code="no_steps")
     return burst
-
-
-async def _wait_for_records(telemetry: Telemetry | NoTelemetry, burst: Burst) -> None:
-    deadline = time.monotonic() + RECORDS_SECONDS
-    while telemetry.recent.last_step < burst.windows[-1].step and time.monotonic() < deadline:
-        await telemetry.settle()
-        await asyncio.sleep(0.02)
 
 
 def _steps_of(burst: Burst, latest: Recent) -> list[StepRecord]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import sys
 
 import uvicorn
 
@@ -11,8 +10,6 @@ from engine.process import freeze_startup_objects
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
 from metrics.errors import ServerError, SojournError
-
-SWITCH_SECONDS = 0.0005  # the thread that writes records gives way to the streams within this, not within 5 ms
 
 
 def serve(config: EngineConfig) -> None:
@@ -23,7 +20,6 @@ def serve(config: EngineConfig) -> None:
     except SojournError:
         listener.close()
         raise
-    sys.setswitchinterval(SWITCH_SECONDS)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     core = app.state.service.core
     url = f"http://{config.host}:{listener.getsockname()[1]}"

@@ -46,7 +46,7 @@ class Service:
         self.tokenizer = Tokenizer(folder)
         self.telemetry = telemetry = make_telemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
-        self.core = CoreClient(config, telemetry.ready, telemetry.outputs, telemetry.core_died)
+        self.core = CoreClient(config, telemetry)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0

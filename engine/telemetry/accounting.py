@@ -1,16 +1,15 @@
 """Books the time of every request that is alive in the core, from the clock readings of the host and of the device.
 
-Who runs pays by the device's clock: for the time between two steps, when the device waited for the host
-(`compute.host`); for a step by what it was made of; and then, once and not for every token, for the lag from the end
-of the device's work to the moment when its token left the loop. What the host does while the device computes costs
-nothing. Without overlap this is the sum of the stages: the host's are all outside the device's time. All who decode
-pay alike, and share the decode clock.
+A *running* request is charged by the device's clock. Between two steps the device waited for the host: `compute.host`.
+A step is charged by its composition. The lag from the end of the device's work to the moment when the token left the
+loop is charged once, not for every token. Host work that the device hides costs nothing. Without overlap all of this is
+the sum of the stages. Requests that decode pay alike and share the decode clock.
 
-Who runs and got no share of a step pays `request.interference` for it, or `request.queue` if it got its place while
-that step was computed already. Who waits pays by the reason for which the head of the line was refused, because that
-reason is what everyone behind it waits for. Who is held aside (a fork without its leader's prompt, a long prompt behind
-others, a grammar that is not compiled yet) pays `request.queue` for a reason of its own. Waiting costs nothing per
-step: a clock a reason runs, and each request reads them when it begins and when it ends waiting.
+A running request without a share of a step pays `request.interference`, or `request.queue` if it got its place while
+that step was computed already. A *waiting* request is charged by the reason for which the head of the queue was
+refused: everybody behind the head waits for that reason. A request in a side queue (a fork without its leader's prompt,
+a long prompt behind others, a grammar that is not compiled yet) pays `request.queue` for a reason of its own. Waiting
+costs nothing per step: each reason has a clock, which a request reads when it begins and when it ends waiting.
 """
 
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
 from engine.telemetry.decode_clock import DecodeClock
+from engine.telemetry.turn import Turn
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import Account
 
@@ -26,27 +26,27 @@ HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # for which
 MEMORY_REASONS = ("kv_blocks",)
 
 
-class Alive(NamedTuple):
-    """Who is alive when a step is committed, before it ends somebody."""
+class Participants(NamedTuple):
+    """The requests of a step when it is committed, before the commit ends some of them."""
 
     planned: list[Request]  # of the step's items, in their order
-    running: list[Request]  # the very list `planned`, if they are all who run
-    gave_way: list[Request]  # who computed in it, waits by now, and emits the token that was under way
+    running: list[Request]  # the very list `planned`, if the step has a share of every running request
+    preempted: list[Request]  # computed in the step, waiting by now: each emits the token that was under way
     num_overrun: int  # tokens of the step whose requests have ended since it was planned
 
 
-def alive(plan: StepPlan, running: Sequence[Request]) -> Alive:
-    planned = [item[0] for item in plan.scheduled]  # their requests
+def participants(plan: StepPlan, running: Sequence[Request]) -> Participants:
+    planned = [item.request for item in plan.scheduled]
     if planned == running:
-        return Alive(planned, planned, [], 0)
-    gave_way, overrun = [], 0
+        return Participants(planned, planned, [], 0)
+    preempted, overrun = [], 0
     for item in plan.scheduled:
         state = item.request.state
         if state is State.FINISHED:
             overrun += item.new_tokens
         elif state is State.PREEMPTED:
-            gave_way.append(item.request)
-    return Alive(planned, list(running), gave_way, overrun)
+            preempted.append(item.request)
+    return Participants(planned, list(running), preempted, overrun)
 
 
 class Accountant:
@@ -70,11 +70,10 @@ class Accountant:
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(
-        self, request: Request, encoded_ns: int, received_ns: int, last_turn: tuple[int, int] | None, *, held: bool
-    ) -> None:
-        """A request was handed over. While a step ran it could not have been seen: that part is waiting."""
-        begin_ns, end_ns = last_turn or (encoded_ns, encoded_ns)
+    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, held: bool) -> None:
+        """A request was handed over. While a step ran the loop could not see it: that part is waiting."""
+        begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
+        received_ns = turn.received_ns
         step_began_ns = min(max(begin_ns, encoded_ns), received_ns)
         step_ended_ns = min(max(end_ns, step_began_ns), received_ns)
         _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
@@ -90,61 +89,43 @@ class Accountant:
         _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
         self._arrived[request.order] = (request, now_ns)
 
-    def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
-        """A decision was taken in the turn that began at `begin_ns`. The wait clocks advance, who was admitted reads
-        them, who was refused starts to."""
-        plan.planned_ns = now_ns
+    def planned(self, plan: StepPlan, turn: Turn) -> None:
+        """A step was planned: the wait clocks advance, requests that were admitted stop waiting, new ones start."""
+        now_ns = plan.planned_ns = turn.planned_ns
         if self._decided_ns is None and not (
             plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.moves
         ):
             return  # nobody waits, and nobody did
         self._advance(now_ns)
         if self._arrived or plan.preempted or plan.moves:
-            self._begin_waits(plan, begin_ns, now_ns)
+            self._begin_waits(plan, turn.begin_ns, now_ns)
         for request in plan.admitted:
             self._end_wait(request)
             request.booked_ns, request.lag_ns = now_ns, 0
             if request.scheduled_ns is None:
                 request.scheduled_ns = now_ns
         self._decided_ns = now_ns if plan.num_waiting else None
-        self._held_back_by = plan.held_back_by or HEAD_REASONS[-1]  # none: nobody is in the line
+        self._held_back_by = plan.held_back_by or HEAD_REASONS[-1]  # None: the queue is empty
 
-    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
-        """A step is over: books the device's time to those who took part, and their absence to those who did not.
-
-        `alive` says who was, just before it was committed.
-        """
-        if not plan.has_prompts and alive.running is alive.planned and alive.planned == self.clock.members:
-            self.decoded(outcome, committed_ns)
-            return
-        begin_ns, end_ns, clock = outcome.device_begin_ns, outcome.device_end_ns, self.clock
-        device_ns, lag_ns = end_ns - begin_ns - outcome.sampling_ns, self._host_ns(end_ns, committed_ns)
-        self._book_shares(plan, alive, device_ns, outcome, lag_ns)
-        if len(clock.members) < len(alive.running):
-            self._book_absence(alive, outcome, committed_ns)
-        if alive.gave_way:
-            self._advance(committed_ns)
-            for request in alive.gave_way:
-                self._end_wait(request)
-                request.wait_mark, request.untold = tuple(self._waited.values()), True
-        self._committed(outcome, lag_ns, committed_ns)
-
-    def decoded(self, outcome: StepOutcome, committed_ns: int) -> None:
-        """`executed` of a step in which all who run decode, and all of them by the clock."""
-        lag_ns, sampling_ns = self._host_ns(outcome.device_end_ns, committed_ns), outcome.sampling_ns
-        self._tick(0, outcome.device_ns - sampling_ns, outcome, lag_ns)
-        self._committed(outcome, lag_ns, committed_ns)
-
-    def _committed(self, outcome: StepOutcome, lag_ns: int, committed_ns: int) -> None:
-        clock = self.clock
+    def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
+        """A step is over: books the device's time to its participants, and their absence to the other requests."""
+        clock, running, sampling_ns = self.clock, participants.running, outcome.sampling_ns
+        device_ns, lag_ns = outcome.device_ns - sampling_ns, self._host_ns(outcome.device_end_ns, committed_ns)
+        if not plan.has_prompts and running is participants.planned and running == clock.members:
+            self._tick(0, device_ns, outcome, lag_ns)
+        else:
+            self._book_shares(plan, participants, device_ns, outcome, lag_ns)
+            if len(clock.members) < len(running):
+                self._book_absence(participants, outcome, committed_ns)
+            if participants.preempted:
+                self._advance(committed_ns)
+                for request in participants.preempted:
+                    self._end_wait(request)
+                    request.wait_mark, request.ledger_changed = tuple(self._waited.values()), True
         clock.booked_ns, clock.lag_ns, clock.committed_ns = outcome.device_end_ns, lag_ns, committed_ns
         self._pauses.clear()
 
-    def ended(self, request: Request) -> None:
-        """A step ended a request: its ledger holds everything up to that step's commit."""
-        self.clock.strike(request)
-
-    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+    def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
         if request.order in self._held:
             _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
@@ -171,12 +152,14 @@ class Accountant:
                 self._end_wait(request)
                 request.wait_mark, request.waits_aside = mark, aside
 
-    def _book_shares(self, plan: StepPlan, alive: Alive, device_ns: int, outcome: StepOutcome, lag_ns: int) -> None:
+    def _book_shares(
+        self, plan: StepPlan, participants: Participants, device_ns: int, outcome: StepOutcome, lag_ns: int
+    ) -> None:
         """Of a step with prompts in it, or with others than the step before."""
         clock, items = self.clock, plan.scheduled
         prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
-        if alive.running is not alive.planned:
-            running = {request.order for request in alive.running}
+        if participants.running is not participants.planned:
+            running = {request.order for request in participants.running}
             items = [item for item in items if item.request.order in running]
         others = [item for item in items if not item.request.clocked or item.kind != "decode"]
         if len(items) - len(others) < len(clock.members):
@@ -206,10 +189,10 @@ class Accountant:
         gap_ns = self._gap_ns(clock.booked_ns, outcome.device_begin_ns)
         clock.tick(interference_ns, decode_ns, gap_ns + lag_ns - clock.lag_ns, outcome.sampling_ns)
 
-    def _book_absence(self, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
-        took_part = {request.order for request in alive.planned}
+    def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
+        took_part = {request.order for request in participants.planned}
         begin_ns, end_ns = outcome.device_begin_ns, outcome.device_end_ns
-        for request in alive.running:
+        for request in participants.running:
             if request.order in took_part:
                 continue
             ledger, mark = request.ledger, request.booked_ns
@@ -224,7 +207,7 @@ class Accountant:
 
     def _end_running(self, request: Request, now_ns: int) -> None:
         """Since the last commit, or since it got its place, the host had it."""
-        self.clock.strike(request)
+        self.clock.remove(request)
         request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self.clock.committed_ns), now_ns)
 
     def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:

@@ -4,31 +4,29 @@ import numpy as np
 
 from metrics.compute.cost_model import ModelShape, StepWork, num_pairs, step_cost
 from metrics.compute.step_time import StepTimeModel, features
-from metrics.steps import NOTHING, Steps
+from metrics.steps import UNKNOWN, Steps
 
 
-class Appraiser:
-    """Completes the steps of one model, batch by batch, in their order. The core leaves out what its time is too dear
-    for: FLOPs, bytes and the predicted time."""
+class StepCosts:
+    """Sets what steps of one model cost, batch by batch, in their order: FLOPs, bytes, expected time."""
 
     def __init__(self, shape: ModelShape):
         self.shape = shape
         self.step_time = StepTimeModel()
 
     def complete(self, steps: Steps) -> Steps:
-        """Fills in the costs; returns the very same."""
+        """Sets the costs in the records; returns the same steps."""
         work = batch_work(self.shape, steps)
         cost = step_cost(self.shape, work)
-        steps["flops"][:] = cost.flops
-        steps["flops_attention"][:] = cost.attention
-        steps["flops_mlp"][:] = cost.mlp
-        steps["flops_head"][:] = cost.head
-        steps["bytes"][:] = cost.moved_bytes
-        eager = np.ones(len(steps))
-        eager[[row for row, field, _ in steps.others if field == "graph"]] = 0
-        found = features(work, steps["padding_tokens"], eager=eager)
+        found = features(work, steps["padding_tokens"], eager=steps.is_eager.astype(float))
         predicted = self.step_time.observe_all(found, steps["device_ns"])
-        steps["predicted_ns"][:] = np.where(np.isnan(predicted), NOTHING, predicted)
+        unknown = np.isnan(predicted)
+        steps.fill("flops", cost.flops)
+        steps.fill("flops_attention", cost.attention)
+        steps.fill("flops_mlp", cost.mlp)
+        steps.fill("flops_head", cost.head)
+        steps.fill("bytes", cost.moved_bytes)
+        steps.fill("predicted_ns", np.where(unknown, UNKNOWN, np.where(unknown, 0, predicted).astype(np.int64)))
         return steps
 
 

@@ -1,5 +1,6 @@
 """Engine steps → counters and histograms. One more family is a line in the catalogue and a line in a table here."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from metrics.catalog.metric import NS_PER_SECOND
 from metrics.export.prometheus_series import Series
 from metrics.records import COMPOSITIONS, KINDS, STAGES
-from metrics.steps import OTHERS, Steps
+from metrics.steps import Steps
 
 # Counters that are sums of a number field: metric and label values → field.
 SUMS = {
@@ -98,15 +99,13 @@ class StepFold:
             self._scheduled[(kind,)] += int(tokens)
         self._observe_compositions(steps)
         self._observe_predictions(steps)
-        self._graphs[(OTHERS["graph"],)] += len(steps)
-        for _, field, value in steps.others:
-            if field == "graph":
-                self._graphs[(OTHERS["graph"],)] -= 1
-                self._graphs[(value,)] += 1
-            elif (histogram := self._samples.get(field)) is not None:
-                histogram.observe_all(value)
-            elif (samples := self._tallies.get(field)) is not None:
-                for label, number in value.items():
+        for graph, count in Counter(record.graph for record in steps.records).items():
+            self._graphs[(graph,)] += count
+        for field, histogram in self._samples.items():
+            histogram.observe_all(steps.samples(field))
+        for field, samples in self._tallies.items():
+            for record in steps.records:
+                for label, number in getattr(record, field).items():
                     samples[(label,)] += number
         for victim, cause, tokens in steps.preemptions():
             self._preemptions[()] += 1

@@ -171,11 +171,9 @@ class VllmNames:
         self._numbers["vllm:estimated_write_bytes_per_gpu_total"][()] += written
         self._numbers["vllm:estimated_read_bytes_per_gpu_total"][()] -= written
         self._histograms["vllm:iteration_tokens_total"][()].observe_all(steps.tokens)
-        for _, field, value in steps.others:
-            if (histogram := self._samples.get(field)) is not None:
-                histogram.observe_all(value)
-            elif field == "preempted_ids":
-                self._numbers["vllm:num_preemptions_total"][()] += len(value)
+        for field, histogram in self._samples.items():
+            histogram.observe_all(steps.samples(field))
+        self._numbers["vllm:num_preemptions_total"][()] += len(steps.preemptions())
 
     def observe_request(self, request: RequestRecord) -> None:
         cached, prompt = request.cached_tokens, request.prompt_tokens

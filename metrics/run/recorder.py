@@ -4,19 +4,15 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from metrics.records import SCHEMAS, columns
 from metrics.run.segments import STREAM, StreamSegment
-from metrics.steps import Steps
 
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 0.4
 CAPACITY = 65_536  # records of a table that may wait for the writer; more are dropped and counted
 
 
@@ -34,8 +30,6 @@ class Recorder:
         self.failed = 0
         self.last_error: str | None = None
         self._pending: dict[str, deque] = {table: deque() for table in tables}
-        self._steps: deque[Steps] = deque()
-        self._steps_taken = self._steps_written = 0  # each counted by one thread: those that wait are between them
         self._segments: dict[str, StreamSegment] = {}
         self._closing = threading.Event()
         self._writing = threading.Lock()
@@ -43,31 +37,23 @@ class Recorder:
         self._thread.start()
 
     def append(self, table: str, record: Any) -> None:
-        """A record of any table but `steps`."""
+        """A record that waits for the writer, or is dropped and counted."""
         pending = self._pending[table]
         if len(pending) >= self.capacity:
             self.dropped += 1
         else:
             pending.append(record)
 
-    def append_steps(self, steps: Steps) -> None:
-        """All of them, or none."""
-        if self._steps_taken - self._steps_written + len(steps) > self.capacity:
-            self.dropped += len(steps)
-        else:
-            self._steps_taken += len(steps)
-            self._steps.append(steps)
+    def extend(self, table: str, records: Iterable[Any]) -> None:
+        for record in records:
+            self.append(table, record)
 
     def flush(self) -> None:
         """Writes what is pending."""
         with self._writing:
-            for _ in range(len(self._steps)):
-                steps = self._steps.popleft()
-                self._steps_written += len(steps)
-                self._write("steps", len(steps), steps.table)
             for table, pending in self._pending.items():
                 if records := [pending.popleft() for _ in range(len(pending))]:
-                    self._write(table, len(records), partial(columns, table, records))
+                    self._write(table, records)
 
     def close(self) -> None:
         """Writes the rest and stops the writer. May be called twice."""
@@ -78,12 +64,12 @@ class Recorder:
             for table in list(self._segments):
                 self._end_segment(table)
 
-    def _write(self, table: str, count: int, make_rows: Callable[[], pa.Table]) -> None:
-        """All rows are written, or counted as failed."""
+    def _write(self, table: str, records: list[Any]) -> None:
+        """All records are written, or counted as failed."""
         try:
-            rows = make_rows()
+            rows = columns(table, records)
         except Exception as error:  # a value that no column holds: the writer must outlive it
-            self._count_failed(table, count, error)
+            self._count_failed(table, len(records), error)
             return
         try:
             if table not in self._segments:
@@ -92,7 +78,7 @@ class Recorder:
                 self._segments[table] = StreamSegment(path, SCHEMAS[table])
             self._segments[table].append(rows)
         except Exception as error:  # the disk
-            self._count_failed(table, count, error)
+            self._count_failed(table, len(records), error)
             self._end_segment(table)
 
     def _count_failed(self, table: str, count: int, error: Exception) -> None:

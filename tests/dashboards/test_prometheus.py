@@ -18,10 +18,10 @@ from metrics.compute.kernels import CLASSES
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_series import Histogram
 from metrics.export.vllm_names import EngineFacts
+from metrics.steps import Steps
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
 from tests.metrics.random_records import random_request, random_step, random_system
-from tests.metrics.step_columns import steps_of_records
 from tests.metrics.vllm_families import DASHBOARDS
 
 pytestmark = [
@@ -47,7 +47,7 @@ class GrowingPage:
 
     def live(self) -> None:
         for _ in range(20):
-            self.exporter.observe_steps(steps_of_records([random_step(self._rng, self.scrapes)]))
+            self.exporter.observe_steps(Steps([random_step(self._rng, self.scrapes)]))
             self.exporter.observe_request(random_request(self._rng, self.scrapes))
         self.exporter.observe_system(random_system(self._rng, self.scrapes))
         self.exporter.observe_burst({klass: 1000 * (self.scrapes + 1) for klass in CLASSES})

@@ -36,7 +36,7 @@ def drain(engine: Engine, check: bool = False) -> None:
         if check:
             live = engine.scheduler.requests.values()
             engine.scheduler.pool.check([r.blocks for r in live], [r.num_committed_tokens for r in live])
-    engine.tell_all()
+    engine.flush()
 
 
 def generate(folder: Path | str, prompts: list[list[int]], max_tokens: int = 12, sampling=None, **settings):

@@ -1,25 +1,13 @@
 """What left the loop, as the front would receive it. Knows no torch."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine import messages
 from engine.sampling import TokenLogprobs
-from engine.telemetry.step_rows import StepRows
 from metrics.ledger import Account, ledger_at
 from metrics.records import StepRecord
 
 WAITING = (Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED, Account.MEMORY_PREEMPTED)
-
-
-def records_of(told: Iterable[messages.Outputs]) -> list[StepRecord]:
-    """The steps that messages tell of, from a loop's first one on, or from one after it was idle; without costs."""
-    rows = StepRows()
-    for outputs in told:
-        if outputs.steps is not None:
-            rows.add(outputs.steps)
-    steps = rows.take()
-    return [] if steps is None else steps.records()
 
 
 @dataclass
@@ -29,34 +17,39 @@ class Published:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ended: dict[str, messages.Ended] = field(default_factory=dict)
     records: list[StepRecord] = field(default_factory=list)  # without costs
-    rows: StepRows = field(default_factory=lambda: StepRows(hold_ns=0))
     ledgers: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # id → (committed_ns, ledger)
-    standings: dict[str, messages.Standing] = field(default_factory=dict)  # as each was told last
+    bases: dict[str, messages.LedgerBase] = field(default_factory=dict)  # the last one of each request
     logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
 
-    def take(self, outputs: messages.Outputs) -> None:
-        outputs = messages.decode_from_core(messages.encode(outputs))  # as it would arrive in the front
-        for output in outputs.outputs:
+    def take(self, message: messages.Tokens | messages.Observed) -> None:
+        message = messages.decode_from_core(messages.encode(message))  # as it would arrive in the front
+        if isinstance(message, messages.Tokens):
+            self._take_tokens(message)
+        else:
+            self._take_observed(message)
+
+    def _take_tokens(self, message: messages.Tokens) -> None:
+        for output in message.outputs:
             self.tokens.setdefault(output.request_id, []).append(output.token_id)
             self.logprobs.setdefault(output.request_id, []).append(output.logprobs)
             if output.prompt_logprobs is not None:
-                assert output.request_id not in self.prompt_logprobs, "told once"
+                assert output.request_id not in self.prompt_logprobs, "sent once"
                 self.prompt_logprobs[output.request_id] = output.prompt_logprobs
-            if output.standing is not None:
-                self.standings[output.request_id] = output.standing
-            if (standing := self.standings.get(output.request_id)) is not None:
-                ledger = ledger_at(standing.base, outputs.reading)
-                self.ledgers.setdefault(output.request_id, []).append((outputs.committed_ns, ledger))
-                assert sum(standing.waits.values()) == sum(ledger[account] for account in WAITING), (
-                    "a wait lacks its reason"
-                )
-        for ended in outputs.ended:
-            assert sum(ended.waits.values()) == sum(ended.ledger[account] for account in WAITING), (
-                "a wait lacks its reason"
-            )
+            if output.ledger is not None:
+                self.bases[output.request_id] = output.ledger
+            if (known := self.bases.get(output.request_id)) is not None:
+                ledger = ledger_at(known.base, message.clock_ns)
+                self.ledgers.setdefault(output.request_id, []).append((message.committed_ns, ledger))
+                _assert_waits_have_reasons(known.waits, ledger)
+
+    def _take_observed(self, message: messages.Observed) -> None:
+        for ended in message.ended:
+            _assert_waits_have_reasons(ended.waits, ended.ledger)
             self.ended[ended.request_id] = ended
-        if outputs.steps is not None:
-            self.rows.add(outputs.steps)
-            steps = self.rows.take(outputs.committed_ns)
-            self.records += [] if steps is None else steps.records()
+        if message.step is not None:
+            self.records.append(message.step)
+
+
+def _assert_waits_have_reasons(waits: dict[str, int], ledger: list[int]) -> None:
+    assert sum(waits.values()) == sum(ledger[account] for account in WAITING), "a wait lacks its reason"

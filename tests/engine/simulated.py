@@ -8,12 +8,12 @@ from engine.config import EngineConfig
 from engine.engine import Engine, make_journal
 from engine.memory.block_pool import BlockPool
 from engine.memory.shadow.journal import ShadowJournal
-from engine.messages import Outputs, Submit
+from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
 from engine.request.request import Request
 from engine.request.scheduler import Scheduler
-from engine.telemetry.observer import make_books
+from engine.telemetry.observer import make_observer
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
 from tests.engine.published import Published
@@ -159,8 +159,8 @@ class Simulation:
         self.journal = make_journal(config, pool)
         self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
         self.runner = device(self.clock, pool)
-        books = make_books(config, SHAPE, self.scheduler)
-        self.engine = Engine(self.scheduler, self.runner, books, self._take, overlap=overlap, clock=self.clock)
+        observer = make_observer(config, SHAPE, self.scheduler)
+        self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
         self._begin_ns = 0
         self.submitted_ns: dict[str, int] = {}
         self._fresh = False  # the front was listened to since the last step
@@ -180,9 +180,8 @@ class Simulation:
         self._begin_ns, self._fresh = self.engine.step(), False
         self.check()
 
-    def told_last_step(self) -> StepRecord:
-        """The record of the step that was committed last, as if the loop had fallen idle: all is told."""
-        self.engine.tell_all()
+    def last_step_record(self) -> StepRecord:
+        """The record of the step that was committed last."""
         return self.published.records[-1]
 
     def drain(self) -> None:
@@ -192,7 +191,7 @@ class Simulation:
             else:
                 self.clock.now_ns += 100_000
                 self.receive()
-        self.engine.tell_all()
+        self.engine.flush()
 
     def check(self) -> None:
         """The invariants that must hold between any two steps."""
@@ -200,7 +199,7 @@ class Simulation:
         pool = self.scheduler.pool
         pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
         self._checks += 1
-        if isinstance(self.journal, ShadowJournal) and self._checks % 3 == 0:  # which books what it had put off
+        if isinstance(self.journal, ShadowJournal) and self._checks % 3 == 0:
             self.journal.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
@@ -217,5 +216,5 @@ class Simulation:
         assert counts.active == 0 and self.scheduler.pool.slots_written == 0, "a block leaked"
         assert counts.free + counts.reusable == self.scheduler.pool.num_blocks
 
-    def _take(self, outputs: Outputs) -> None:
-        self.published.take(outputs)
+    def _take(self, message: Tokens | Observed) -> None:
+        self.published.take(message)

@@ -118,7 +118,7 @@ def test_a_decode_is_launched_before_the_last_is_read_and_the_host_costs_nothing
         while simulation.engine.has_work:
             simulation.step()
             most = max(most, len(simulation.runner.under_way))
-        simulation.engine.tell_all()
+        simulation.engine.flush()
         ledgers[overlap] = simulation.published.ended["a"].ledger
         gaps = [record.gap_ns for record in simulation.published.records[2:]]
         assert most == overlap

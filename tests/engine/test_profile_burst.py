@@ -38,7 +38,7 @@ def profiled(folder, steps: int = 8, wish: Profile | None = None, change=lambda 
         answer = answer or burst.advance()
         if engine.has_work:
             engine.receive([], engine.step())
-    engine.tell_all()
+    engine.flush()
     return engine, published, answer
 
 

@@ -18,7 +18,6 @@ from metrics.records import SCHEMAS, ClientRecord, SystemRecord
 from metrics.run.directory import RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.simulated_server import MS, Arrival, Device, Records, S, Settings, SimulatedServer
-from tests.metrics.step_columns import steps_of_records
 
 CLOCK_START_NS = 1_000 * S  # monotonic clocks do not begin at zero
 OBJECTIVES = [{"klass": "all", "ttft_ms": 400.0, "tpot_ms": 40.0, "e2e_ms": None, "source": "chosen for the tests"}]
@@ -156,11 +155,11 @@ def synthetic_run(
     run = RunDirectory.create(
         path, run_document(chosen, name, seed, requests, objectives or list(chosen.objectives) or OBJECTIVES)
     )
-    recorder = Recorder(run.path, ("client", "requests", "system"))
+    recorder = Recorder(run.path, ("client", "steps", "requests", "system"))
     system = [_system(second, records) for second in range(_seconds(records) + 1)]
     tables = {"client": records.client, "requests": records.requests, "system": system}
     if records.steps:
-        recorder.append_steps(steps_of_records(records.steps))
+        recorder.extend("steps", records.steps)
     for table, rows in tables.items():
         for row in rows:
             recorder.append(table, row)

@@ -50,17 +50,11 @@ class _Trail:
     unready: bool = False  # a smaller pool would have lost some of `read`: not there before something new is filled
 
 
-# Events that wait to be booked: with so many `is_due`. A stream alone has fewer in its first 450 tokens: what ends by
-# then is booked while nobody waits.
-MOST_WAITING = 64
-BOOKED_AT_ONCE = 16  # after a step, and of a backlog an eighth: it does not grow
-
-
 class ShadowJournal:
     """Keeps the shadow index beside a pool. With prefix caching off it tells what a cache of this size would do.
 
-    What it is told it puts down, with what will have changed until it is booked: one event at a time would fetch code
-    and index from memory each time, while somebody waits for a token. `settle` books them in their order.
+    Events wait, each with what will have changed by then, until `flush` books them in their order: no token waits for
+    the index.
     """
 
     def __init__(self, pool: BlockPool, shadow: Shadow | None = None):
@@ -74,7 +68,6 @@ class ShadowJournal:
         self._occupied_before = 0  # ... and blocks that others held then
         self._refreshed = (0, 0, 0)  # who was refused last, with how many blocks, and the list's state after that
         self._later: list[tuple] = []  # the method that books it, when it was, and what more that method takes
-        self.is_due = False
         self._times = BlockTimes()
         self.has_times = False
         self._forgotten = 0
@@ -106,26 +99,11 @@ class ShadowJournal:
 
     def _put(self, *event: Any) -> None:
         self._later.append(event)
-        if len(self._later) >= MOST_WAITING:
-            self.is_due = True
 
-    def settle(self) -> None:
-        self._book(len(self._later))
-
-    def settle_some(self) -> None:
-        self._book(max(BOOKED_AT_ONCE, len(self._later) // 8))
-
-    def settle_for(self, reader: Reader) -> None:
-        if reader.prefix_report is None and reader.fork_of is None:
-            for number, event in enumerate(self._later, 1):
-                if event[0] is ShadowJournal._admit and event[2] is reader:
-                    return self._book(number)
-
-    def _book(self, count: int) -> None:
-        later, self._later = self._later[:count], self._later[count:]
-        self.is_due = len(self._later) >= MOST_WAITING
-        for book, *told in later:
-            book(self, *told)
+    def flush(self) -> None:
+        events, self._later = self._later, []
+        for book, *arguments in events:
+            book(self, *arguments)
 
     def _ask(self, now_ns: int, count: int, active: int) -> None:
         self._asked, self._occupied_before = count, self._occupied(active)
@@ -215,7 +193,7 @@ class ShadowJournal:
 
         `cached` says of the blocks that the pool could find whether somebody reads them.
         """
-        self.settle()
+        self.flush()
         self.shadow.check(self._occupied(self._pool.num_active), cached if self._pool.prefix_caching else None)
         trails = self._trails.values()
         again = sum(max(0, len(trail.known) - len(trail.read)) for trail in trails)

@@ -8,9 +8,9 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -33,18 +33,18 @@ class Token(msgspec.Struct, frozen=True):
     """One token as it reached the front. Its ledger is booked up to `booked_ns`, when it was committed."""
 
     id: int
-    standing: messages.Standing | None  # None: nothing is booked
-    reading: tuple[int, ...]  # of the decode clock
+    ledger: messages.LedgerBase | None  # None: telemetry is off
+    clock_ns: tuple[int, ...]  # the decode clock then
     booked_ns: int
     logprobs: TokenLogprobs | None = None
 
     def ledger_now(self) -> list[int]:
         """A ledger of its own for whoever asks."""
-        return new_ledger() if self.standing is None else ledger_at(self.standing.base, self.reading)
+        return new_ledger() if self.ledger is None else ledger_at(self.ledger.base, self.clock_ns)
 
     @property
     def waits(self) -> dict[str, int]:
-        return {} if self.standing is None else self.standing.waits
+        return {} if self.ledger is None else self.ledger.waits
 
 
 @dataclass(slots=True, eq=False)
@@ -65,9 +65,9 @@ class Work:
     cached_tokens: int = 0  # of the prompt, known once it is admitted
     over: asyncio.Event = field(default_factory=asyncio.Event)  # `ended` says how: the core knows it no more
 
-    def add(self, output: messages.Output, reading: tuple[int, ...], committed_ns: int) -> None:
-        known = self.told.standing if self.told is not None else None
-        self.told = Token(output.token_id, output.standing or known, reading, committed_ns, output.logprobs)
+    def add(self, output: messages.Output, clock_ns: tuple[int, ...], committed_ns: int) -> None:
+        known = self.told.ledger if self.told is not None else None
+        self.told = Token(output.token_id, output.ledger or known, clock_ns, committed_ns, output.logprobs)
         self.tokens.append(self.told)
         self.token_ns.append(committed_ns)
         self.finish_reason = output.finish_reason
@@ -98,28 +98,32 @@ class Work:
         )
 
 
+class CoreObserver(Protocol):
+    """What the front's telemetry learns of the core."""
+
+    def ready(self, message: messages.Ready) -> None: ...
+    def tokens(self, message: messages.Tokens) -> None: ...
+    def observed(self, message: messages.Observed) -> None: ...
+    def core_died(self, restarts: bool) -> None: ...
+
+
 class CoreClient:
-    """Owns the core process and its sockets. The callbacks tell the telemetry."""
+    """Owns the core process and its sockets."""
 
     def __init__(
         self,
         config: EngineConfig,
-        on_ready: Callable[[messages.Ready], None],
-        on_outputs: Callable[[messages.Outputs], None],
-        on_death: Callable[[bool], None],
+        telemetry: CoreObserver,
     ):
         self.config = config
         self.ready: messages.Ready | None = None
         self.state = "loading"  # loading, ready, restarting, draining, failed
         self.failure: str | None = None
         self.works: dict[str, Work] = {}
-        self.finished: dict[str, Work] = {}  # their last tokens are here, and what the core has booked of them is not
         self.next_step = 0
         self.queue_speed = QueueSpeed()
         self.process: asyncio.subprocess.Process | None = None
-        self._on_ready = on_ready
-        self._on_outputs = on_outputs
-        self._on_death = on_death
+        self._telemetry = telemetry
         self._sockets = Path(tempfile.mkdtemp(prefix="sojourn-"))
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task] = []
@@ -136,7 +140,8 @@ class CoreClient:
     @property
     def free_places(self) -> int:
         """Places in the batch that sequences on their way may still find: none while the core itself has a queue."""
-        return 0 if self._core_waits else self.config.max_num_seqs - (len(self.works) - self.num_waiting)
+        running = sum(1 for work in self.works.values() if work.admitted and work.finish_reason is None)
+        return 0 if self._core_waits else self.config.max_num_seqs - running
 
     def pid(self) -> int | None:
         """The core's process of now."""
@@ -146,12 +151,12 @@ class CoreClient:
         """Takes no more requests, waits for the open ones, and ends with an error those that take too long."""
         self._set_state("draining")
         deadline = time.monotonic() + timeout_seconds
-        while (self.works or self.finished) and time.monotonic() < deadline:
+        while self.works and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         for work in self.works.values():
             self.abort(work)  # so that the core, which lives, tells where their time went
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while (self.works or self.finished) and time.monotonic() < deadline:
+        while self.works and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         self.fail_open_works()
 
@@ -227,16 +232,12 @@ class CoreClient:
             if first_start or often:
                 died = "while it loaded" if first_start else f"{RESTARTS} times within {RESTART_WINDOW_SECONDS} s"
                 self.failure = self.failure or f"the core process died {died}; see the server's log"
-                self._tell_of_death(restarts=False)
+                self._telemetry.core_died(False)
                 self._set_state("failed")
                 return
             print("sojourn: the engine core died; restarting it", file=sys.stderr, flush=True)
-            self._tell_of_death(restarts=True)
+            self._telemetry.core_died(True)
             self._set_state("restarting")
-
-    def _tell_of_death(self, *, restarts: bool) -> None:
-        """After its last messages, which the loop may still have to hand over."""
-        asyncio.get_running_loop().call_soon(self._on_death, restarts)
 
     def _supervisor_ended(self, supervisor: asyncio.Task) -> None:
         """A fault of ours, or of the machine (no process can be started): nobody would start another core."""
@@ -285,18 +286,21 @@ class CoreClient:
     async def _listen(self, from_core: zmq.asyncio.Socket) -> None:
         while True:
             message = messages.decode_from_core(await from_core.recv())
-            if isinstance(message, messages.Outputs):
+            if isinstance(message, messages.Tokens):
                 self._take(message)
+                await asyncio.sleep(0)  # streams write their tokens before anything is observed
+            elif isinstance(message, messages.Observed):
+                self._take_observed(message)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
             elif isinstance(message, messages.Ready):
                 self.ready, self.failure = message, None
-                self._on_ready(message)
+                self._telemetry.ready(message)
                 self._set_state("ready")
             else:
                 self.failure = message.message
 
-    def _take(self, message: messages.Outputs) -> None:
+    def _take(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step
         for request_id, cached_tokens in message.admitted:
             if (work := self.works.get(request_id)) is not None:
@@ -304,25 +308,23 @@ class CoreClient:
                 work.cached_tokens = cached_tokens
         for output in message.outputs:
             if (work := self.works.get(output.request_id)) is not None:
-                work.add(output, message.reading, message.committed_ns)
-                if output.finish_reason is not None:
-                    self.finished[output.request_id] = self.works.pop(output.request_id)
-        for ended in message.ended:
-            work = self.finished.pop(ended.request_id, None) or self.works.pop(ended.request_id, None)
-            if work is not None:
-                work.end(ended)
+                work.add(output, message.clock_ns, message.committed_ns)
         self._core_waits = message.waiting > 0
         self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
-        # What was told to the sequences is written first: nobody's token waits for the books.
-        asyncio.get_running_loop().call_soon(self._on_outputs, message)
+        self._telemetry.tokens(message)
+
+    def _take_observed(self, message: messages.Observed) -> None:
+        for ended in message.ended:
+            if (work := self.works.pop(ended.request_id, None)) is not None:
+                work.end(ended)
+        self._telemetry.observed(message)
 
     def fail_open_works(self) -> None:
         """Ends every open request as lost: whoever follows it raises, unless its last token is there."""
         now_ns = time.monotonic_ns()
-        for work in (*self.works.values(), *self.finished.values()):
+        for work in self.works.values():
             work.end(work.lost(now_ns))
         self.works.clear()
-        self.finished.clear()
         self._core_waits = False
         self._end_burst(None)
         self.queue_speed.reset()

@@ -15,23 +15,22 @@ from engine.config import EngineConfig, model_folder, objectives
 from engine.server.telemetry.loop_lag import LoopLag
 from engine.server.telemetry.off import NoTelemetry
 from engine.server.telemetry.recent import Recent
-from engine.telemetry.step_rows import StepRows
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
-from metrics.compute.step_costs import Appraiser
+from metrics.compute.step_costs import StepCosts
 from metrics.errors import CalibrationError, RunDataError
 from metrics.export.opentelemetry import Tracer
 from metrics.export.prometheus import Exporter
 from metrics.export.vllm_names import EngineFacts
 from metrics.machine.host import SAMPLE_SECONDS, hardware, versions
 from metrics.machine.sampler import SystemSampler
-from metrics.records import RequestRecord, SystemRecord
+from metrics.records import RequestRecord, StepRecord, SystemRecord
 from metrics.run.directory import RunDirectory, wall_anchor
 from metrics.run.recorder import Recorder
 from metrics.steps import Steps
 
 log = logging.getLogger(__name__)
-SETTLE_SECONDS = 0.5  # to wait for the last steps
-LOOK_SECONDS = 0.5  # between two looks whether steps of a silent core are due
+FOLD_SECONDS = 0.5  # between two folds: a batch costs some milliseconds, however many steps it has
+OBSERVED_SECONDS = 0.5  # the longest wait for the record of a step whose tokens are here: its core may be dead
 FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 
 
@@ -52,25 +51,27 @@ class Telemetry:
         self.recent = Recent()
         self.loop_lag = LoopLag()
         self.recorder: Recorder | None = None
-        self.appraiser: Appraiser | None = None  # of the core that is up
-        self._rows = StepRows()  # ... and its steps
-        self._last: messages.Outputs | None = None  # ... and what it said last
-        self._given_up: messages.Outputs | None = None  # ... behind which nothing came
+        self.costs: StepCosts | None = None  # of the core that is up
+        self._last: messages.Tokens | None = None  # its last message of tokens
+        self._is_complete = asyncio.Event()  # the record of its last step is here, too
+        self._is_complete.set()
+        self._steps: list[StepRecord] = []  # not folded yet
         if config.run_dir is not None:
             self._owns_run = _open_run(config)
-            self.recorder = Recorder(config.run_dir, ("requests", "system", "kernels"))
+            self.recorder = Recorder(config.run_dir, ("steps", "requests", "system", "kernels"))
 
     def core_died(self, restarts: bool) -> None:
-        """What it told is observed. `restarts`: another one is started."""
-        self._observe_steps(self._rows.take())
-        self._rows, self._last = StepRows(), None
+        """`restarts`: another core is started."""
+        self._fold_steps()
+        self._last = None
+        self._is_complete.set()
         if restarts:
             self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
-        if self.appraiser is None or self.appraiser.shape != message.shape:
-            self.appraiser = Appraiser(message.shape)
+        if self.costs is None or self.costs.shape != message.shape:
+            self.costs = StepCosts(message.shape)
             ceilings = _ceilings(message)
             if ceilings is not None:
                 peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
@@ -89,30 +90,31 @@ class Telemetry:
         )
         self.exporter.observe_ready(facts)
 
-    def outputs(self, message: messages.Outputs) -> None:
+    def tokens(self, message: messages.Tokens) -> None:
         self._last = message
-        if message.steps is not None:
-            self._rows.add(message.steps)
-            self._observe_steps(self._rows.take(message.committed_ns))
+        self._is_complete.clear()
 
-    async def settle(self) -> None:
-        """Somebody looks: observes all steps that were told. While the core works that is all but those of the last
-        moment; they are waited for only where nothing is left to compute, for then the core tells them at once."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while (last := self._last) is not None and last.untold_steps and not last.running and not last.waiting:
-            if last is self._given_up or time.monotonic() > deadline:
-                self._given_up = last  # the core is dead, or as good as that
-                break
-            await asyncio.sleep(0.001)
-        self._observe_steps(self._rows.take())
+    def observed(self, message: messages.Observed) -> None:
+        self._is_complete.set()
+        if message.step is not None:
+            self._steps.append(message.step)
 
-    def _observe_steps(self, steps: Steps | None) -> None:
-        if steps is not None:
-            self.appraiser.complete(steps)
-            self.exporter.observe_steps(steps)
-            self.recent.add_steps(steps)
-            if self.recorder is not None:
-                self.recorder.append_steps(steps)
+    async def refresh(self) -> None:
+        """Folds every step whose tokens are here; its record follows them at once."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_complete.wait(), OBSERVED_SECONDS)
+        self._fold_steps()
+
+    def _fold_steps(self) -> None:
+        if not self._steps:
+            return
+        steps, self._steps = Steps(self._steps), []
+        self.costs.complete(steps)
+        self.exporter.observe_steps(steps)
+        for record in steps.records:
+            self.recent.add_step(record)
+        if self.recorder is not None:
+            self.recorder.extend("steps", steps.records)
 
     def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
@@ -160,14 +162,14 @@ class Telemetry:
 
     def watches(self, core_pid) -> list[Coroutine]:
         """What goes on for as long as the server does. `core_pid()` tells the core's process of now."""
-        return [self.sample_system(core_pid), self.loop_lag.run(), self._observe_held_steps()]
+        return [self.sample_system(core_pid), self.loop_lag.run(), self._fold_regularly()]
 
-    async def _observe_held_steps(self) -> None:
-        """Of a core that has fallen silent: no message of its comes to see that they are due."""
+    async def _fold_regularly(self) -> None:
+        """A process that is killed loses no older step."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(FOLD_SECONDS)
             with _failure_told("steps could not be worked out"):
-                self._observe_steps(self._rows.take(time.monotonic_ns()))
+                self._fold_steps()
 
     async def sample_system(self, core_pid) -> None:
         """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
@@ -191,7 +193,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
-        self._observe_steps(self._rows.take())
+        self._fold_steps()
         if self.tracer is not None:
             self.tracer.close()
         if self.recorder is not None:

@@ -11,7 +11,7 @@ from metrics.records import RequestRecord
 
 
 class NoTelemetry:
-    """In the place of Telemetry. Keeps the core's last message, whose state is told when somebody asks."""
+    """In the place of Telemetry. Keeps the core's last message: a scrape shows its state."""
 
     is_tracing = False
     recorder = None
@@ -20,7 +20,7 @@ class NoTelemetry:
         name = config.served_model_name or model_folder(config.model).name
         self.exporter = Exporter(name, telemetry="off")
         self.recent = Recent()  # of nothing
-        self._last: messages.Outputs | None = None
+        self._last: messages.Tokens | None = None
 
     def core_died(self, restarts: bool) -> None:
         self._last = None
@@ -30,11 +30,14 @@ class NoTelemetry:
     def ready(self, message: messages.Ready) -> None:
         self.exporter.observe_state(message.num_kv_blocks, 0, 0, 0)
 
-    def outputs(self, message: messages.Outputs) -> None:
+    def tokens(self, message: messages.Tokens) -> None:
         self._last = message
 
-    async def settle(self) -> None:
-        """Nothing is held back."""
+    def observed(self, message: messages.Observed) -> None:
+        """No step is in it."""
+
+    async def refresh(self) -> None:
+        """Nothing waits."""
 
     def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
         """Its ledger is empty: it would be counted wrong."""

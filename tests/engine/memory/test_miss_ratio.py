@@ -97,7 +97,7 @@ def play(trace: Trace, num_blocks: int, prefix_caching: bool = True, **limits) -
         if arrived:
             simulation.receive(*arrived)
         simulation.step()
-    simulation.engine.tell_all()
+    simulation.engine.flush()
     return simulation
 
 

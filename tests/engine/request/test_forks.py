@@ -56,7 +56,7 @@ def test_siblings_wait_beside_the_line_and_hold_no_place():
     simulation.step()
     simulation.step()
     assert [request.id for request in simulation.scheduler.running] == ["leader", "stranger"]
-    assert simulation.told_last_step().refusals == {"leader": 4}
+    assert simulation.last_step_record().refusals == {"leader": 4}
     simulation.drain()
     simulation.check_idle()
 

@@ -46,7 +46,7 @@ def flood(simulation: Simulation, victim: Submit, attack, steps: int) -> int:
         simulation.receive(*attack(step))
         simulation.step()
         if victim.request_id in simulation.published.ended:
-            simulation.engine.tell_all()
+            simulation.engine.flush()
             return order_of_service(simulation).index(victim.request_id) - 1
     raise AssertionError(f"starved for {steps} steps")
 
@@ -199,7 +199,6 @@ def weigh(simulation: Simulation, tenants: dict[str, str]) -> dict[str, int]:
 
 def test_fair_share_serves_two_tenants_alike_however_many_requests_one_of_them_sends():
     simulation = Simulation(200, policy="fair-share", max_num_seqs=2, prefix_caching=False)
-    simulation.engine.books.log.most_untold = 1  # else what was served is seen some steps late
     messages = [ask(f"greedy{i}", 8, 12, tenant="greedy") for i in range(60)]
     messages += [ask(f"modest{i}", 8, 2, tenant="modest") for i in range(40)]
     tenants = {message.request_id: message.tenant for message in messages}
@@ -285,7 +284,7 @@ def test_no_more_long_prompts_than_allowed_run_at_once_and_short_ones_overtake()
     long_at_once = []
     while simulation.engine.has_work:
         simulation.step()
-        step = simulation.told_last_step()
+        step = simulation.last_step_record()
         prefills = [name for name, kind in zip(step.request_ids, step.kinds, strict=True) if kind == "prefill"]
         long_at_once.append(sum(name.startswith("long") for name in prefills))
     simulation.drain()
@@ -298,7 +297,7 @@ def test_waiting_behind_long_prompts_is_queueing_by_the_policy():
     simulation = Simulation(max_num_batched_tokens=20, max_prefill_chunk_tokens=4, num_blocks=10, **LONG)
     simulation.receive(ask("long0", 30, 3), ask("long1", 30, 3), ask("memory", 10, 3))
     simulation.step()
-    assert simulation.told_last_step().refusals == {"kv_blocks": 1, "policy": 1}
+    assert simulation.last_step_record().refusals == {"kv_blocks": 1, "policy": 1}
     for _ in range(4):
         simulation.step()
     simulation.drain()

@@ -5,10 +5,10 @@ import pytest
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.compute.cost_model import request_flops
-from metrics.compute.step_costs import Appraiser
+from metrics.compute.step_costs import StepCosts
 from metrics.ledger import Account
+from metrics.steps import Steps
 from tests.engine.simulated import SHAPE, Simulation, sequential
-from tests.metrics.step_columns import steps_of_records
 
 
 def message(request_id: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **sampling) -> Submit:
@@ -26,7 +26,7 @@ def test_decodes_go_before_prompt_chunks_so_that_a_long_prompt_stalls_nobody():
     simulation.receive(message("long", list(range(40)), 2))
     for _ in range(5):
         simulation.step()
-        step = simulation.told_last_step()
+        step = simulation.last_step_record()
         assert step.kinds[0] == "decode" and step.new_tokens[0] == 1
         assert step.new_tokens[1] == 7
 
@@ -35,15 +35,15 @@ def test_each_refusal_has_its_reason():
     cap = Simulation(max_num_seqs=1)
     cap.receive(message("a", [1] * 4, 4), message("b", [1] * 4, 4), message("c", [1] * 4, 4))
     cap.step()
-    assert cap.told_last_step().refusals == {"batch_cap": 1, "behind_head": 1}
+    assert cap.last_step_record().refusals == {"batch_cap": 1, "behind_head": 1}
     budget = Simulation(max_num_batched_tokens=4)
     budget.receive(message("a", [1] * 4, 4), message("b", [1] * 4, 4))
     budget.step()
-    assert budget.told_last_step().refusals == {"token_budget": 1}
+    assert budget.last_step_record().refusals == {"token_budget": 1}
     memory = Simulation(num_blocks=5)
     memory.receive(message("a", [1] * 12, 4), message("b", [2] * 12, 4))
     memory.step()
-    assert memory.told_last_step().refusals == {"kv_blocks": 1}
+    assert memory.last_step_record().refusals == {"kv_blocks": 1}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,8 @@ def test_a_request_that_arrives_during_a_step_is_admitted_after_it():
     simulation = Simulation()
     simulation.receive(message("first", [1] * 8, 8))
     simulation.step()
-    begin, end = simulation.engine._last_turn
+    turn = simulation.engine._last_turn
+    begin, end = turn.begin_ns, turn.end_ns
     handed_over = begin + (end - begin) // 2
     simulation.receive(message("second", [2] * 8, 1, encoded_ns=handed_over))
     simulation.drain()
@@ -138,8 +139,8 @@ def test_flops_of_a_step_hold_the_head_for_every_token_that_is_drawn():
     simulation.receive(message("a", [1] * 8, 3))
     simulation.drain()
     expected = [request_flops(SHAPE, 8, 0, 1), request_flops(SHAPE, 1, 8, 1), request_flops(SHAPE, 1, 9, 1)]
-    appraiser = Appraiser(SHAPE)
-    assert appraiser.complete(steps_of_records(simulation.published.records))["flops"].tolist() == expected
+    costs = StepCosts(SHAPE)
+    assert costs.complete(Steps(simulation.published.records))["flops"].tolist() == expected
 
 
 def test_time_that_the_loop_forgets_is_left_over_and_not_booked_to_anybody():
@@ -188,7 +189,7 @@ def test_abort_at_any_point_frees_everything_within_a_step(abort_at):
     simulation.receive(*[Abort(f"r{i}") for i in range(4)])
     assert not simulation.engine.has_work
     simulation.check()
-    simulation.engine.tell_all()
+    simulation.engine.flush()
     assert set(simulation.published.ended) == {f"r{i}" for i in range(4)}
     assert simulation.scheduler.pool.counts().active == 0
 

@@ -20,7 +20,7 @@ def test_ids_that_only_the_tokenizer_knows_end_their_request_and_nobody_elses(ch
     prompt, change = change.get("prompt", [3, 4]), {name: change[name] for name in change if name != "prompt"}
     hand_over(engine, [submit("good", [3, 4]), submit("bad", prompt, **change)])
     drain(engine, check=True)
-    engine.tell_all()
+    engine.flush()
     assert published.ended["bad"].reason == "error" and sentence in published.ended["bad"].error
     assert len(published.tokens["good"]) == 12 and "bad" not in published.tokens
     assert sum(published.ended["bad"].ledger) > 0

@@ -15,17 +15,16 @@ from fastapi import FastAPI, Request
 from engine.config import EngineConfig
 from engine.server.core.client import CoreClient
 from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
+from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
 from metrics.compute.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
 from metrics.run.directory import RunDirectory
-from metrics.steps import Steps
 from tests.engine.server_process import post, serving, wait_for
 from tests.metrics.export.test_perfetto import checked, named
 from tests.metrics.random_records import random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 
 
 def get(server, path: str, **query) -> httpx.Response:
@@ -99,12 +98,11 @@ def test_what_a_path_does_not_know_is_refused(api_server):
 
 def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
     """While thousands of them were made at once, no stream would get a token."""
-    telemetry, made, record = Telemetry(EngineConfig(model="tiny-model")), [], Steps.record
-    telemetry.recent.add_steps(
-        steps_of_records([random_step(Random(number), number) for number in range(3 * SHOWN_AT_ONCE)])
-    )
-    monkeypatch.setattr(Steps, "record", lambda steps, row: made.append(row) or record(steps, row))
-    app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)  # it is not started
+    telemetry, made, decode = Telemetry(EngineConfig(model="tiny-model")), [], recent.step
+    for number in range(3 * SHOWN_AT_ONCE):
+        telemetry.recent.add_step(random_step(Random(number), number))
+    monkeypatch.setattr(recent, "step", lambda packed: made.append(packed) or decode(packed))
+    app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), telemetry)  # which is not started
     add_debug_routes(app, core, telemetry, lambda _: {})
     (show,) = (route.endpoint for route in app.routes if route.path == "/debug/steps")
 
@@ -124,8 +122,8 @@ def test_the_rings_keep_the_newest_whole():
     some = [random_step(rng) for _ in range(50)]
     steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
     requests = [random_request(rng, number) for number in range(KEPT_REQUESTS + 2)]
-    for first in range(0, len(steps), 60):
-        kept.add_steps(steps_of_records(steps[first : first + 60]))
+    for record in steps:
+        kept.add_step(record)
     for record in requests:
         kept.add_request(record)
     assert kept.steps() == steps[3:] and kept.last_step == steps[-1].step

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request, State
-from engine.telemetry.accounting import Accountant, Alive
-from engine.telemetry.accounting import alive as alive_in
+from engine.telemetry.accounting import Accountant, Participants
+from engine.telemetry.turn import Turn
 from metrics.compute.cost_model import ModelShape, request_flops
 from metrics.ledger import Account, ledger_at, new_ledger
 
@@ -41,9 +41,10 @@ class OneByOne:
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(self, request, encoded_ns, now_ns, last_turn, *, held) -> None:
+    def received(self, request, encoded_ns, turn: Turn, last: Turn | None, *, held) -> None:
+        now_ns = turn.received_ns
         page = self.pages[request.order] = Page(since_ns=now_ns, held=held)
-        begin_ns, end_ns = last_turn or (encoded_ns, encoded_ns)
+        begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         began_ns = min(max(begin_ns, encoded_ns), now_ns)
         ended_ns = min(max(end_ns, began_ns), now_ns)
         page.ledger[Account.REQUEST_QUEUE] += ended_ns - began_ns
@@ -54,7 +55,8 @@ class OneByOne:
         page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
         page.since_ns, page.held = now_ns, False
 
-    def planned(self, plan: StepPlan, begin_ns: int, now_ns: int) -> None:
+    def planned(self, plan: StepPlan, turn: Turn) -> None:
+        begin_ns, now_ns = turn.begin_ns, turn.planned_ns
         self._advance(now_ns)
         for page in self.pages.values():
             if page.since_ns is not None and not page.held:
@@ -73,7 +75,7 @@ class OneByOne:
         self._decided_ns = now_ns if plan.num_waiting else None
         self._held_back_by = plan.held_back_by
 
-    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
+    def executed(self, plan: StepPlan, present: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         lag_ns, device_ns = self._host_ns(end_ns, committed_ns), end_ns - begin_ns - sampling_ns
         weights = {
@@ -82,7 +84,7 @@ class OneByOne:
         }
         prompts = sum(weights[item.request.order] for item in plan.scheduled if item.kind != "decode")
         kinds = {item.request.order: item.kind for item in plan.scheduled}
-        for request in alive.running:
+        for request in present.running:
             page = self.pages[request.order]
             ledger = page.ledger
             if request.order in kinds:
@@ -97,7 +99,7 @@ class OneByOne:
                 page.booked_ns, page.lag_ns = end_ns, lag_ns
             else:
                 self._book_absence(page, begin_ns, end_ns, committed_ns)
-        for request in alive.gave_way:
+        for request in present.preempted:
             self._advance(committed_ns)
             self._end_wait(request)
         self._committed_ns = committed_ns
@@ -114,7 +116,7 @@ class OneByOne:
         ledger[Account.COMPUTE_HOST] += host_ns - page.lag_ns
         page.booked_ns, page.lag_ns = max(mark, end_ns), host_ns
 
-    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+    def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         page = self.pages[request.order]
         if page.since_ns is not None:
             page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
@@ -124,8 +126,6 @@ class OneByOne:
             self._end_wait(request)
         else:
             self._end_running(page, now_ns)
-
-    def ended(self, request: Request) -> None: ...
 
     def _end_running(self, page: Page, now_ns: int) -> None:
         page.ledger[Account.COMPUTE_HOST] += self._host_ns(max(page.booked_ns, self._committed_ns), now_ns)
@@ -157,54 +157,35 @@ class OneByOne:
 
 
 class BothAccountants:
-    """Tells two accountants the same, and compares them after every step and at every end."""
+    """Calls two accountants alike, and compares them after every step and at every end."""
 
     def __init__(self, accountant: Accountant, oracle: OneByOne):
         self.accountant, self.oracle = accountant, oracle
-        self.steps = self.num_steady = 0
-        self.truth: Alive | None = None  # of the step that was read last
-        self.plan: StepPlan | None = None
-        self.ledgers: dict[tuple[str, int], list[int]] = {}  # by id and moment: at each commit, of who was alive
+        self.steps = 0
+        self.ledgers: dict[tuple[str, int], list[int]] = {}  # by id and commit, of all requests that were present
 
     @property
     def clock(self):
         return self.accountant.clock
 
     def __getattr__(self, name: str):
-        def tell(*arguments, **named):
+        def call(*arguments, **named):
             getattr(self.oracle, name)(*arguments, **named)
             return getattr(self.accountant, name)(*arguments, **named)
 
-        return tell
+        return call
 
-    def collected(self, plan: StepPlan, running: Sequence[Request]) -> None:
-        self.truth, self.plan = alive_in(plan, running), plan
-
-    def executed(self, plan: StepPlan, alive: Alive, outcome: StepOutcome, committed_ns: int) -> None:
-        self.oracle.executed(plan, alive, outcome, committed_ns)
-        self.accountant.executed(plan, alive, outcome, committed_ns)
-        self._compare_present(alive, committed_ns)
-
-    def saw_steady(self, outcome: StepOutcome, committed_ns: int) -> None:
-        """A step was committed of which the accountant is not told: the books have moved its clock themselves."""
-        self.oracle.executed(self.plan, self.truth, outcome, committed_ns)
-        self.num_steady += 1
-        self._compare_present(self.truth, committed_ns)
-
-    def _compare_present(self, alive: Alive, committed_ns: int) -> None:
-        present = [*alive.running, *alive.gave_way]
+    def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
+        for accountant in (self.oracle, self.accountant):
+            accountant.executed(plan, participants, outcome, committed_ns)
+        present = [*participants.running, *participants.preempted]
         self.compare(present)
         self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.order].ledger) for r in present}
         self.steps += 1
 
-    def gave_up(self, request: Request, waited: bool, now_ns: int) -> None:
+    def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         for books in (self.oracle, self.accountant):
-            books.gave_up(request, waited, now_ns)
-        assert not request.clocked
-        self.compare([request])
-
-    def ended(self, request: Request) -> None:
-        self.accountant.ended(request)
+            books.ended_between_steps(request, waited, now_ns)
         assert not request.clocked
         self.compare([request])
 
@@ -214,5 +195,5 @@ class BothAccountants:
             ledger = list(request.ledger)
             if request.clocked:
                 assert any(member is request for member in clock.members)
-                ledger = ledger_at(ledger, clock.reading)
+                ledger = ledger_at(ledger, clock.clock_ns)
             assert ledger == self.oracle.pages[request.order].ledger, request.id

@@ -9,14 +9,14 @@ import pytest
 
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
-from metrics.compute.step_costs import Appraiser
+from metrics.compute.step_costs import StepCosts
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, row
 from metrics.request.blame import UNEXPLAINED, blame_of, matrix, offenders, waited_ns, worst
 from metrics.request.offenders import Book, open_book
 from metrics.request.token_gaps import explain_gap
+from metrics.steps import Steps
 from tests.engine.simulated import SHAPE, Simulation
-from tests.metrics.step_columns import steps_of_records
 
 US, MS = 1_000, 1_000_000
 POLICIES = ("fcfs", "priority", "shortest-prefill-first", "fair-share", "static", "prefill-first")
@@ -54,8 +54,8 @@ def busy(seed: int, *, turns: int = 120, aborts: bool = True, **settings) -> tup
 def tables(simulation: Simulation, submitted: dict[str, Submit]) -> tuple[pa.Table, pd.DataFrame]:
     """What the records of such a run would be."""
     published = simulation.published
-    appraiser = Appraiser(SHAPE)
-    records = list(map(row, appraiser.complete(steps_of_records(published.records)).records()))
+    costs = StepCosts(SHAPE)
+    records = list(map(row, costs.complete(Steps(published.records)).records))
     steps = pa.Table.from_pylist(records, schema=SCHEMAS["steps"])
     rows = []
     for name, ended in published.ended.items():

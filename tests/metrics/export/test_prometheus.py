@@ -19,8 +19,8 @@ from metrics.export.request_outcome import latencies_ns
 from metrics.ledger import ACCOUNT_BY_NAME, SERVER_ACCOUNTS, closes
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 from metrics.records import COMPOSITIONS, KINDS, STAGES, WAITS, RequestRecord, StepRecord
+from metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 
 # Histograms of an account, in one's own words and not the exporter's.
 ACCOUNT_HISTOGRAMS = {
@@ -51,7 +51,7 @@ def value(samples: dict, name: str, **labels: str) -> float:
 def fed(steps: list[StepRecord], requests: list[RequestRecord], objectives=OBJECTIVES) -> dict:
     exporter = Exporter("tiny", objectives)
     if steps:
-        exporter.observe_steps(steps_of_records(steps))
+        exporter.observe_steps(Steps(steps))
     for request in requests:
         exporter.observe_request(request)
     return scraped(exporter)
@@ -357,7 +357,7 @@ def test_promtool_finds_no_fault_in_the_page():
     rng = Random(3)
     exporter = Exporter("tiny", OBJECTIVES)
     for index in range(20):
-        exporter.observe_steps(steps_of_records([random_step(rng, index)]))
+        exporter.observe_steps(Steps([random_step(rng, index)]))
         exporter.observe_request(random_request(rng, index))
     exporter.observe_rejection("queue_full")
     done = subprocess.run(["promtool", "check", "metrics"], input=exporter.render(), capture_output=True, check=False)

@@ -7,9 +7,9 @@ import pytest
 
 from metrics.export.prometheus import Exporter
 from metrics.export.vllm_names import EngineFacts
+from metrics.steps import Steps
 from tests.metrics.export.test_prometheus import scraped, value
 from tests.metrics.random_records import random_step
-from tests.metrics.step_columns import steps_of_records
 
 
 def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_dies():
@@ -17,7 +17,7 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     unknown = scraped(exporter)
     assert not [name for name, _ in unknown if name.startswith("sojourn_memory_kv")]
     step = random_step(Random(1))
-    exporter.observe_steps(steps_of_records([step]))
+    exporter.observe_steps(Steps([step]))
     busy = scraped(exporter)
     assert value(busy, "request_running") == len(step.request_ids)
     assert value(busy, "request_waiting") == step.waiting
@@ -30,7 +30,7 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     assert value(idle, "request_running") == value(idle, "request_waiting") == 0
     assert value(idle, "memory_kv_usage_ratio") == 0
     assert value(idle, "memory_kv_blocks", state="reusable") == 10
-    exporter.observe_steps(steps_of_records([step]))
+    exporter.observe_steps(Steps([step]))
     exporter.observe_core_restart()
     assert not [name for name, _ in scraped(exporter) if name.startswith("sojourn_memory_kv")]
     assert value(scraped(exporter), "request_running") == 0
@@ -47,10 +47,10 @@ def test_measured_limits_are_there_once_somebody_measured_them():
     base = msgspec.structs.replace(random_step(Random(1)), kinds=["decode"], new_tokens=[1], request_ids=["a"])
     bound_by_bytes = msgspec.structs.replace(base, flops=10**6, bytes=3 * 10**7)
     bound_by_flops = msgspec.structs.replace(base, flops=10**9, bytes=3)
-    exporter.observe_steps(steps_of_records([bound_by_bytes]))  # before anything was known
+    exporter.observe_steps(Steps([bound_by_bytes]))  # before anything was known
     exporter.observe_ceilings({"float32": 2e11, "int8": 5e11}, 3e10, "float32")
-    exporter.observe_steps(steps_of_records([bound_by_bytes]))
-    exporter.observe_steps(steps_of_records([bound_by_flops]))
+    exporter.observe_steps(Steps([bound_by_bytes]))
+    exporter.observe_steps(Steps([bound_by_flops]))
     samples = scraped(exporter)
     assert value(samples, "compute_roofline_seconds_total", composition="decode") == pytest.approx(0.001 + 0.005)
     assert value(samples, "compute_ceiling_flops_per_second", precision="int8") == 5e11
@@ -60,10 +60,10 @@ def test_measured_limits_are_there_once_somebody_measured_them():
 def test_slots_are_those_of_blocks_in_use_once_the_size_of_a_block_is_known():
     exporter = Exporter("tiny")
     step = msgspec.structs.replace(random_step(Random(1)), blocks_active=6, blocks_pinned=1, slots_written=90)
-    exporter.observe_steps(steps_of_records([step]))
+    exporter.observe_steps(Steps([step]))
     assert not [name for name, _ in scraped(exporter) if name == "sojourn_memory_slots"]
     exporter.observe_ready(EngineFacts(100, 16, 512, 64, "float32", prefix_caching=True))
-    exporter.observe_steps(steps_of_records([step]))
+    exporter.observe_steps(Steps([step]))
     samples = scraped(exporter)
     assert value(samples, "memory_slots", state="allocated") == 7 * 16
     assert value(samples, "memory_slots", state="written") == 90

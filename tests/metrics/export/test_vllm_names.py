@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from metrics.export.prometheus import Exporter
 from metrics.export.vllm_names import EngineFacts
 from metrics.records import RequestRecord
+from metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 from tests.metrics.vllm_families import DASHBOARDS, OTHERS
 
 FACTS = EngineFacts(
@@ -69,7 +69,7 @@ def test_what_an_endpoint_picker_reads_of_a_pool():
     step = msgspec.structs.replace(
         random_step(Random(1)), blocks_free=20, blocks_reusable=30, blocks_active=45, blocks_pinned=5, waiting=7
     )
-    source.observe_steps(steps_of_records([step]))
+    source.observe_steps(Steps([step]))
     assert value(source, "num_requests_running") == len(step.request_ids)
     assert value(source, "num_requests_waiting") == 7
     assert value(source, "kv_cache_usage_perc") == 0.5  # what can be evicted is free
@@ -151,7 +151,7 @@ def test_steps_count_as_they_happen():
     source, rng = exporter(), Random(2)
     steps = [random_step(rng, index) for index in range(9)]
     for step in steps:
-        source.observe_steps(steps_of_records([step]))
+        source.observe_steps(Steps([step]))
     tokens = sum(sum(step.new_tokens) for step in steps)
     assert value(source, "iteration_tokens_total_sum") == tokens
     assert value(source, "iteration_tokens_total_count") == 9

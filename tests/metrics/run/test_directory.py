@@ -16,7 +16,6 @@ from metrics.records import SCHEMAS, ClientRecord, RequestRecord, StepRecord, co
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.recorder import Recorder
 from tests.metrics.random_records import random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 
 MS = 1_000_000
 
@@ -56,11 +55,8 @@ def run(tmp_path) -> RunDirectory:
 
 def record(run: RunDirectory, **tables) -> None:
     recorder = Recorder(run.path, tuple(tables))
-    if steps := tables.pop("steps", []):
-        recorder.append_steps(steps_of_records(steps))
     for table, records in tables.items():
-        for item in records:
-            recorder.append(table, item)
+        recorder.extend(table, records)
     recorder.close()
 
 
@@ -145,11 +141,11 @@ def test_half_written_segment_is_not_read(run):
 
 
 def test_recorder_counts_what_it_drops_and_what_the_disk_refuses(tmp_path):
-    recorder = Recorder(tmp_path / "run", (), capacity=2)
+    recorder = Recorder(tmp_path / "run", ("steps",), capacity=2)
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     for index in range(5):
-        recorder.append_steps(steps_of_records([step(index)]))
+        recorder.extend("steps", [step(index)])
     assert recorder.dropped == 3
     (tmp_path / "run").write_text("a file where the folder should be")
     recorder.flush()
@@ -159,15 +155,15 @@ def test_recorder_counts_what_it_drops_and_what_the_disk_refuses(tmp_path):
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 5])
 def test_ring_counts_what_exceeds_its_capacity_and_has_room_again_once_written(tmp_path, beyond):
     capacity = 4
-    recorder = Recorder(tmp_path, ("requests",), capacity)
+    recorder = Recorder(tmp_path, ("requests", "steps"), capacity)
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     for index in range(capacity + beyond):
-        recorder.append_steps(steps_of_records([step(index)]))
+        recorder.extend("steps", [step(index)])
     assert recorder.dropped == max(0, beyond)
     recorder.flush()
     for index in range(capacity):  # room again; and each table has a ring of its own
-        recorder.append_steps(steps_of_records([step(100 + index)]))
+        recorder.extend("steps", [step(100 + index)])
     assert recorder.dropped == max(0, beyond) and recorder.failed == 0
     recorder.close()
     exporter = Exporter("m")

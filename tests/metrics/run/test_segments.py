@@ -14,7 +14,6 @@ from metrics.run.directory import RunDirectory
 from metrics.run.recorder import Recorder
 from metrics.run.segments import StreamSegment, compact, discard_segments, read_segment, sources, write_segment
 from tests.metrics.random_records import random_request, random_step
-from tests.metrics.step_columns import steps_of_records
 
 
 def records(first: int, count: int) -> list[RequestRecord]:
@@ -95,16 +94,16 @@ def test_an_older_run_lacks_columns_whatever_its_segments_are(tmp_path):
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_steps_are_taken_whole_up_to_the_capacity(tmp_path, beyond):
-    recorder = Recorder(tmp_path, ("requests",), capacity=10)
+def test_steps_are_taken_up_to_the_capacity(tmp_path, beyond):
+    recorder = Recorder(tmp_path, ("steps",), capacity=10)
     recorder._closing.set()  # the writer stops, so that nothing empties the ring
     recorder._thread.join()
     steps = [random_step(Random(1), index) for index in range(10 + beyond)]
-    recorder.append_steps(steps_of_records(steps[:6]))
-    recorder.append_steps(steps_of_records(steps[6:]))
-    assert recorder.dropped == (5 if beyond == 1 else 0)
+    recorder.extend("steps", steps[:6])
+    recorder.extend("steps", steps[6:])
+    assert recorder.dropped == max(0, beyond)
     recorder.close()
-    assert len(RunDirectory(tmp_path).table("steps")) == (6 if beyond == 1 else 10 + beyond)
+    assert len(RunDirectory(tmp_path).table("steps")) == min(10, 10 + beyond)
 
 
 def test_after_a_disk_that_failed_the_recorder_begins_another_segment(tmp_path):
@@ -189,7 +188,7 @@ def written_with(path: Path, rows: pa.Table) -> Path:
 
 
 def test_steps_of_another_version_keep_what_both_know_and_the_rest_is_null(tmp_path):
-    rows = steps_of_records([random_step(Random(index), index) for index in range(4)]).table()
+    rows = columns("steps", [random_step(Random(index), index) for index in range(4)])
     other = rows.drop_columns("logit_rows").append_column("not_known_yet", pa.array([7] * 4))
     table = read_segment(written_with(tmp_path / "steps.parts" / "0.arrows", other), "steps")
     assert table["logit_rows"].null_count == 4

@@ -15,8 +15,8 @@ from metrics.records import SCHEMAS
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 from metrics.sources.view import KV_USE, observe, timeline
+from metrics.steps import Steps
 from tests.metrics.simulated_server import Records, S
-from tests.metrics.step_columns import steps_of_records
 from tests.metrics.synthetic import synthetic_run
 
 
@@ -30,7 +30,7 @@ def scraped_beside(path: Path, records: Records) -> None:
     rows = []
     for ns in [*range(begin_ns, end_ns, S), end_ns]:
         while steps and steps[0].end_ns <= ns:
-            exporter.observe_steps(steps_of_records([steps.pop(0)]))
+            exporter.observe_steps(Steps([steps.pop(0)]))
         while requests and requests[0].finished_ns <= ns:
             exporter.observe_request(requests.pop(0))
         rows += rows_of(exporter.render(), ns, took_s=0.002)

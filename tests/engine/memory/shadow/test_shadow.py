@@ -5,7 +5,7 @@ import pytest
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import NoJournal
 from engine.memory.shadow.index import Shadow
-from engine.memory.shadow.journal import BOOKED_AT_ONCE, MOST_WAITING, ShadowJournal
+from engine.memory.shadow.journal import ShadowJournal
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.memory.prefix_outcomes import PrefixReport, combined
@@ -187,36 +187,6 @@ def test_who_never_got_a_place_has_no_report():
     simulation.receive(Abort("b"))
     simulation.drain()
     assert simulation.published.ended["b"].prefix is None
-
-
-def test_after_a_step_some_of_what_waits_is_booked_and_of_a_backlog_an_eighth():
-    journal = Simulation().journal
-
-    def booked(count: int) -> int:
-        """How many events a step books of so many."""
-        while len(journal._later) < count:
-            journal.grew(None)
-        if journal.is_due:
-            journal.settle_some()
-        return count - len(journal._later)
-
-    assert booked(MOST_WAITING - 1) == 0
-    assert booked(MOST_WAITING) == BOOKED_AT_ONCE
-    assert booked(32 * BOOKED_AT_ONCE) == 4 * BOOKED_AT_ONCE
-    journal.settle()
-    assert not journal._later and not journal.is_due
-
-
-def test_who_ends_has_a_report_and_nothing_behind_it_is_booked():
-    simulation = Simulation()
-    simulation.check = lambda: None  # which would book
-    simulation.receive(ask("a", A), ask("b", B, 8))
-    waiting = simulation.engine.scheduler.requests["b"]
-    simulation.step()
-    assert waiting.prefix_report is None and simulation.journal._later
-    simulation.drain()
-    assert simulation.published.ended["a"].prefix.prefix_outcomes == {"miss_cold": 8}
-    assert simulation.published.ended["b"].prefix == waiting.prefix_report is not None
 
 
 def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():

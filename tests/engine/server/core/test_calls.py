@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.server.core.call import admit
 from engine.server.core.client import CoreClient, Work
 from engine.server.errors import ApiError
+from engine.server.telemetry.off import NoTelemetry
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
 from tests.engine.server_process import post, serving, wait_for
@@ -316,9 +317,16 @@ def test_controls_that_leave_no_token_are_the_clients_fault_whole_and_streamed(a
     wait_for(lambda: api_server.gauge("sojourn_request_running") == 0)
 
 
+def core_client(**settings) -> CoreClient:
+    config = EngineConfig(model="tiny-model", **settings)
+    return CoreClient(config, NoTelemetry(config))
+
+
 def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
     async def check() -> None:
-        core = CoreClient(EngineConfig(model="tiny-model", max_num_seqs=4), *[lambda *_: None] * 3)
+        core = CoreClient(
+            EngineConfig(model="tiny-model", max_num_seqs=4), NoTelemetry(EngineConfig(model="tiny-model"))
+        )
         try:
             core.state = "ready"
             admit(core, 2, 6)  # four places and two that may wait
@@ -338,7 +346,7 @@ def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
 @pytest.mark.server
 def test_a_server_whose_core_cannot_be_started_says_so_instead_of_seeming_to_load(monkeypatch):
     async def check() -> None:
-        core = CoreClient(EngineConfig(model="tiny-model"), *[lambda *_: None] * 3)
+        core = core_client()
         monkeypatch.setattr("sys.executable", "/no/such/python")
         try:
             await core.start()

@@ -10,7 +10,7 @@ from engine.llm import LLMError
 from tests.engine.harness import generate
 from tests.engine.server_process import post, serving
 from tests.engine.simulated import Simulation
-from tests.engine.telemetry.test_books import ask
+from tests.engine.telemetry.test_observer import ask
 
 
 @pytest.mark.parametrize(

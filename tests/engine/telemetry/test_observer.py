@@ -1,4 +1,4 @@
-"""The core's books: all who decode share a clock, and yet every request has its own nanoseconds, tokens and causes."""
+"""The loop's observer: requests that decode share a clock, and yet each has its own nanoseconds, tokens and causes."""
 
 from collections import Counter
 
@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from engine.messages import Abort, Submit
 from engine.request.policies import POLICIES
 from engine.sampling import SamplingParams
-from engine.telemetry import step_log
 from engine.telemetry.accounting import Accountant
-from engine.telemetry.observer import FullBooks
-from engine.telemetry.step_log import StepLog
-from engine.telemetry.step_rows import StepRows
+from engine.telemetry.observer import FullObserver
+from engine.telemetry.step_records import StepRecords
 from metrics.ledger import Account
 from metrics.records import WAITS
 from tests.engine.simulated import SHAPE, SimulatedPreparation, Simulation, sequential
@@ -34,30 +32,11 @@ def ask(name: str, prompt: list[int], max_tokens: int, encoded_ns: int = 0, **mo
     return Submit(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), encoded_ns, **more)
 
 
-def play(
-    events: list[tuple[str, object]], held: int, limits: dict, hold_ns: int = 0, **bounds
-) -> tuple[Simulation, BothAccountants]:
-    """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused.
-    The front takes its steps after `hold_ns`."""
+def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) -> tuple[Simulation, BothAccountants]:
+    """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
     simulation = Simulation(**(bounds | limits))
-    simulation.published.rows = StepRows(hold_ns)
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    books = simulation.engine.books = FullBooks(both, StepLog(simulation.scheduler.pool, simulation.journal))
-    commit, committed = simulation.scheduler.commit, books.committed
-
-    def look(plan, outcome, step):
-        both.collected(plan, simulation.scheduler.running)
-        assert books.alive == both.truth, "the books look at nobody in a steady step, and still know who is alive"
-        return commit(plan, outcome, step)
-
-    def tell(plan, outcome, readings, turned, is_steady):
-        steps, now_ns = both.steps, readings[-1]
-        told = committed(plan, outcome, readings, turned, is_steady)
-        if both.steps == steps:
-            both.saw_steady(outcome, now_ns)
-        return told
-
-    simulation.scheduler.commit, books.committed = look, tell
+    simulation.engine.observer = FullObserver(both, StepRecords(simulation.scheduler.pool, simulation.journal))
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":
@@ -104,26 +83,6 @@ def test_the_shared_clock_books_to_each_request_what_booking_one_by_one_does(eve
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=traffic(),
-    held=st.sampled_from([0, 2, 5]),
-    most_untold=st.sampled_from([2, 3, 64]),
-    hold_ms=st.sampled_from([3, 20, 10_000]),
-    bounds=st.fixed_dictionaries(BOUNDS),
-)
-def test_steps_that_are_told_and_taken_together_are_those_of_one_by_one(events, held, most_untold, hold_ms, bounds):
-    """Steps of a batch share what does not change between them: it must not be shared where it does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_log, "MOST_UNTOLD", 1)
-        at_once, _ = play(events, held, {}, **bounds)
-        patch.setattr(step_log, "MOST_UNTOLD", most_untold)
-        later, _ = play(events, held, {}, hold_ms * 1_000_000, **bounds)
-    rest = later.published.rows.take()
-    assert later.published.records + ([] if rest is None else rest.records()) == at_once.published.records
-    assert later.published.ended == at_once.published.ended
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    events=traffic(),
     limits=st.sampled_from([{}, {"max_long_prefills": 1, "long_prefill_tokens": 12}]),
     bounds=st.fixed_dictionaries(BOUNDS),
 )
@@ -158,12 +117,6 @@ def test_tokens_preemptions_and_recomputed_positions_agree_by_request_and_by_ste
 def _shares(record) -> list[tuple[str, str, int, int, int]]:
     columns = zip(record.request_ids, record.kinds, record.new_tokens, record.past_tokens, strict=True)
     return [(*share, record.step) for share in columns]
-
-
-def test_those_who_decode_on_take_the_short_way():
-    """But for the step of their prompts and the one after it, and the one after somebody has left."""
-    _, both = play([("submit", ask("a", [1] * 8, 9)), ("submit", ask("b", [2] * 8, 5))], 0, {})
-    assert (both.steps, both.num_steady) == (9, 6)
 
 
 def test_time_of_the_device_and_its_gaps_sum_to_the_wall_time():
@@ -203,7 +156,7 @@ def test_a_wait_is_booked_to_its_reason(reason, bounds):
     simulation.step()
     if comes_later:
         simulation.step()
-        began_ns = simulation.engine._last_turn[0]
+        began_ns = simulation.engine._last_turn.begin_ns
         simulation.receive(ask("second", [2] * 12, 2, began_ns if reason == "step" else simulation.clock()))
     simulation.drain()
     waits = simulation.published.ended["second"].waits
@@ -269,33 +222,7 @@ def test_prefixes_computed_by_others_during_a_preemption_count_as_cached_once():
     assert ended.cached_tokens + ended.computed_tokens == len(prompt) + 3 - 1
 
 
-@pytest.mark.parametrize(
-    ("most", "longest_ns", "told_by_then"),
-    [(64, 10**18, [0, 0, 0, 0, 0, 5]), (2, 10**18, [0, 0, 2, 2, 4, 5]), (64, 0, [0, 1, 2, 3, 4, 5])],
-)
-def test_steps_are_told_some_together_and_all_that_are_over_when_the_loop_falls_idle(
-    monkeypatch, most, longest_ns, told_by_then
-):
-    monkeypatch.setattr(step_log, "MOST_UNTOLD", most)
-    monkeypatch.setattr(step_log, "UNTOLD_NS", longest_ns)
-    simulation, told, untold = Simulation(), [], []
-    take = simulation.published.take
-
-    def publish(outputs):
-        take(outputs)
-        told.append(len(simulation.published.records))
-        untold.append(outputs.untold_steps)
-
-    simulation.engine.publish = publish
-    simulation.receive(ask("a", [1] * 8, 5))
-    simulation.drain()
-    assert told == told_by_then
-    assert [sum(both) for both in zip(told, untold, strict=True)] == [1, 2, 3, 4, 5, 5]
-    simulation.engine.tell_all()
-    assert len(told) == 6, "there is nothing more to tell"
-
-
-def test_steps_of_the_same_decodes_share_lists_that_later_steps_do_not_change():
+def test_the_record_of_a_step_lists_its_batch_as_it_was():
     simulation = Simulation(block_size=16)
     simulation.receive(ask("a", [1] * 8, 6), ask("b", [2] * 8, 12))
     simulation.drain()
