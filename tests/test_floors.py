@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},
     "engine.server": {
         "engine.token.text", "engine.token.checkpoint", "engine.token.tools", "engine.token.grammar.grammar",
-        "engine.messages", "engine.telemetry.step_rows", "engine.sampling", "engine.config", "engine.process",
+        "engine.messages", "engine.sampling", "engine.config", "engine.process",
         "metrics",
     },
 }  # fmt: skip

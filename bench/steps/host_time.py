@@ -16,7 +16,6 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.sampling import SamplingParams
 from metrics.records import STAGES, StepRecord
-from tests.engine.published import records_of
 
 PROMPT_TOKENS = 64
 DEVICE_STAGES = ("wait", "sample")
@@ -28,11 +27,12 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
         model=folder, load_format=load_format, max_num_seqs=batch, max_model_len=1024, threads=threads,
         max_num_batched_tokens=512, **settings,
     )  # fmt: skip
-    told: list[messages.Outputs] = []
+    records: list[StepRecord] = []
 
-    def publish(outputs: messages.Outputs) -> None:
-        messages.encode(outputs)
-        told.append(outputs)
+    def publish(message: messages.Tokens | messages.Observed) -> None:
+        messages.encode(message)
+        if isinstance(message, messages.Observed) and message.step is not None:
+            records.append(message.step)
 
     engine, _ = build(config, 0, publish)
     sampling = SamplingParams(max_tokens=2 * steps + 50, temperature=0.0, ignore_eos=True)
@@ -41,8 +41,7 @@ def decode_records(folder: str, load_format: str, batch: int, steps: int, thread
     engine.receive([messages.Submit(f"r{i}", prompt, sampling, begin_ns) for i, prompt in enumerate(prompts)], begin_ns)
     while engine.has_work:
         engine.receive([], engine.step())
-    engine.tell_all()
-    full = [record for record in records_of(told) if record.new_tokens == [1] * batch]
+    full = [record for record in records if record.new_tokens == [1] * batch]
     return full[-steps:]
 
 

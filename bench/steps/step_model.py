@@ -28,7 +28,6 @@ from metrics.compute.cost_model import ModelShape, step_work
 from metrics.compute.step_time import StepTimeModel, features
 from metrics.machine.host import hardware
 from metrics.records import StepRecord, composition
-from tests.engine.published import records_of
 
 MAX_MODEL_LEN = 2048
 CHUNK_TOKENS = 512
@@ -56,10 +55,10 @@ def waves(mix: Mix, dice: random.Random) -> Iterator[list[tuple[int, int]]]:
 
 
 def wave_of_steps(
-    engine: Engine, told: list[messages.Outputs], wave: list[tuple[int, int]], dice: random.Random, name: str
+    engine: Engine, records: list[StepRecord], wave: list[tuple[int, int]], dice: random.Random, name: str
 ) -> list[StepRecord]:
     """Serves one wave: half of it arrives at once, the rest while those run."""
-    told.clear()
+    records.clear()
     pending = [
         messages.Submit(
             f"{name}-{index}", [dice.randrange(3, 2000) for _ in range(prompt)],
@@ -74,8 +73,7 @@ def wave_of_steps(
         arrived = [pending.pop(0)] if pending and (not engine.has_work or dice.random() < 0.15) else []
         engine.receive(arrived, time.monotonic_ns())
         engine.step()
-    engine.tell_all()
-    return records_of(told)
+    return list(records)
 
 
 def found(shape: ModelShape, record: StepRecord) -> np.ndarray:
@@ -103,22 +101,27 @@ def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> di
         model=folder, load_format=load_format, max_num_seqs=16, max_model_len=MAX_MODEL_LEN, threads=threads,
         max_num_batched_tokens=CHUNK_TOKENS, prefix_caching=False,
     )  # fmt: skip
-    told: list[messages.Outputs] = []
-    engine, ready = build(config, 0, told.append)
+    records: list[StepRecord] = []
+
+    def publish(message: messages.Tokens | messages.Observed) -> None:
+        if isinstance(message, messages.Observed) and message.step is not None:
+            records.append(message.step)
+
+    engine, ready = build(config, 0, publish)
     dice, model, taught, number = random.Random(seed), StepTimeModel(), 0, 0
     learnt, held_out = waves(TAUGHT, dice), waves(HELD_OUT, dice)
     for _ in range(WARM_WAVES):  # memory is faulted in, kernels are chosen
-        wave_of_steps(engine, told, next(learnt), dice, "warm")
+        wave_of_steps(engine, records, next(learnt), dice, "warm")
     errors: dict[str, list[float]] = {part: [] for part in ("all", "prefill", "decode", "mixed")}
     seen_errors: list[float] = []  # of steps like those it has learnt from: what the noise leaves possible
     while taught < steps:
         number += 1
-        for record in wave_of_steps(engine, told, next(learnt), dice, f"a{number}"):
+        for record in wave_of_steps(engine, records, next(learnt), dice, f"a{number}"):
             (predicted,) = model.observe_all(found(ready.shape, record)[None], np.array([record.device_ns]))
             taught += 1
             if not np.isnan(predicted) and taught > steps // 4:
                 seen_errors.append(100 * (predicted / record.device_ns - 1))
-        for record in wave_of_steps(engine, told, next(held_out), dice, f"b{number}"):
+        for record in wave_of_steps(engine, records, next(held_out), dice, f"b{number}"):
             predicted = model.predict(found(ready.shape, record))
             if predicted is not None and taught > steps // 4:
                 error = 100 * (predicted / record.device_ns - 1)
