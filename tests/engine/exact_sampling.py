@@ -1,11 +1,22 @@
 """The distribution that a request draws from, by its definition, in plain Python: the oracle of the sampler's tests."""
 
 import math
+from dataclasses import dataclass
 
 from engine.sampling import SamplingParams
 
 # 99.99 % points of the chi-square distribution by degrees of freedom. Seeds are fixed, so that a test never flips.
 CHI_SQUARE = {0: 0.1, 1: 15.14, 2: 18.42, 3: 21.11, 4: 23.51, 5: 25.74, 6: 27.86, 7: 29.88, 8: 31.83, 9: 33.72}
+
+
+@dataclass
+class Row:
+    """A request as the sampler knows it."""
+
+    id: str
+    sampling: SamplingParams
+    token_ids: list[int]
+    prompt_tokens: int
 
 
 def distribution(logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:

@@ -1,15 +1,15 @@
 """The kernels that draw give the ids that the sampler's torch operations give, for the same logits and seeds."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from engine.sampling import Grammar, SamplingParams
 from engine.token.sampling.sampler import NOTHING, Sampler, uniform
-from tests.engine.compute.triton_harness import DEVICE, SHARED_LIMIT_BYTES, Compilation, compile_for_hopper
-from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
+from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
+from tests.engine.exact_sampling import Row, assert_drawn_from, distribution, penalised
 
 pytest.importorskip("triton")
 
@@ -18,16 +18,6 @@ from engine.compute.triton.edits import edit_rows
 from engine.token.sampling.fused_sampler import FusedSampler
 
 CPU = torch.device("cpu")
-
-
-@dataclass
-class Row:
-    """A request as the sampler knows it."""
-
-    id: str
-    sampling: SamplingParams
-    token_ids: list[int]
-    prompt_tokens: int
 
 
 def random_params(chance: random.Random, **fixed) -> SamplingParams:
@@ -317,6 +307,4 @@ def compilations() -> list[Compilation]:
 
 @pytest.mark.slow
 def test_kernels_compile_for_hopper_without_spills():
-    for job, resources in zip(compilations(), compile_for_hopper(compilations()), strict=True):
-        assert resources.local_bytes == 0, job
-        assert resources.shared_bytes <= SHARED_LIMIT_BYTES, job
+    assert_no_spills(compilations())

@@ -97,6 +97,13 @@ def compile_for_hopper(compilations: list[Compilation], timeout_seconds: int = 6
     return [Resources(**item) for item in json.loads(done.stdout.splitlines()[-1])]
 
 
+def assert_no_spills(compilations: list[Compilation]) -> None:
+    """Each kernel compiles for Hopper, keeps its registers and fits into a block's shared memory."""
+    for job, resources in zip(compilations, compile_for_hopper(compilations), strict=True):
+        assert resources.local_bytes == 0, job
+        assert resources.shared_bytes <= SHARED_LIMIT_BYTES, job
+
+
 def _compile(job: Compilation) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget

@@ -1,7 +1,6 @@
 """Draws follow the exact distribution, and a seed gives the same tokens whatever surrounds it."""
 
 import random
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,21 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.sampling import SamplingParams
 from engine.token.sampling.penalties import LzHistory
 from engine.token.sampling.sampler import NOTHING, Sampler, uniform
-from tests.engine.exact_sampling import assert_drawn_from, distribution, penalised
+from tests.engine.exact_sampling import Row, assert_drawn_from, distribution, penalised
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -0.6, -3.0, 1.5, 1.2, -0.4]
 PROMPT, OUTPUT = [5, 8, 5], [0, 1, 7, 0, 9, 2, 0, 1]  # with positive and negative logits in both
-
-
-@dataclass
-class Row:
-    """A request as the sampler knows it."""
-
-    id: str
-    sampling: SamplingParams
-    token_ids: list[int]
-    prompt_tokens: int
 
 
 def drawn(rows: list[Row], logits: torch.Tensor) -> list[int]:
