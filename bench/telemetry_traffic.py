@@ -33,15 +33,15 @@ from engine import core, messages
 from engine.config import EngineConfig
 from engine.engine import Engine, make_scheduler
 from engine.process import freeze_startup_objects
-from engine.request.plan import StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.sampling import SamplingParams
-from engine.telemetry.observer import make_books
+from engine.telemetry.observer import make_observer
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
 STEPS = 2 * OUTPUT_TOKENS  # steps of a turn that count
 WARM_TURNS = 2
 RESAMPLES = 400
-PARTS = ("plan", "launch", "wait", "collect", "commit", "after")  # the message goes out between the last two
+PARTS = ("plan", "launch", "wait", "collect", "commit", "after")  # the tokens go out between the last two
 HOST = [index for index, part in enumerate(PARTS) if part != "wait"]
 
 
@@ -53,10 +53,11 @@ class TimedLoop:
         self._runner.entropy_probe = copy.copy(first.runner.entropy_probe) if config.telemetry == "full" else None
         self._outbox = outbox
         scheduler = make_scheduler(config, ready.num_kv_blocks)
-        self.engine = Engine(scheduler, self, make_books(config, ready.shape, scheduler), self._publish)
+        self.engine = Engine(scheduler, self, make_observer(config, ready.shape, scheduler), self._publish)
         self.begin, self.forget = self._runner.begin, self._runner.forget
-        self._num_requests = self._num_ended = 0
-        self._published_ns = 0  # 0: the step has published nothing yet
+        self._num_requests = 0
+        self._num_ended = 0  # by the last step
+        self._published_ns = 0  # when the tokens of the last step went out
         self._stamps: list[list[int]] = []  # of each step of this turn
         self.has_prompts: list[bool] = []  # of the last turn
 
@@ -69,28 +70,28 @@ class TimedLoop:
         self._stamps, self.has_prompts = [], []
         while arriving or self.engine.has_work:
             if not self.engine.has_work:
-                self.engine.tell_all()
+                self.engine.flush()
                 begin_ns = time.monotonic_ns()
             arriving = min(arriving, len(lengths))
             arrivals = [self._submit(prompts.pop(), lengths.popleft(), begin_ns) for _ in range(arriving)]
-            self._num_ended = self._published_ns = 0
+            self._num_ended = 0
             self._stamps.append([begin_ns])
             self.engine.receive(arrivals, begin_ns)
             begin_ns = self.engine.step()
             self._stamps[-1] += (self._published_ns, begin_ns)
             arriving = self._num_ended if lengths else 0
-        self.engine.tell_all()
+        self.engine.flush()
         self.has_prompts = self.has_prompts[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS]
         return np.diff(self._stamps[OUTPUT_TOKENS : OUTPUT_TOKENS + STEPS], axis=1) / 1e3
 
-    def launch(self, plan: StepPlan):
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         self._stamps[-1].append(time.monotonic_ns())
         launched = self._runner.launch(plan)
         self._stamps[-1].append(time.monotonic_ns())
         self.has_prompts.append(plan.has_prompts)
         return launched
 
-    def collect(self, launched) -> StepOutcome:
+    def collect(self, launched: LaunchedStep) -> StepOutcome:
         outcome = self._runner.collect(launched)
         self._stamps[-1] += (outcome.waited_ns, time.monotonic_ns())
         return outcome
@@ -100,10 +101,11 @@ class TimedLoop:
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         return messages.Submit(f"{self._num_requests:032x}", prompt, sampling, now_ns)
 
-    def _publish(self, outputs: messages.Outputs) -> None:
-        self._outbox.send(messages.encode(outputs), copy=False)
-        self._published_ns = self._published_ns or time.monotonic_ns()
-        self._num_ended += sum(output.finish_reason is not None for output in outputs.outputs)
+    def _publish(self, message: messages.Tokens | messages.Observed) -> None:
+        self._outbox.send(messages.encode(message), copy=False)
+        if isinstance(message, messages.Tokens):
+            self._published_ns = time.monotonic_ns()
+            self._num_ended += sum(output.finish_reason is not None for output in message.outputs)
 
 
 @contextlib.contextmanager
@@ -122,7 +124,7 @@ def two_loops(model: str, load_format: str, threads: int) -> Iterator[dict[str, 
         }
         # The runner needs room for the requests of both.
         room = 2 * configs["full"].max_num_seqs
-        first, ready = core.build(configs["full"].model_copy(update={"max_num_seqs": room}), 0, lambda outputs: None)
+        first, ready = core.build(configs["full"].model_copy(update={"max_num_seqs": room}), 0, lambda message: None)
         if first.overlap:
             raise SystemExit("telemetry_traffic needs the CPU: parts of overlapping steps cannot be told apart")
         loops = {name: TimedLoop(config, first, ready, outbox) for name, config in configs.items()}

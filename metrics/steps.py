@@ -71,7 +71,7 @@ class Steps:
     @cached_property
     def kinds(self) -> np.ndarray:
         """Places in KINDS."""
-        return self._joined(map(_KIND_CODES.get, record.kinds) for record in self.records)
+        return self._joined(map(_KIND_CODES.__getitem__, record.kinds) for record in self.records)
 
     @cached_property
     def tokens(self) -> np.ndarray:
