@@ -111,8 +111,8 @@ class Side:
     def core_us(self) -> float:
         """One turn of the loop: what ended in the last one has been replaced."""
         begin_ns = time.thread_time_ns()
-        self._engine.receive(self._waiting, time.monotonic_ns())
-        self._engine.step()
+        self._engine.receive(self._waiting, self._end_ns)
+        self._end_ns = self._engine.step()
         return (time.thread_time_ns() - begin_ns - self._sweep.took_ns) / 1e3
 
     def front_us(self) -> float:

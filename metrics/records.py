@@ -36,7 +36,7 @@ def composition(kinds: Sequence[str]) -> str:
     return "prefill" if prompts == len(kinds) else "mixed"
 
 
-class StepRecord(msgspec.Struct, array_like=True, gc=False):
+class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """One engine step. `stages` are exclusive host times in the order of STAGES and sum to `end_ns - begin_ns`.
 
     Where steps overlap, the stages are those of the turns in which this step was read: `schedule` to `launch` are of
@@ -57,7 +57,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     budget: int  # tokens that the step could have held
     waiting: int  # requests not admitted when the step was planned
     refusals: dict[str, int]  # reason → waiting requests that it held back
-    preempted_ids: list[str]
+    preempted_ids: list[str] = []
     evicted_blocks: int
     blocks_free: int
     blocks_active: int

@@ -18,7 +18,7 @@ UNKNOWN = -(2**63)  # in the place of a number that is not known
 EAGER = "eager"  # the graph of a step that replayed none
 
 _KIND_CODES = {kind: code for code, kind in enumerate(KINDS)}
-_PROMPT_CODES = [_KIND_CODES[kind] for kind in PROMPT_KINDS]
+_IS_PROMPT = np.array([kind in PROMPT_KINDS for kind in KINDS], np.int64)
 
 
 class Steps:
@@ -81,7 +81,7 @@ class Steps:
     @cached_property
     def compositions(self) -> np.ndarray:
         """Places in COMPOSITIONS [steps]; one place too many for a step without sequences."""
-        prompts = self.summed(np.isin(self.kinds, _PROMPT_CODES).astype(np.int64))
+        prompts = self.summed(_IS_PROMPT[self.kinds])
         prefill, decode, mixed = map(COMPOSITIONS.index, ("prefill", "decode", "mixed"))
         made_of = np.where(prompts == 0, decode, np.where(prompts == self.sequences, prefill, mixed))
         return np.where(self.sequences == 0, len(COMPOSITIONS), made_of)
@@ -93,7 +93,7 @@ class Steps:
 
     def samples(self, field: str) -> list[Any]:
         """All entries of a field that holds a list."""
-        return [value for record in self.records for value in getattr(record, field)]
+        return list(chain.from_iterable(map(attrgetter(field), self.records)))
 
     def preemptions(self) -> list[tuple[str, str, int]]:
         """The preempted request, the request that needed its blocks, and the computed positions in them."""

@@ -30,23 +30,13 @@ class StepRecords:
         self, step: int, plan: StepPlan, outcome: StepOutcome, participants: Participants, emitted: int, turn: Turn
     ) -> StepRecord:
         """The record of a step that gave `emitted` tokens. Its costs are set where it arrives."""
-        items, pool, preempted = plan.scheduled, self._pool, plan.preempted
-        begin_ns, stages = turn.begin_ns, turn.stages()
-        if self._earlier:
-            begin_ns = self._earlier[0].begin_ns
-            stages = list(map(sum, zip(stages, *(each.stages() for each in self._earlier), strict=True)))
-            self._earlier.clear()
-        gap_ns = outcome.device_begin_ns - self._idle_since_ns
-        self._idle_since_ns = outcome.device_end_ns
-        evicted_blocks = pool.evicted_blocks - self._evicted_blocks
-        self._evicted_blocks = pool.evicted_blocks
-        times = self._journal.take_times()
+        items, pool = plan.scheduled, self._pool
         free, active, reusable, pinned = pool.counts()
-        return StepRecord(
+        record = StepRecord(
             step=step,
-            begin_ns=begin_ns,
+            begin_ns=turn.begin_ns,
             end_ns=turn.end_ns,
-            stages=stages,
+            stages=turn.stages(),
             device_ns=outcome.device_ns,
             request_ids=[request.id for request in participants.planned],
             new_tokens=[item.new_tokens for item in items],
@@ -57,23 +47,15 @@ class StepRecords:
             budget=plan.budget,
             waiting=plan.num_waiting,
             refusals=plan.refusals,
-            preempted_ids=[preemption.request.id for preemption in preempted],
-            preempted_for=[preemption.wanted_by for preemption in preempted],
-            preempted_tokens=[preemption.computed_tokens for preemption in preempted],
-            evicted_blocks=evicted_blocks,
+            evicted_blocks=pool.evicted_blocks - self._evicted_blocks,
             blocks_free=free,
             blocks_active=active,
             blocks_reusable=reusable,
             blocks_pinned=pinned,
-            gap_ns=gap_ns,
+            gap_ns=outcome.device_begin_ns - self._idle_since_ns,
             overrun_tokens=participants.num_overrun,
             emitted_tokens=emitted,
             slots_written=pool.slots_written,
-            reuse_gap_ns=times.reuse_gap_ns,
-            reuse_distance_blocks=times.reuse_distance_blocks,
-            evicted_age_ns=times.evicted_age_ns,
-            evicted_idle_ns=times.evicted_idle_ns,
-            forgotten_blocks=times.forgotten_blocks,
             planned_ns=plan.planned_ns,
             device_end_ns=outcome.device_end_ns,
             sampling_ns=outcome.sampling_ns,
@@ -81,3 +63,19 @@ class StepRecords:
             entropy_millinats=outcome.entropy_millinats,
             kept_mass_ppm=outcome.kept_mass_ppm,
         )
+        self._idle_since_ns, self._evicted_blocks = outcome.device_end_ns, pool.evicted_blocks
+        if self._earlier:
+            record.begin_ns = self._earlier[0].begin_ns
+            stages = (record.stages, *(earlier.stages() for earlier in self._earlier))
+            record.stages = list(map(sum, zip(*stages, strict=True)))
+            self._earlier.clear()
+        for preemption in plan.preempted:
+            record.preempted_ids.append(preemption.request.id)
+            record.preempted_for.append(preemption.wanted_by)
+            record.preempted_tokens.append(preemption.computed_tokens)
+        if self._journal.has_times:
+            times = self._journal.take_times()
+            record.reuse_gap_ns, record.reuse_distance_blocks = times.reuse_gap_ns, times.reuse_distance_blocks
+            record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
+            record.forgotten_blocks = times.forgotten_blocks
+        return record

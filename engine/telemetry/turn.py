@@ -1,7 +1,6 @@
 """One turn of the engine's loop as its clock saw it."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -20,11 +19,16 @@ class Turn:
 
     def stages(self) -> list[int]:
         """Nanoseconds of each stage of a turn that committed a step; they sum to the turn."""
-        readings = (
-            self.begin_ns, self.received_ns, self.planned_ns, self.prepared_ns, self.launched_ns, self.waited_ns,
-            self.sampled_ns, self.committed_ns, self.end_ns,
-        )  # fmt: skip
-        return [later - earlier for earlier, later in pairwise(readings)]
+        return [
+            self.received_ns - self.begin_ns,
+            self.planned_ns - self.received_ns,
+            self.prepared_ns - self.planned_ns,
+            self.launched_ns - self.prepared_ns,
+            self.waited_ns - self.launched_ns,
+            self.sampled_ns - self.waited_ns,
+            self.committed_ns - self.sampled_ns,
+            self.end_ns - self.committed_ns,
+        ]
 
     def end_without_step(self) -> None:
         """No step was read: the stages behind `launch` are empty."""
