@@ -3,9 +3,9 @@
     python -m bench.load_generators.accuracy --guidellm .../guidellm --aiperf .../aiperf --vllm .../vllm/bin/python
 
 Every client sends the same: completions at a constant rate (open loop), so many that `--streams` are open at once, to
-the truth server, on the same two cores. Of vLLM's benchmark and of AIPerf the stamp of every token is in their result
-files, of GuideLLM those of the first and the last token of a request. Only what the server wrote while all streams were
-open counts. AIPerf writes raw records for it (`--export-level raw`), which it does not do by default.
+the reference server, on the same two cores. Of vLLM's benchmark and of AIPerf the stamp of every token is in their
+result files, of GuideLLM those of the first and the last token of a request. Only what the server wrote while all
+streams were open counts. AIPerf writes raw records for it (`--export-level raw`), which it does not do by default.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.record.parse import read_records
+from loadgen.reference_server.instructions import ReplyTiming, ServedRequest
 from loadgen.run.experiment import load_url
-from loadgen.sweeps.calibrate import open_streams, truth_log, truth_server
-from loadgen.truth.instructions import Answer, Truth
+from loadgen.sweeps.calibrate import open_streams, reference_log, reference_server
 from metrics.compute.roofline import device_name
 from metrics.errors import SojournError
 from metrics.machine.host import company
@@ -99,7 +99,7 @@ class Accuracy:
 
 
 def accuracy(
-    client: str, seen: list[Seen], answers: list[Answer], cpu_seconds: float, wall_seconds: float
+    client: str, seen: list[Seen], answers: list[ServedRequest], cpu_seconds: float, wall_seconds: float
 ) -> Accuracy:  # fmt: skip
     """Compares one to one. Raises ClientFailed where nothing can be compared."""
     known = {answer.request_id: answer for answer in answers}
@@ -143,7 +143,7 @@ def run_ours(load: Load, url: str, folder: Path) -> list[Seen]:
 
 def run_vllm(python: str, load: Load, url: str, folder: Path) -> list[Seen]:
     _run([
-        python, "-c", VLLM_BENCH, "--backend", "openai", "--base-url", url, "--model", "truth",
+        python, "-c", VLLM_BENCH, "--backend", "openai", "--base-url", url, "--model", "reference",
         "--tokenizer", str(TOKENIZER), "--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS),
         "--random-output-len", str(load.tokens), "--num-prompts", str(load.requests),
         "--request-rate", str(load.rate_rps), "--burstiness", "1000000", "--ignore-eos", "--save-result",
@@ -167,7 +167,7 @@ def vllm_seen(result: dict) -> list[Seen]:
 
 def run_guidellm(program: str, load: Load, url: str, folder: Path) -> list[Seen]:
     _run([
-        program, "run", "--backend", f"kind=openai_http,target={url},model=truth",
+        program, "run", "--backend", f"kind=openai_http,target={url},model=reference",
         "--profile", f"kind=constant,rate={load.rate_rps}", "--constraint", f"kind=max_requests,count={load.requests}",
         "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
         "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={load.tokens}",
@@ -197,7 +197,8 @@ def run_aiperf(program: str, load: Load, url: str, folder: Path) -> list[Seen]:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(TOKENIZER / name, snapshot)
     _run([
-        program, "profile", "-m", "truth", "--tokenizer", "local/tiny", "--endpoint-type", "completions", "--streaming",
+        program, "profile", "-m", "reference", "--tokenizer", "local/tiny", "--endpoint-type", "completions",
+        "--streaming",
         "-u", url, "--request-rate", str(load.rate_rps), "--request-rate-mode", "constant",
         "--request-count", str(load.requests), "--synthetic-input-tokens-mean", str(PROMPT_TOKENS),
         "--synthetic-input-tokens-stddev", "0", "--output-tokens-mean", str(load.tokens),
@@ -230,16 +231,16 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
 
 
 def measure(client: str, run: Callable[[Load, str, Path], list[Seen]], load: Load) -> Accuracy:
-    """One client against a fresh truth server."""
+    """One client against a fresh reference server."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sojourn-clients-")))
-        truth = Truth(ttft_s=TTFT_S, token_s=1 / load.tokens_per_s, in_step=load.in_step)
-        endpoint = stack.enter_context(truth_server(truth, folder / "server.log"))
+        timing = ReplyTiming(ttft_s=TTFT_S, token_s=1 / load.tokens_per_s, in_step=load.in_step)
+        endpoint = stack.enter_context(reference_server(timing, folder / "server.log"))
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         seen = run(load, endpoint.url, folder)
         after, wall_seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begin
         cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return accuracy(client, seen, truth_log(endpoint).answers, cpu_seconds, wall_seconds)
+        return accuracy(client, seen, reference_log(endpoint).requests, cpu_seconds, wall_seconds)
 
 
 def contenders(guidellm: str | None, aiperf: str | None, vllm: str | None) -> dict[str, Callable]:

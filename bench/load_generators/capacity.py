@@ -1,6 +1,6 @@
 """How many streams one process of the load generator can time:  python -m bench.load_generators.capacity
 
-A server of known truth, a process of its own, writes one token to every stream at each step, as a batching engine does.
+A reference server, a process of its own, writes one token to every stream at each step, as a batching engine does.
 The error of a stamp is what the client says minus the moment when the server began to write. Run on a quiet machine.
 """
 
@@ -36,8 +36,8 @@ def scenario_of(streams: int, seconds: float, connections: str) -> dict:
 def measure(streams: int, seconds: float, processes: int, connections: str, folder: Path) -> dict[str, float]:
     """Errors of all stamps of one run in ms, and what it took of a core."""
     port, run_dir = free_port(), folder / "run"
-    truth = json.dumps({"ttft_s": 0.05, "token_s": STEP_S, "in_step": True})
-    server = subprocess.Popen([sys.executable, "-m", "loadgen.truth.server", truth, "--port", str(port)])
+    timing = json.dumps({"ttft_s": 0.05, "token_s": STEP_S, "in_step": True})
+    server = subprocess.Popen([sys.executable, "-m", "loadgen.reference_server.server", timing, "--port", str(port)])
     try:
         file = folder / "capacity.yaml"
         file.write_text(yaml.safe_dump(scenario_of(streams, seconds, connections)))
@@ -50,8 +50,8 @@ def measure(streams: int, seconds: float, processes: int, connections: str, fold
         before = cpu_of_children()
         load.wait(120)
         cpu_s = cpu_of_children() - before
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/truth") as reply:
-            answers = {answer["request_id"]: answer for answer in json.load(reply)["answers"]}
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/log") as reply:
+            answers = {answer["request_id"]: answer for answer in json.load(reply)["requests"]}
     finally:
         server.terminate()
         server.wait(20)

@@ -1,6 +1,6 @@
 """The dispatcher: sends every request of a schedule at its moment, whatever the server does meanwhile (open loop).
 
-What hangs on replies, later turns of a session and the slots of a closed loop, is sent as `pace.py` says.
+What hangs on replies, later turns of a session and the slots of a closed loop, is sent as `pacing.py` says.
 """
 
 import gc
@@ -30,7 +30,7 @@ from loadgen.client.event_log import (
     write_progress,
 )  # fmt: skip
 from loadgen.client.outgoing import Ended, Limits, Outgoing
-from loadgen.client.pace import Pace, Wire
+from loadgen.client.pacing import Pacer, Wire
 from loadgen.client.socket_loop import SocketLoop
 from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.scenario.scenario import Target
@@ -80,7 +80,7 @@ class LoadClient:
         self._closing = gevent.event.Event()
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
         self._requests = {request.index: request for request in replay.schedule}
-        self._pace = Pace(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel, self._ran_out)
+        self._pacer = Pacer(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel, self._ran_out)
         address = _first_that_connects(replay.endpoint)
         tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
@@ -102,7 +102,7 @@ class LoadClient:
                         self._send_all([Outgoing(request.index, monotonic_ns(), wire, self._limits)])
                 start_ns = agree_start()
                 self._loop.log.add(NO_REQUEST, start_ns, STARTED)
-                self._send_all(self._pace.begin(start_ns))
+                self._send_all(self._pacer.begin(start_ns))
                 self._counts["total"] = self._counts["finished"] + self._counts["failed"]  # slots may not need all
         finally:
             self._closing.set()
@@ -128,7 +128,7 @@ class LoadClient:
         """In the loop's thread."""
         self._counts["failed" if ended.reason else "finished"] += 1
         self._ended.append((outgoing.index, outgoing.due_ns, ended))
-        following = self._pace.follow(outgoing, ended)
+        following = self._pacer.follow(outgoing, ended)
         if following is not None:
             self._loop.at(following)
 

@@ -17,7 +17,7 @@ import yaml
 
 from loadgen.client.event_log import read_progress, recording
 from loadgen.prompts.build import load_tokenizer
-from loadgen.record.live import LiveTable
+from loadgen.record.live_table import LiveTable
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule

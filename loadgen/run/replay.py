@@ -12,7 +12,7 @@ import gevent
 
 from loadgen.client.dispatcher import LoadClient, OnFinished, Replay
 from loadgen.client.event_log import recording, write_progress
-from loadgen.client.pace import Wire
+from loadgen.client.pacing import Wire
 from loadgen.exit_code import NOT_VALID, exit_code
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.scenario.arrivals import ClosedLoop

@@ -9,12 +9,12 @@ import yaml
 from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
 from loadgen.record.parse import Parsed, build_client_table
 from loadgen.record.prefix_facts import with_prefix
+from loadgen.reference_server.accuracy import with_calibration
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.closed_loop import loop_doubt
 from loadgen.schedule.facts import arrival_facts
 from loadgen.schedule.request import SCHEDULE_FILE
 from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
-from loadgen.truth.accuracy import with_calibration
 from metrics.machine.client_error import beyond_capacity
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory, wall_anchor

@@ -1,4 +1,4 @@
-"""Measures our own client: real runs of it, each against a truth server that is a process of its own, by load."""
+"""Measures our own client: real runs of it, each against a reference server that is a process of its own, by load."""
 
 import json
 import shutil
@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from loadgen.record.parse import read_records
+from loadgen.reference_server.accuracy import client_fingerprint, compare
+from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming
 from loadgen.run.experiment import load_url
 from loadgen.scenario.scenario import Scenario
 from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url
 from loadgen.target.processes import free_port, start, stop, tail
-from loadgen.truth.accuracy import client_fingerprint, compare
-from loadgen.truth.instructions import Truth, TruthLog
 from metrics.compute.roofline import device_name
 from metrics.errors import ExperimentError
 from metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
@@ -56,26 +56,26 @@ def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: 
     """One run of the real client at one load. Only what is written while all streams are open is compared."""
     window_s = max(window_s, FEWEST_TOKENS / (streams * tokens_per_s))
     scenario = open_streams(streams, tokens_per_s, window_s, stream_s, TTFT_S)
-    truth = Truth(ttft_s=TTFT_S, token_s=1 / tokens_per_s, in_step=True)
+    timing = ReplyTiming(ttft_s=TTFT_S, token_s=1 / tokens_per_s, in_step=True)
     folder = Path(tempfile.mkdtemp(prefix="sojourn-calibrate-"))
     try:
-        with truth_server(truth, folder / "server.log") as endpoint:
+        with reference_server(timing, folder / "server.log") as endpoint:
             load_url(scenario, endpoint.url, folder / "run")
-            log = truth_log(endpoint)
+            log = reference_log(endpoint)
         records = read_records(folder / "run")
     finally:
         shutil.rmtree(folder)
     begin_ns = min(record.due_ns for record in records) + round((TTFT_S + stream_s) * 1e9)
     window_ns = (begin_ns, begin_ns + round(window_s * 1e9))
-    return compare(records, log.answers, window_ns, streams, tokens_per_s)
+    return compare(records, log.requests, window_ns, streams, tokens_per_s)
 
 
 @contextmanager
-def truth_server(truth: Truth, log: Path) -> Iterator[Endpoint]:
-    """A truth server in a process of its own, ready to be asked. Raises ExperimentError where it does not start."""
+def reference_server(timing: ReplyTiming, log: Path) -> Iterator[Endpoint]:
+    """A reference server in a process of its own, ready to be asked. Raises ExperimentError where it does not start."""
     endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
-    told = json.dumps(msgspec.to_builtins(truth))
-    server = start([sys.executable, "-m", "loadgen.truth.server", told, "--port", str(endpoint.port)], log)
+    told = json.dumps(msgspec.to_builtins(timing))
+    server = start([sys.executable, "-m", "loadgen.reference_server.server", told, "--port", str(endpoint.port)], log)
     try:
         _wait_for_an_answer(server, endpoint, log)
         yield endpoint
@@ -93,12 +93,12 @@ def _wait_for_an_answer(server, endpoint: Endpoint, log: Path) -> None:
             if server.poll() is not None:
                 break
         time.sleep(0.05)
-    raise ExperimentError(f"the truth server did not begin within {ANSWER_TIMEOUT_S:.0f} s:\n{tail(log)}")
+    raise ExperimentError(f"the reference server did not begin within {ANSWER_TIMEOUT_S:.0f} s:\n{tail(log)}")
 
 
-def truth_log(endpoint: Endpoint) -> TruthLog:
-    """All that a truth server did since it began."""
-    return msgspec.json.decode(get(endpoint, "/truth", timeout_s=60.0)[1], type=TruthLog)
+def reference_log(endpoint: Endpoint) -> ReferenceLog:
+    """All that a reference server did since it began."""
+    return msgspec.json.decode(get(endpoint, "/log", timeout_s=60.0)[1], type=ReferenceLog)
 
 
 def open_streams(streams: int, tokens_per_s: float, window_s: float, stream_s: float, ttft_s: float) -> Scenario:
@@ -106,7 +106,7 @@ def open_streams(streams: int, tokens_per_s: float, window_s: float, stream_s: f
     duration_s = stream_s / streams + ttft_s + stream_s + window_s  # the first one begins after a gap
     return Scenario(
         name=f"calibrate-{streams}x{tokens_per_s:g}",
-        description="the client against a server of known truth",
+        description="the client against a reference server",
         arrivals={"process": "constant", "rate_rps": streams / stream_s, "duration_s": duration_s},
         workload={
             "classes": [{"klass": "stream", "prompt_tokens": 32, "output_tokens": round(stream_s * tokens_per_s)}]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.load_generators.accuracy import ClientFailed, Seen, accuracy, aiperf_seen, guidellm_seen, vllm_seen
-from loadgen.truth.instructions import Answer
+from loadgen.reference_server.instructions import ServedRequest
 
 MS = 1_000_000
 
@@ -38,7 +38,7 @@ def test_only_writes_while_all_streams_were_open_are_compared():
     for index in range(1000):
         read_ns = index * 10 * MS
         written = [read_ns + 100 * MS + token * 20 * MS for token in range(150)]
-        answers.append(Answer(f"r{index}", read_ns, 7, "ok", written, written, [1] * 150))
+        answers.append(ServedRequest(f"r{index}", read_ns, 7, "ok", written, written, [1] * 150))
         error_ns = np.where((np.array(written) >= 3100 * MS) & (np.array(written) < 9990 * MS), 2 * MS, 50 * MS)
         seen.append(Seen(f"r{index}", dict(enumerate((np.array(written) + error_ns).tolist()))))
     found = accuracy("planted", [*seen, Seen("unknown", {0: 1})], answers, 1.0, 2.0)

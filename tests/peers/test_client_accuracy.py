@@ -1,6 +1,6 @@
 """Our client's stamps are nearer to the truth than those of other load generators, at 256 streams of 50 tokens/s.
 
-Each runs beside the same truth server on the same two cores, and is skipped where it is not installed:
+Each runs beside the same reference server on the same two cores, and is skipped where it is not installed:
 
     PATH="$PATH:.../guidellm/bin:.../aiperf/bin" SOJOURN_VLLM_PYTHON=.../vllm/bin/python \\
         pytest -m peer tests/peers/test_client_accuracy.py

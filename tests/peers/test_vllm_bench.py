@@ -1,4 +1,4 @@
-"""`vllm bench serve` itself beside `sojourn bench-serve`, with the same flags against the same server of known truth.
+"""`vllm bench serve` itself beside `sojourn bench-serve`, with the same flags against the same reference server.
 
 SOJOURN_VLLM_PYTHON=.../vllm/bin/python pytest -m peer tests/peers/test_vllm_bench.py
 """
@@ -29,13 +29,15 @@ pytestmark = [
 def test_same_flags_give_the_same_keys_and_like_figures(tmp_path):
     port = free_port()
     flags = [
-        "--backend", "openai", "--base-url", f"http://127.0.0.1:{port}", "--model", "truth", "--tokenizer",
+        "--backend", "openai", "--base-url", f"http://127.0.0.1:{port}", "--model", "reference", "--tokenizer",
         str(ROOT / "scenarios" / "tiny-model"), "--dataset-name", "random", "--random-input-len", "32",
         "--random-output-len", "16", "--num-prompts", "60", "--request-rate", "10", "--goodput", "ttft:500",
         "--save-result", "--save-detailed", "--disable-tqdm", "--result-dir", str(tmp_path),
     ]  # fmt: skip
-    truth = json.dumps({"ttft_s": 0.05, "token_s": 0.02})
-    server = subprocess.Popen([sys.executable, "-m", "loadgen.truth.server", truth, "--port", str(port)], cwd=ROOT)
+    timing = json.dumps({"ttft_s": 0.05, "token_s": 0.02})
+    server = subprocess.Popen(
+        [sys.executable, "-m", "loadgen.reference_server.server", timing, "--port", str(port)], cwd=ROOT
+    )
     foreign = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         ours = [sys.executable, "-m", "sojourn", "bench-serve", *flags, "--run-dir", str(tmp_path / "run")]

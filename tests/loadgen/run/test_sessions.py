@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.client.outgoing import STOPPED, Ended, Limits
-from loadgen.client.pace import Pace
+from loadgen.client.pacing import Pacer
 from loadgen.errors import ScenarioError
 from loadgen.prompts.conversation import TurnParts
 from loadgen.replies.answer_text import answer_of
@@ -116,7 +116,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     chosen = scenario(users)
     schedule = build_schedule(chosen, 0, "t")
     wire = {request.index: b"" for request in schedule}
-    pace = Pace(schedule, wire, Limits(9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
+    pace = Pacer(schedule, wire, Limits(9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
     arrivals = pace.begin(0)
     first = next(arrivals)
     again = pace.follow(first, Ended(5, 5, 1, ""))
@@ -196,7 +196,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
     """How many requests are sent, each answered after `reply_ns`, and whether a slot found nothing more to send."""
     said: list[int] = []
     wire = {request.index: WHOLE_TURN if request.session_id else b"" for request in part}
-    pace = Pace(part, wire, Limits(1.0), loop, cancel=None, ran_out=said.append)
+    pace = Pacer(part, wire, Limits(1.0), loop, cancel=None, ran_out=said.append)
     under_way = [(outgoing.due_ns, outgoing.index, outgoing) for outgoing in pace.begin(0)]
     heapq.heapify(under_way)
     num_sent = 0

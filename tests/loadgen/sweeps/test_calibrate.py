@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from loadgen.client.socket_loop import SocketLoop
+from loadgen.reference_server import accuracy
+from loadgen.reference_server.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
+from loadgen.reference_server.instructions import ServedRequest
 from loadgen.run.run_files import begin_run, finish_run
 from loadgen.schedule.shards import Shard
 from loadgen.sweeps.calibrate import measure_point
-from loadgen.truth import accuracy
-from loadgen.truth.accuracy import CLIENT_FILES, client_fingerprint, compare, with_calibration
-from loadgen.truth.instructions import Answer
 from metrics.compute.roofline import device_name
 from metrics.errors import CalibrationError
 from metrics.machine.client_error import (
@@ -30,13 +30,14 @@ from tests.loadgen.scenarios import CHAT, replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
 MS = 1_000_000
+LOADGEN = Path(accuracy.__file__).parents[1]
 
 
-def pair(index: int, errors_ns, sent_late_ns: int = 0, **changes) -> tuple[ClientRecord, Answer]:
+def pair(index: int, errors_ns, sent_late_ns: int = 0, **changes) -> tuple[ClientRecord, ServedRequest]:
     """A record whose stamps are off by the planted errors, and the truth."""
     due_ns = index * 10 * MS
     written = [due_ns + 100 * MS + step * 20 * MS for step in range(len(errors_ns))]
-    answer = Answer(f"r{index}", due_ns + MS, 7, "ok", written, written, [1] * len(written))
+    answer = ServedRequest(f"r{index}", due_ns + MS, 7, "ok", written, written, [1] * len(written))
     record = ClientRecord(
         f"r{index}", "planted", due_ns, "ok", sent_ns=due_ns + sent_late_ns,
         chunk_ns=[ns + int(error) for ns, error in zip(written, errors_ns, strict=True)],
@@ -112,8 +113,9 @@ def test_fingerprint_is_of_all_code_that_runs_in_the_thread_of_the_loop(tmp_path
         server.url,
         tmp_path,
     )
-    ours = {Path(file).name for file in called if Path(file).parent.name == "loadgen" and "tests" not in file}
-    assert {"pace.py", "answer.py", "conversation.py", "stamps.py"} <= ours <= set(CLIENT_FILES)
+    ours = {Path(file).relative_to(LOADGEN).as_posix() for file in called if Path(file).is_relative_to(LOADGEN)}
+    expected = {"client/pacing.py", "client/kernel_timestamps.py", "prompts/conversation.py", "replies/answer_text.py"}
+    assert expected <= ours <= set(CLIENT_FILES)
 
 
 @pytest.mark.server

@@ -1,10 +1,10 @@
-"""A server of known truth: it speaks OpenAI's API, computes nothing, and records when it truly wrote what.
+"""A server whose write times are known: it speaks OpenAI's API, computes nothing and records when it wrote each chunk.
 
-    python -m loadgen.truth.server '{"ttft_s": 0.05, "token_s": 0.02, "in_step": true}' --port 8000
+    python -m loadgen.reference_server.server '{"ttft_s": 0.05, "token_s": 0.02, "in_step": true}' --port 8000
 
-Every write has a due time on an absolute schedule. The timers of the event loop are right within a millisecond; by how
-much each write was late is recorded (`due_ns`, `write_ns`), and a client is measured against the write, not the plan.
-GET /truth tells all of it, as a TruthLog. One process, one thread; a token is a word.
+Every write has a due time on an absolute schedule. The timers of the event loop are right within a millisecond. The
+delay of each write is recorded (`due_ns`, `write_ns`), and a client is compared with the write, not with the plan.
+GET /log returns everything as a ReferenceLog. One process, one thread; a token is a word.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from typing import Any
 import httptools
 import msgspec
 
-from loadgen.truth.instructions import Answer, Truth, TruthLog
+from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
 
-MODEL = "truth"
+MODEL = "reference"
 MAX_MODEL_LEN = 1_000_000
 DEFAULT_MAX_TOKENS = 16
 WORD = " the"
@@ -34,14 +34,15 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of no time
 COMPLETIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat.completion"}
 
 
-class TruthServer:
-    """Owns the schedule of all writes, the server's clock and the record. Runs on one event loop."""
+class ReferenceServer:
+    """Owns the schedule of all writes, the server's clock and the log. Runs on one event loop."""
 
-    def __init__(self, truth: Truth):
-        self.log = TruthLog(truth, [], [])
-        self._begin_ns = monotonic_ns()
-        self._stopped_ns = 0  # for how long the server's own time has stood still
-        self._due: list[tuple[int, int, Stream]] = []  # heap, by the server's own time
+    def __init__(self, timing: ReplyTiming):
+        self.timing = timing
+        self.log = ReferenceLog(timing, [], [])
+        self._start_ns = monotonic_ns()
+        self._stopped_ns = 0  # total time that the server's own clock has stood still
+        self._due: list[tuple[int, int, Stream]] = []  # heap, by the server's own clock
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -51,26 +52,26 @@ class TruthServer:
         return await self._loop.create_server(lambda: Connection(self), host, port, backlog=4096)
 
     def now_ns(self) -> int:
-        """The server's own time: it stands still in a stall."""
+        """The server's own clock, which stands still in a stall."""
         return monotonic_ns() - self._stopped_ns
 
     def real_ns(self, own_ns: int) -> int:
         return own_ns + self._stopped_ns
 
-    def admit(self, answer: Answer) -> None:
-        """Begins the record of a request. The first one sets the time of the stall."""
-        self.log.answers.append(answer)
-        if len(self.log.answers) == 1 and self.log.truth.stall_s:
-            self._loop.call_later(self.log.truth.stall_at_s, self._stall)
+    def admit(self, served: ServedRequest) -> None:
+        """Adds a request to the log. The first one sets the time of the stall."""
+        self.log.requests.append(served)
+        if len(self.log.requests) == 1 and self.timing.stall_s:
+            self._loop.call_later(self.timing.stall_at_s, self._stall)
 
     def first_due_ns(self, read_ns: int) -> int:
-        """When the first chunk of a request that was read then is due, by the server's own time."""
-        truth = self.log.truth
-        due_ns = read_ns - self._stopped_ns + round(truth.ttft_s * 1e9)
-        if not truth.in_step:
+        """When the first chunk of a request is due that was read at `read_ns`, by the server's own clock."""
+        timing = self.timing
+        due_ns = read_ns - self._stopped_ns + round(timing.ttft_s * 1e9)
+        if not timing.in_step:
             return due_ns
-        step_ns = round(truth.token_s * truth.tokens_per_chunk * 1e9)
-        return due_ns + (self._begin_ns - due_ns) % step_ns
+        step_ns = round(timing.token_s * timing.tokens_per_chunk * 1e9)
+        return due_ns + (self._start_ns - due_ns) % step_ns
 
     def schedule(self, due_ns: int, stream: "Stream") -> None:
         heapq.heappush(self._due, (due_ns, next(self._order), stream))
@@ -84,7 +85,7 @@ class TruthServer:
         self._timer = self._loop.call_later(max(due_ns - self.now_ns(), 0) / 1e9, self._write_all_due)
 
     def _write_all_due(self) -> None:
-        """Writes what is due now; what becomes due meanwhile waits until the loop has read its sockets."""
+        """Writes all chunks that are due now. Later ones wait until the loop has read its sockets."""
         self._timer = None
         due, now_ns = self._due, self.now_ns()
         while due and due[0][0] <= now_ns:
@@ -98,7 +99,7 @@ class TruthServer:
     def _stall(self) -> None:
         """Blocks the whole process, so that nothing is accepted, read or written."""
         from_ns = monotonic_ns()
-        time.sleep(self.log.truth.stall_s)
+        time.sleep(self.timing.stall_s)
         to_ns = monotonic_ns()
         self._stopped_ns += to_ns - from_ns
         self.log.stalls.append((from_ns, to_ns))
@@ -107,64 +108,65 @@ class TruthServer:
 
 
 class Stream:
-    """The reply to one request: gives the bytes of its chunks in turn, and stamps each write."""
+    """The reply to one request: builds its chunks and stamps each write."""
 
-    def __init__(self, server: TruthServer, connection: "Connection", answer: Answer, body: dict[str, Any], kind: str):
-        truth = server.log.truth
-        self.answer = answer
+    def __init__(
+        self, server: ReferenceServer, connection: "Connection", served: ServedRequest, body: dict[str, Any], kind: str
+    ):
+        timing = server.timing
+        self.served = served
         self._server, self._connection = server, connection
-        self._left = _max_tokens(body)
+        asked = body.get("max_completion_tokens") or body.get("max_tokens")
+        self._left = asked if isinstance(asked, int) and asked > 0 else DEFAULT_MAX_TOKENS
         self._written = 0
-        self._per_chunk = truth.tokens_per_chunk
+        self._per_chunk = timing.tokens_per_chunk
         self._streamed = bool(body.get("stream"))
         self._chat = kind == "chat.completion"
         options = body.get("stream_options") or {}
         self._usage = bool(options.get("include_usage"))
         self._continuous = self._usage and bool(options.get("continuous_usage_stats"))
-        self._gap_ns = round(truth.token_s * self._per_chunk * 1e9)
-        resets = truth.reset_every and len(server.log.answers) % truth.reset_every == 0
+        self._gap_ns = round(timing.token_s * self._per_chunk * 1e9)
+        resets = timing.reset_every and len(server.log.requests) % timing.reset_every == 0
         self._reset_after = -(-self._left // self._per_chunk) // 2 if resets else -1
-        self._card = {"id": answer.request_id, "created": int(time.time()), "model": body.get("model") or MODEL}
-        opening = json.dumps({**self._card, "object": f"{kind}.chunk" if self._chat else kind})[:-1]
-        self._opening = f"{opening}, "
-        first_ns = server.first_due_ns(answer.read_ns)
+        opening = {"id": served.request_id, "created": int(time.time()), "model": body.get("model") or MODEL}
+        opening["object"] = f"{kind}.chunk" if self._chat else kind
+        self._opening = f"{json.dumps(opening)[:-1]}, "
+        first_ns = server.first_due_ns(served.read_ns)
         if self._streamed:
             connection.send(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
                 + connection.ending
             )
         else:
-            first_ns += round((self._left - 1) * truth.token_s * 1e9)
+            first_ns += round((self._left - 1) * timing.token_s * 1e9)
         server.schedule(first_ns, self)
 
     def write(self, due_ns: int) -> int | None:
-        """Writes one chunk. Returns when the next one is due, by the server's own time; None after the last one."""
-        answer = self.answer
-        if answer.end != "open":
+        """Writes one chunk. Returns when the next one is due, by the server's own clock; None after the last one."""
+        served = self.served
+        if served.end != "open":
             return None
-        if len(answer.tokens) == self._reset_after:
-            answer.end = "reset"
+        if len(served.tokens) == self._reset_after:
+            served.end = "reset"
             self._connection.reset()
             return None
         num_tokens = min(self._per_chunk, self._left) if self._streamed else self._left
         self._left -= num_tokens
         self._written += num_tokens
         data = self._chunk(num_tokens) if self._streamed else self._document(num_tokens)
-        answer.tokens.append(num_tokens)
-        answer.due_ns.append(self._server.real_ns(due_ns))
-        answer.write_ns.append(monotonic_ns())
+        served.tokens.append(num_tokens)
+        served.due_ns.append(self._server.real_ns(due_ns))
+        served.write_ns.append(monotonic_ns())
         self._connection.send(data)
         if self._left:
             return due_ns + self._gap_ns
-        answer.end = "ok"
+        served.end = "ok"
         self._connection.finish()
         return None
 
     def _usage_now(self) -> str:
-        prompt = self.answer.prompt_tokens
-        return json.dumps({
-            "prompt_tokens": prompt, "completion_tokens": self._written, "total_tokens": prompt + self._written
-        })  # fmt: skip
+        prompt, output = self.served.prompt_tokens, self._written
+        return f'{{"prompt_tokens": {prompt}, "completion_tokens": {output}, "total_tokens": {prompt + output}}}'
 
     def _chunk(self, num_tokens: int) -> bytes:
         """The events of one write, as one HTTP chunk; the last one ends the message too."""
@@ -172,12 +174,12 @@ class Stream:
         text = WORD * num_tokens
         usage = f', "usage": {self._usage_now()}' if self._continuous else ""
         if self._chat:
-            said = f'"delta": {{"content": "{text}"}}'
-            if self._written == num_tokens:
-                said = f'"delta": {{"role": "assistant", "content": "{text}"}}'
+            role = '"role": "assistant", ' if self._written == num_tokens else ""
+            text_field = f'"delta": {{{role}"content": "{text}"}}'
         else:
-            said = f'"text": "{text}"'
-        events = f'data: {self._opening}"choices": [{{"index": 0, {said}, "finish_reason": {reason}}}]{usage}}}\n\n'
+            text_field = f'"text": "{text}"'
+        choice = f'{{"index": 0, {text_field}, "finish_reason": {reason}}}'
+        events = f'data: {self._opening}"choices": [{choice}]{usage}}}\n\n'
         if not self._left:
             if self._usage:
                 events += f'data: {self._opening}"choices": [], "usage": {self._usage_now()}}}\n\n'
@@ -187,25 +189,25 @@ class Stream:
 
     def _document(self, num_tokens: int) -> bytes:
         text = WORD * num_tokens
-        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        content = f'{self._opening}"choices": {json.dumps([{"index": 0, **said, "finish_reason": "length"}])}'
-        return self._connection.document(200, f'{content}, "usage": {self._usage_now()}}}'.encode())
+        answer = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choices = json.dumps([{"index": 0, **answer, "finish_reason": "length"}])
+        document = f'{self._opening}"choices": {choices}, "usage": {self._usage_now()}}}'
+        return self._connection.document(200, document.encode())
 
 
 class Connection(asyncio.Protocol):
     """One client connection; httptools calls the `on_…` methods. One request at a time, as HTTP/1.1 clients do."""
 
-    def __init__(self, server: TruthServer):
+    def __init__(self, server: ReferenceServer):
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._stream: Stream | None = None
-        self.ending = b"\r\n"  # of a header: with `Connection: close` where the client asked for it
+        self.ending = b"\r\n"  # of a header: with `Connection: close` where the client sent it
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        delay_s = self._server.log.truth.accept_delay_s
-        if delay_s:
+        if delay_s := self._server.timing.accept_delay_s:
             transport.pause_reading()
             asyncio.get_running_loop().call_later(delay_s, self._begin_reading)
 
@@ -221,8 +223,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._parser = None  # it holds this object's methods
-        if self._stream is not None and self._stream.answer.end == "open":
-            self._stream.answer.end = "gone"
+        if self._stream is not None and self._stream.served.end == "open":
+            self._stream.served.end = "gone"
 
     def on_message_begin(self) -> None:
         self._url, self._body, self._request_id = b"", b"", ""
@@ -246,35 +248,34 @@ class Connection(asyncio.Protocol):
             self._complete(path, read_ns)
         elif path == "/tokenize":
             num_tokens = _prompt_tokens(_object(self._body))
-            told = {"count": num_tokens, "max_model_len": MAX_MODEL_LEN, "tokens": [0] * num_tokens}
-            self._answer(200, json.dumps(told).encode())
+            self._reply(200, {"count": num_tokens, "max_model_len": MAX_MODEL_LEN, "tokens": [0] * num_tokens})
         elif path == "/v1/models":
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "sojourn", "max_model_len": MAX_MODEL_LEN}
-            self._answer(200, json.dumps({"object": "list", "data": [card]}).encode())
+            self._reply(200, {"object": "list", "data": [card]})
         elif path in ("/health", "/ready"):
-            self._answer(200, b"{}")
-        elif path == "/truth":
-            self._answer(200, msgspec.json.encode(self._server.log))
+            self._reply(200, {})
+        elif path == "/log":
+            self._reply(200, self._server.log)
         else:
-            self._answer(404, json.dumps({"error": {"message": f"there is no {path} here"}}).encode())
+            self._reply(404, {"error": {"message": f"there is no {path} here"}})
 
     def _complete(self, path: str, read_ns: int) -> None:
-        server, truth = self._server, self._server.log.truth
-        body, number = _object(self._body), len(server.log.answers) + 1
-        answer = Answer(self._request_id or f"truth-{number}", read_ns, _prompt_tokens(body))
-        server.admit(answer)
-        if truth.error_every and number % truth.error_every == 0:
-            answer.end = "error"
-            self._answer(500, b'{"error": {"message": "an error that was asked for"}}')
+        server, timing = self._server, self._server.timing
+        body, number = _object(self._body), len(server.log.requests) + 1
+        served = ServedRequest(self._request_id or f"reference-{number}", read_ns, _prompt_tokens(body))
+        server.admit(served)
+        if timing.error_every and number % timing.error_every == 0:
+            served.end = "error"
+            self._reply(500, {"error": {"message": "an error that was asked for"}})
             return
-        self._stream = Stream(server, self, answer, body, COMPLETIONS[path])
+        self._stream = Stream(server, self, served, body, COMPLETIONS[path])
 
-    def _answer(self, status: int, content: bytes) -> None:
-        self.send(self.document(status, content))
+    def _reply(self, status: int, content: Any) -> None:
+        self.send(self.document(status, msgspec.json.encode(content)))
         self.finish()
 
     def document(self, status: int, content: bytes) -> bytes:
-        head = f"HTTP/1.1 {status} Truth\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        head = f"HTTP/1.1 {status} Reference\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         return head.encode() + self.ending + content
 
     def send(self, data: bytes) -> None:
@@ -298,13 +299,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _max_tokens(body: dict[str, Any]) -> int:
-    asked = body.get("max_completion_tokens") or body.get("max_tokens")
-    return asked if isinstance(asked, int) and asked > 0 else DEFAULT_MAX_TOKENS
-
-
 def _prompt_tokens(body: dict[str, Any]) -> int:
-    """Words of the prompt or of the messages, or as many ids as were sent."""
+    """Words of the prompt or of the messages, or the number of token ids."""
     prompt = body.get("prompt", [message.get("content") for message in body.get("messages") or []])
     parts = [prompt] if isinstance(prompt, str) else prompt
     words = 0
@@ -315,8 +311,8 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
     return words
 
 
-async def _serve(truth: Truth, host: str, port: int) -> None:
-    listening = await TruthServer(truth).listen(host, port)
+async def _serve(timing: ReplyTiming, host: str, port: int) -> None:
+    listening = await ReferenceServer(timing).listen(host, port)
     ended = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, ended.set)
@@ -327,18 +323,19 @@ async def _serve(truth: Truth, host: str, port: int) -> None:
 def main() -> None:
     """Prints its port and serves until SIGTERM or Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("truth", nargs="?", default="{}", help="fields of loadgen.truth.instructions.Truth, as JSON")
+    parser.add_argument("timing", metavar="JSON", nargs="?", default="{}", help="fields of ReplyTiming")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="by default a free one")
     given = parser.parse_args()
+    fields = ", ".join(ReplyTiming.__struct_fields__)
     try:
-        truth = msgspec.json.decode(given.truth, type=Truth)
+        timing = msgspec.json.decode(given.timing, type=ReplyTiming)
     except msgspec.DecodeError as error:
-        parser.error(f"{given.truth!r} is no truth: {error}; its fields are {', '.join(Truth.__struct_fields__)}")
-    if fault := truth.fault():
+        parser.error(f"{given.timing!r} is no ReplyTiming: {error}; its fields are {fields}")
+    if fault := timing.fault():
         parser.error(fault)
-    gc.disable()  # a collection would be a stall that nobody asked for; references are dropped when a connection ends
-    asyncio.run(_serve(truth, given.host, given.port))
+    gc.disable()  # a collection would be a stall that is not planned; references are dropped when a connection ends
+    asyncio.run(_serve(timing, given.host, given.port))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far the client's record is from the truth: measured against a truth server, and told of a run by its load."""
+"""How far the client's record is from the truth: measured against a reference server, and told of a run by its load."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.reference_server.instructions import ServedRequest
 from loadgen.schedule.shards import Shard
-from loadgen.truth.instructions import Answer
 from metrics.compute.roofline import device_name
 from metrics.errors import CalibrationError
 from metrics.machine.client_error import Error, Point, error_at_load, load_calibration, stream_load
@@ -19,7 +19,7 @@ from metrics.records import ClientRecord
 # error.
 CLIENT_FILES = (
     "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/kernel_timestamps.py",
-    "client/outgoing.py", "client/pace.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
+    "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
     "replies/answer_text.py",
 )  # fmt: skip
 CLIENT_LIBRARIES = ("python", "gevent", "locust", "httptools")
@@ -36,7 +36,7 @@ def client_fingerprint() -> str:
 
 
 def compare(
-    records: Iterable[ClientRecord], answers: Iterable[Answer], window_ns: tuple[int, int], streams: int,
+    records: Iterable[ClientRecord], answers: Iterable[ServedRequest], window_ns: tuple[int, int], streams: int,
     tokens_per_s: float,
 ) -> Point:  # fmt: skip
     """The client's error over what the server wrote in a window, [from, to). Raises CalibrationError for an empty one.
@@ -76,7 +76,7 @@ def compare(
     )  # fmt: skip
 
 
-def _same_counts(record: ClientRecord, answer: Answer) -> bool:
+def _same_counts(record: ClientRecord, answer: ServedRequest) -> bool:
     return (record.chunk_tokens, record.output_tokens, record.prompt_tokens) == (
         answer.tokens, sum(answer.tokens), answer.prompt_tokens,
     )  # fmt: skip

@@ -25,7 +25,7 @@ class _Chain:
     turn: int = 0
 
 
-class Pace:
+class Pacer:
     """Owns the conversations under way and the slots of a closed loop.
 
     `cancel` is told of requests that will never be sent, as a turn before them failed, with the reason; `ran_out`,

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming, ServedRequest
 from loadgen.target.endpoint import get, parse_base_url
-from loadgen.truth.instructions import Answer, Truth, TruthLog
 from tests.loadgen.scenarios import replay, scenario
 
 pytestmark = pytest.mark.server
 
 
 @contextmanager
-def truth_server(**truth):
-    """A truth server as a process. Gives its address."""
-    command = [sys.executable, "-m", "loadgen.truth.server", json.dumps(truth)]
+def reference_server(**timing):
+    """A reference server as a process. Gives its address."""
+    command = [sys.executable, "-m", "loadgen.reference_server.server", json.dumps(timing)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -35,17 +35,17 @@ def truth_server(**truth):
 @pytest.fixture(scope="module")
 def quick_server():
     """One server for the tests that ask for nothing else: each stream on its own, one token a chunk."""
-    with truth_server(**QUICK) as url:
+    with reference_server(**QUICK) as url:
         yield url
 
 
-def told(url: str) -> TruthLog:
-    return msgspec.json.decode(get(parse_base_url(url), "/truth")[1], type=TruthLog)
+def log_of(url: str) -> ReferenceLog:
+    return msgspec.json.decode(get(parse_base_url(url), "/log")[1], type=ReferenceLog)
 
 
-def answers_to(parsed, url: str) -> list[Answer]:
+def answers_to(parsed, url: str) -> list[ServedRequest]:
     """What the server did for each record, in their order."""
-    answers = {answer.request_id: answer for answer in told(url).answers}
+    answers = {answer.request_id: answer for answer in log_of(url).requests}
     return [answers[record.request_id] for record in parsed.records]
 
 
@@ -62,8 +62,8 @@ def requests(num_tokens: int = 24, count: int = 12, **blocks):
     [("completions", 1, False), ("chat", 1, True), ("completions", 5, True), ("chat", 5, False)],
 )
 def test_every_chunk_is_stamped_after_its_write_in_order_and_counted(tmp_path, api, tokens_per_chunk, in_step):
-    with truth_server(**QUICK, tokens_per_chunk=tokens_per_chunk, in_step=in_step) as url:
-        parsed = replay(requests(target={"api": api}), url, tmp_path, model="truth")
+    with reference_server(**QUICK, tokens_per_chunk=tokens_per_chunk, in_step=in_step) as url:
+        parsed = replay(requests(target={"api": api}), url, tmp_path, model="reference")
         answers = answers_to(parsed, url)
     errors_ns = []
     for record, answer in zip(parsed.records, answers, strict=True):
@@ -78,7 +78,7 @@ def test_every_chunk_is_stamped_after_its_write_in_order_and_counted(tmp_path, a
 
 
 def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path, quick_server):
-    parsed = replay(requests(), quick_server, tmp_path, model="truth", id_prefix="absolute")
+    parsed = replay(requests(), quick_server, tmp_path, model="reference", id_prefix="absolute")
     for answer in answers_to(parsed, quick_server):
         due_ns = np.array(answer.due_ns)
         assert np.all(np.array(answer.write_ns) >= due_ns)
@@ -87,26 +87,26 @@ def test_writes_are_never_early_and_keep_an_absolute_schedule(tmp_path, quick_se
 
 
 def test_streams_in_step_share_the_moments_of_their_writes(tmp_path):
-    with truth_server(**QUICK, in_step=True) as url:
-        replay(requests(), url, tmp_path, model="truth")
-        log = told(url)
-    due_ns = np.array([ns for answer in log.answers for ns in answer.due_ns])
+    with reference_server(**QUICK, in_step=True) as url:
+        replay(requests(), url, tmp_path, model="reference")
+        log = log_of(url)
+    due_ns = np.array([ns for answer in log.requests for ns in answer.due_ns])
     assert len(np.unique(due_ns % 5_000_000)) == 1
-    assert all(30_000_000 <= answer.due_ns[0] - answer.read_ns < 35_000_000 for answer in log.answers)
+    assert all(30_000_000 <= answer.due_ns[0] - answer.read_ns < 35_000_000 for answer in log.requests)
 
 
 @pytest.mark.parametrize("usage", ["continuous", "final", "none"])
 def test_counts_are_the_servers_where_it_tells_them_and_absent_where_it_does_not(tmp_path, quick_server, usage):
     asked = requests(count=1, target={"usage": usage})
-    record, *_ = replay(asked, quick_server, tmp_path, model="truth", id_prefix=usage).records
+    record, *_ = replay(asked, quick_server, tmp_path, model="reference", id_prefix=usage).records
     assert record.output_tokens == (None if usage == "none" else 24)
     assert record.chunk_tokens == ([1] * 24 if usage == "continuous" else [])
     assert len(record.chunk_ns) == 24
 
 
 def test_errors_and_resets_that_were_asked_for_are_the_clients_too(tmp_path):
-    with truth_server(**QUICK, error_every=3, reset_every=4) as url:
-        parsed = replay(requests(), url, tmp_path, model="truth")
+    with reference_server(**QUICK, error_every=3, reset_every=4) as url:
+        parsed = replay(requests(), url, tmp_path, model="reference")
         answers = answers_to(parsed, url)
     ends = [answer.end for answer in answers]
     assert sorted(ends) == ["error"] * 4 + ["ok"] * 6 + ["reset"] * 2
@@ -118,7 +118,7 @@ def test_errors_and_resets_that_were_asked_for_are_the_clients_too(tmp_path):
 
 def test_reply_that_is_not_streamed_comes_when_its_last_token_would(tmp_path, quick_server):
     whole = requests(count=2, target={"stream": False}, objectives=[{"e2e_ms": 500, "source": "made up"}])
-    parsed = replay(whole, quick_server, tmp_path, model="truth", id_prefix="whole")
+    parsed = replay(whole, quick_server, tmp_path, model="reference", id_prefix="whole")
     assert [record.output_tokens for record in parsed.records] == [24, 24]
     for answer in answers_to(parsed, quick_server):
         assert answer.due_ns[0] - answer.read_ns == 30_000_000 + 23 * 5_000_000
@@ -129,9 +129,9 @@ def test_stall_shows_in_full_in_the_latencies_of_the_requests_that_were_due_in_i
     it sends would see one slow request of a second; from the intended send, the sum of all is known in closed form."""
     arrivals = {"process": "constant", "rate_rps": 100, "count": 160}
     asked = scenario(arrivals, [{"klass": "chat", "prompt_tokens": 13, "output_tokens": 2}])
-    with truth_server(**QUICK, stall_at_s=0.2, stall_s=1.0) as url:
-        parsed = replay(asked, url, tmp_path, model="truth")
-        ((from_ns, to_ns),) = told(url).stalls
+    with reference_server(**QUICK, stall_at_s=0.2, stall_s=1.0) as url:
+        parsed = replay(asked, url, tmp_path, model="reference")
+        ((from_ns, to_ns),) = log_of(url).stalls
         answers = answers_to(parsed, url)
     assert {record.status for record in parsed.records} == {"ok"}
     pairs = zip(parsed.records, answers, strict=True)
@@ -149,13 +149,13 @@ def test_stall_shows_in_full_in_the_latencies_of_the_requests_that_were_due_in_i
 
 
 def test_nobody_is_read_before_the_delay_of_a_slow_accept(tmp_path):
-    with truth_server(**QUICK, accept_delay_s=0.2) as url:
-        record, *_ = replay(requests(count=1), url, tmp_path, model="truth").records
-        answer = told(url).answers[0]
+    with reference_server(**QUICK, accept_delay_s=0.2) as url:
+        record, *_ = replay(requests(count=1), url, tmp_path, model="reference").records
+        answer = log_of(url).requests[0]
     assert answer.read_ns - record.sent_ns > 0.15e9
 
 
 def test_truth_that_cannot_be_kept_is_refused_by_its_field():
-    assert Truth().fault() is None
-    assert "token_s is 0; it must be at least 1e-06" in Truth(token_s=0).fault()
-    assert "ttft_s is nan" in Truth(ttft_s=float("nan")).fault()
+    assert ReplyTiming().fault() is None
+    assert "token_s is 0; it must be at least 1e-06" in ReplyTiming(token_s=0).fault()
+    assert "ttft_s is nan" in ReplyTiming(ttft_s=float("nan")).fault()

@@ -1,0 +1,1 @@
+"""A reference server, which tells how wrong the client is."""

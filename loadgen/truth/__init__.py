@@ -1,1 +1,0 @@
-"""A server of known truth, which tells how wrong the client is."""
