@@ -16,7 +16,7 @@ def report(
 ) -> None:
     """Write a run's diagnosis and figures as one self-contained HTML file."""
     need("ui", "plotly")
-    from ui.html.run_report import write_report
+    from ui.markup.run_report import write_report
 
     opened = open_run(run)
     diagnosis = diagnose_run(opened, open_run(against) if against else None)

@@ -37,7 +37,7 @@ def summarise(run: "RunDirectory") -> int:
     diagnosis = diagnose_run(run)
     html = "needs plotly: pip install '.[ui]', then sojourn report"
     if importlib.util.find_spec("plotly"):
-        from ui.html.run_report import write_report
+        from ui.markup.run_report import write_report
 
         html = write_report(run, diagnosis, run.path / "report.html")
     print_diagnosis(diagnosis)

@@ -139,7 +139,7 @@ def _number(value: float | None) -> str:
 
 def _report(folder: Path) -> None:
     if importlib.util.find_spec("plotly"):
-        from ui.html.sweep_report import write_sweep_report
+        from ui.markup.sweep_report import write_sweep_report
 
         out.print(f"HTML report    {write_sweep_report(folder)}")
     out.print(f"sweep          {folder}")

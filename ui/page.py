@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from metrics.errors import RunDataError
-from ui.html import fragments
+from ui.markup import fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
 from ui.theme import CONFIG

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from ui.html.run_report import render
+from ui.markup.run_report import render
 from ui.run_data import load
 from ui.screenshots import PAGES, browser, chromium, take
 

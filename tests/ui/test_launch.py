@@ -1,11 +1,12 @@
 """The app starts on this machine only, and refuses what it cannot show with a sentence."""
 
 import socket
+import sys
 
 import pytest
 
 from metrics.errors import RunDataError, ServerError
-from ui.launch import app_command, open_app
+from ui.launch import APP, app_command, open_app
 
 
 def test_command_listens_on_this_machine_only_and_names_the_run(runs):
@@ -27,3 +28,8 @@ def test_port_in_use_is_refused_with_the_way_out(tmp_path):
         taken.listen()
         with pytest.raises(ServerError, match="--port"):
             open_app(tmp_path, port=taken.getsockname()[1])
+
+
+def test_no_file_of_the_app_hides_a_standard_module():
+    """Streamlit runs the app as a script, with its folder first on the search path."""
+    assert not {path.stem for path in APP.parent.iterdir()} & sys.stdlib_module_names

@@ -8,9 +8,9 @@ import pytest
 from metrics.request.latencies import DEFINITIONS
 from metrics.run.directory import RunDirectory
 from tests.ui.conftest import HOSTILE_ID
-from ui.html import fragments
-from ui.html.results import estimate, latency_table
-from ui.html.run_report import render, write_report
+from ui.markup import fragments
+from ui.markup.results import estimate, latency_table
+from ui.markup.run_report import render, write_report
 from ui.run_data import load
 
 SECTIONS = ("Goodput", "Where the time went", "Findings", "Slowest requests", "Steps", "How it was measured")

@@ -5,7 +5,7 @@ import streamlit as st
 from metrics.compute.utilisation import token_numbers
 from ui import page as frame
 from ui.figures import compute
-from ui.html import fragments
+from ui.markup import fragments
 from ui.tables.compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
 
 run = frame.open_page(

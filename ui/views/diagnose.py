@@ -4,7 +4,7 @@ import streamlit as st
 
 from metrics.diagnosis.verdict import without_finding
 from ui import page as frame
-from ui.html import fragments
+from ui.markup import fragments
 
 run = frame.open_page(
     "Diagnose",

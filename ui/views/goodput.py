@@ -7,7 +7,7 @@ from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.results.load import latency_origin
 from ui import page as frame
 from ui.figures import goodput
-from ui.html import fragments, results
+from ui.markup import fragments, results
 
 run = frame.open_page(
     "Goodput",

@@ -5,7 +5,7 @@ import streamlit as st
 from metrics.run.directory import engine_settings
 from ui import page as frame
 from ui.figures import memory
-from ui.html import fragments
+from ui.markup import fragments
 from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
 
 run = frame.open_page(

@@ -5,8 +5,8 @@ import streamlit as st
 from ui import page as frame
 from ui.figures import goodput, ledger
 from ui.figures.server import parts_of_the_time
-from ui.html import foreign_server as server
-from ui.html import fragments
+from ui.markup import foreign_server as server
+from ui.markup import fragments
 
 run = frame.open_page(
     "Overview",

@@ -8,7 +8,7 @@ from metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from ui import page as frame
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
-from ui.html import fragments
+from ui.markup import fragments
 from ui.tables.blame import TRAITS, blame, slowed_steps, traits, waits_by_reason, worst_offenders
 from ui.tables.request import chosen, classes, failures, request_facts
 from ui.text import label, markdown, number

@@ -5,7 +5,7 @@ import streamlit as st
 from metrics.errors import RunDataError
 from metrics.search.points import sweeps
 from ui import page as frame
-from ui.html import fragments, sweep_report
+from ui.markup import fragments, sweep_report
 from ui.text import markdown
 
 st.html(fragments.CSS_FILE)

@@ -7,8 +7,8 @@ from metrics.results.prices import cost_line
 from metrics.results.summary import Results
 from metrics.statistics.intervals import Interval
 from metrics.statistics.steadiness import Steadiness
-from ui.html import fragments
-from ui.html.fragments import wrap
+from ui.markup import fragments
+from ui.markup.fragments import wrap
 from ui.text import NOTHING, number, percent, prose, safe
 
 VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}

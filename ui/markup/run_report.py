@@ -16,8 +16,8 @@ from metrics.run.directory import RunDirectory
 from ui.figures import blame as blame_figures
 from ui.figures import goodput, ledger, steps
 from ui.figures.server import over_time, parts_of_the_time
-from ui.html import foreign_server as server
-from ui.html import fragments, results
+from ui.markup import foreign_server as server
+from ui.markup import fragments, results
 from ui.run_data import RunData, load
 from ui.tables.blame import TRAITS, blame, slowed_steps, traits, waits_by_reason
 from ui.tables.request import chosen, failures, longest_steps, slowest_requests

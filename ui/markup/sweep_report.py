@@ -12,8 +12,8 @@ from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.search.frontier import KEPT_SHARE
 from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
 from ui.figures import sweep as figures
-from ui.html import fragments
-from ui.html.run_report import PAGE_CSS
+from ui.markup import fragments
+from ui.markup.run_report import PAGE_CSS
 from ui.text import number, percent, safe
 from ui.theme import CONFIG, FONT
 

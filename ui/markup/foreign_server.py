@@ -3,7 +3,7 @@
 from metrics.diagnosis.foreign_server import TOLD_APART
 from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
-from ui.html.fragments import STATUS_COLOURS, Tile, chip, wrap
+from ui.markup.fragments import STATUS_COLOURS, Tile, chip, wrap
 from ui.text import number, percent, safe
 
 SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": "#B7791F", "unseen": STATUS_COLOURS["unknown"]}
