@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -16,7 +14,7 @@ import pyarrow as pa
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
-from metrics.run.segments import STREAM, compact, read_segment, sources
+from metrics.run.segments import compact, read_segment, sources
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
@@ -95,48 +93,28 @@ class RunDirectory:
         return sources(self.path, table)
 
     def table(self, table: str) -> pd.DataFrame:
-        """All rows of one of the tables of `records.SCHEMAS`; empty, with its columns, where nothing was recorded.
+        """All rows of one of the tables of `records.SCHEMAS`, with all its columns.
 
-        Columns that a run of an older version lacks are there, and null.
+        A column is null where a run of an older version lacks it. The table is empty where nothing was recorded.
         """
-        relation = self._read(table)
-        if relation is None:
-            return SCHEMAS[table].empty_table().to_pandas()
-        frame = relation.df()
-        for field in SCHEMAS[table]:
-            if field.name not in frame.columns:
-                number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-                frame[field.name] = np.full(len(frame), np.nan if number else None, "float64" if number else object)
+        rows = self.arrow(table)
+        frame = rows.to_pandas(maps_as_pydicts="strict")
+        for field, column in zip(rows.schema, rows.columns, strict=True):
+            if pa.types.is_integer(field.type) and 0 < column.null_count < len(column):
+                # As floats, which pandas takes for nulls, nanoseconds would be rounded from 104 days on.
+                frame[field.name] = column.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         return frame
 
     def arrow(self, table: str) -> pa.Table:
-        """The same as Arrow, which keeps a million lists flat. Of an older run, only the columns that it has."""
-        relation = self._read(table)
-        return SCHEMAS[table].empty_table() if relation is None else relation.to_arrow_table()
-
-    def _read(self, table: str) -> duckdb.DuckDBPyRelation | None:
+        """The same as Arrow, which keeps a million lists flat."""
         try:
             try:
-                finished, growing = self._opened(table)
+                parts = [read_segment(file, table) for file in self.sources(table)]
             except FileNotFoundError:  # compacted meanwhile: by now the whole stands under its name
-                finished, growing = self._opened(table)
-            if not finished and not growing:
-                return None
-            if growing:
-                rows = pa.concat_tables(growing, promote_options="default")  # noqa: F841 - the statement names it
-            if not finished:
-                return duckdb.sql("select * from rows")
-            parquet = "select * from read_parquet($files, union_by_name=true)"
-            union = f"{parquet} union all by name select * from rows" if growing else parquet
-            return duckdb.sql(union, params={"files": finished})
-        except (duckdb.Error, pa.ArrowException, msgspec.MsgspecError, OSError) as error:
+                parts = [read_segment(file, table) for file in self.sources(table)]
+        except (pa.ArrowException, OSError) as error:
             raise RunDataError(f"{self.path}: table {table} cannot be read: {error}") from None
-
-    def _opened(self, table: str) -> tuple[list[str], list[pa.Table]]:
-        """The files of a table that are finished, and the rows of those that grow."""
-        files = self.sources(table)
-        finished = [str(file) for file in files if file.suffix != STREAM]
-        return finished, [read_segment(file, table) for file in files if file.suffix == STREAM]
+        return pa.concat_tables(parts) if parts else SCHEMAS[table].empty_table()
 
     def compact(self) -> None:
         """Makes one file of each table's segments. Only for the process that wrote them, once nobody writes."""

@@ -270,4 +270,12 @@ def test_run_of_an_older_version_loads_with_its_missing_columns_null(run):
     steps = run.table("steps")
     assert set(steps.columns) == set(SCHEMAS["steps"].names)
     assert steps.planned_ns.isna().all() and steps.gap_ns.dtype == "float64" and steps.preempted_for[0] is None
-    assert "planned_ns" not in run.arrow("steps").column_names
+    assert run.arrow("steps")["planned_ns"].null_count == 2
+
+
+def test_nanoseconds_are_exact_beside_nulls_however_long_the_machine_has_run(run):
+    late_ns = 2**53 + 1
+    record(run, steps=[step(0, planned_ns=late_ns), step(1)])
+    for _ in range(2):
+        assert run.table("steps").planned_ns[0] == late_ns and run.table("steps").planned_ns.isna().tolist()[1]
+        run.compact()
