@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from metrics.diagnosis.evidence import Facts, Work, tightest
+from metrics.diagnosis.facts import Facts, Work, tightest
 from metrics.diagnosis.step_facts import StepModel
 
 LARGEST_BATCH = 512  # beyond it the fitted step model is extrapolated too far to promise anything

@@ -3,25 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from metrics.diagnosis.evidence import Facts, ledger_columns
 from metrics.diagnosis.excess import accounts_of, attainment
-from metrics.diagnosis.rules.cause import rerun
-from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES
-from metrics.diagnosis.verdict import (
-    RECORD_THE_SERVER,
-    Evidence,
-    Finding,
-    Fix,
-    Kind,
-    Probe,
-    Status,
-    SymptomCheck,
-    evidence,
-)
+from metrics.diagnosis.facts import Facts, ledger_columns
+from metrics.diagnosis.rules.cause import Explanation, Gain, rerun
+from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
+from metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 
-# Settings that say where a run took place, not what it was.
+# Settings of the place of a run, which say nothing of what it was.
 PLACE = ("base_url", "host", "port", "run_dir", "served_model_name", "model_name", "seed")
 # What "more devices" means for this engine: settings that buy hardware. More is larger.
 POOL = ("num_kv_blocks", "memory_fraction")
@@ -32,24 +22,25 @@ DIFFERENT = 1.5  # a workload figure half as large again is another workload; be
 # half of it means that something else limits.
 HELPS = 0.5
 DID_NOT_SHRINK = 0.8  # an account that keeps four fifths of its time did not profit from the hardware
+LEDGERS = "requests: ledger_*_ns"
 
 Compared = tuple[SymptomCheck, Finding | None]
 
 
 def product_latency(first: Facts, second: Facts) -> Compared:
-    """One run keeps its objectives, and the other, on the same server, does not: what differs?"""
+    """One run meets its objectives, and the other, on the same server, does not: what differs?"""
+    symptom = BY_KEY["product_latency_poor"]
     for what, has in (("served requests", lambda facts: facts.served), ("objectives", lambda facts: facts.objectives)):
         if lacking := _lacking(first, second, has):
-            return _check("product_latency_poor", "unknown", f"both runs need {what}; none in {lacking}"), None
-    changed = _changed(first, second)
-    if changed:
-        names = ", ".join(changed)
-        return _check("product_latency_poor", "unknown", f"the servers differ in {names}; compare like with like"), None
+            return checked(symptom, "unknown", f"both runs need {what}; none in {lacking}"), None
+    if changed := _changed(first, second):
+        return checked(symptom, "unknown", f"the servers differ in {', '.join(changed)}; compare like with like"), None
     good, bad = sorted((first, second), key=attainment, reverse=True)
-    words = f"attainment {attainment(good):.0%} in {good.name} and {attainment(bad):.0%} in {bad.name}"
+    reason = f"attainment {attainment(good):.0%} in {good.name} and {attainment(bad):.0%} in {bad.name}"
     if attainment(good) < 1 - TOLERATED_MISSES or attainment(bad) >= 1 - TOLERATED_MISSES:
-        return _check("product_latency_poor", "absent", words), None
-    return _check("product_latency_poor", "present", words), _product_finding(good, bad)
+        return checked(symptom, "absent", reason), None
+    lost = max(0.0, attainment(good) - attainment(bad))
+    return checked(symptom, "present", reason), _finding(symptom.key, lost, _other_workload(good, bad))
 
 
 def devices(first: Facts, second: Facts) -> Compared:
@@ -57,24 +48,32 @@ def devices(first: Facts, second: Facts) -> Compared:
 
     Only for runs that differ in one resource and in nothing else: no other difference can then explain the times.
     """
+    symptom = BY_KEY["devices_do_not_help"]
     changed = _changed(first, second)
     if "num_kv_blocks" in changed and "num_kv_blocks" not in first.chosen | second.chosen:
         changed.remove("num_kv_blocks")  # the server derived it from what it had
-    unlike = _unlike(first, second, changed)
-    if unlike:
-        return _check("devices_do_not_help", "unknown", unlike), None
+    if unlike := _unlike(first, second, changed):
+        return checked(symptom, "unknown", unlike), None
     name = changed[0]
     small, large = sorted((first, second), key=lambda facts: facts.engine[name])
     if name in POOL and not _was_full(small):
-        words = f"the smaller pool was never full, so nobody can miss what a larger {name} would hold"
-        return _check("devices_do_not_help", "unknown", words), None
+        reason = f"the smaller pool was never full, so nobody can miss what a larger {name} would hold"
+        return checked(symptom, "unknown", reason), None
     ratio = large.engine[name] / small.engine[name]
     before, after = (facts.rows.e2e_ms.astype("float64").mean() for facts in (small, large))
     speedup = before / after
-    words = f"{ratio:g} times the {name} make requests {speedup:.2f} times as fast ({before:,.0f} → {after:,.0f} ms)"
+    reason = f"{ratio:g} times the {name} make requests {speedup:.2f} times as fast ({before:,.0f} → {after:,.0f} ms)"
     if speedup - 1 >= HELPS * (ratio - 1):
-        return _check("devices_do_not_help", "absent", words), None
-    return _check("devices_do_not_help", "present", words), _devices_finding(small, large, name, ratio, words)
+        return checked(symptom, "absent", reason), None
+    rigid = _rigid_account(small, large, name, reason)
+    return checked(symptom, "present", reason), _finding(symptom.key, 1 - attainment(large), rigid)
+
+
+def _finding(symptom: str, lost: float, found: Explanation) -> Finding:
+    return Finding(
+        symptom=symptom, title=BY_KEY[symptom].title, objective="", cohort="all requests of both runs",
+        goodput_lost=lost, **found.verdict(),
+    )  # fmt: skip
 
 
 def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
@@ -111,7 +110,7 @@ def _was_full(facts: Facts) -> bool:
     return facts.steps is not None and (facts.steps.kv_use_max >= FULL_POOL or facts.steps.preemptions > 0)
 
 
-def _product_finding(good: Facts, bad: Facts) -> Finding:
+def _other_workload(good: Facts, bad: Facts) -> Explanation:
     objective = _worst_objective(bad)
     there = accounts_of(good.rows, objective).mean().fillna(0)
     here = accounts_of(bad.rows, objective).mean().fillna(0)
@@ -122,83 +121,65 @@ def _product_finding(good: Facts, bad: Facts) -> Finding:
     info = ACCOUNT_BY_NAME[top]
     kind: Kind = "workload" if differences else "client" if info.lifecycle == "client" else "fault"
     prefix = "ttft" if objective == "ttft_ms" else "ledger"
-    facts = [
-        evidence(f"{name} takes {here[name]:,.1f} ms of the {OBJECTIVE_NAMES[objective]} in {bad.name}, "
-                 f"{there[name]:,.1f} ms in {good.name}: {ms / total:.0%} of the difference", ms / total, "share",
-                 f"requests: {prefix}_*_ns")
-        for name, ms in grown.head(3).items() if total and ms >= 0.1 * total
-    ]  # fmt: skip
-    facts += [
-        evidence(f"{words}: {b:,.2f} in {bad.name}, {a:,.2f} in {good.name}", ratio, "ratio",
-                 "client: due_ns, prompt_tokens, output_tokens") for words, b, a, ratio in differences
-    ]  # fmt: skip
-    facts += _unchanged(good, bad)
-    lost = max(0.0, attainment(good) - attainment(bad))
-    return _finding(
-        "product_latency_poor", lost, [info.lifecycle], "workload of the benchmark" if differences else info.name,
-        f"the benchmark does not resemble the product: {differences[0][0]}" if differences
-        else f"the workloads are alike, and {top} grew", kind, facts,
-        Probe(measurement="the benchmark once more with this one difference taken over", command=rerun(bad),
-              rival="a server that became slower between the runs",
-              if_cause=f"attainment falls from {attainment(good):.0%} towards {attainment(bad):.0%}",
-              if_rival=f"attainment stays near {attainment(good):.0%}, and {good.name} repeated today falls as well"),
-        Fix(change="measure with the product's arrivals and lengths, and size the server for them",
-            gain=f"attainment {attainment(bad):.0%} → {attainment(good):.0%} if the difference could be removed",
-            basis=f"the two runs, {good.sent} and {bad.sent} requests"),
+    return Explanation(
+        lifecycles=(info.lifecycle,),
+        object="workload of the benchmark" if differences else info.name,
+        cause=f"the benchmark does not resemble the product: {differences[0][0]}" if differences
+        else f"the workloads are alike, and {top} grew",
+        kind=kind,
+        evidence=[
+            *(evidence(f"{name} takes {here[name]:,.1f} ms of the {OBJECTIVE_NAMES[objective]} in {bad.name}, "
+                       f"{there[name]:,.1f} ms in {good.name}: {ms / total:.0%} of the difference", ms / total,
+                       "share", f"requests: {prefix}_*_ns")
+              for name, ms in grown.head(3).items() if total and ms >= 0.1 * total),
+            *(evidence(f"{what}: {b:,.2f} in {bad.name}, {a:,.2f} in {good.name}", ratio, "ratio",
+                       "client: due_ns, prompt_tokens, output_tokens") for what, b, a, ratio in differences),
+            *_step_times(good, bad),
+        ],
+        measurement="the benchmark once more with this one difference taken over",
+        settings=None,
+        command=rerun(bad),
+        rival="a server that became slower between the runs",
+        if_cause=f"attainment falls from {attainment(good):.0%} towards {attainment(bad):.0%}",
+        if_rival=f"attainment stays near {attainment(good):.0%}, and {good.name} repeated today falls as well",
+        change="measure with the product's arrivals and lengths, and size the server for them",
+        gain=Gain(f"attainment {attainment(bad):.0%} → {attainment(good):.0%} if the difference could be removed",
+                  basis=f"the two runs, {good.sent} and {bad.sent} requests"),
     )  # fmt: skip
 
 
-def _devices_finding(small: Facts, large: Facts, name: str, ratio: float, words: str) -> Finding:
+def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Explanation:
     before = ledger_columns(small.rows).mean().fillna(0)
     after = ledger_columns(large.rows).mean().fillna(0)
     rigid = after[(after > 0) & (after >= DID_NOT_SHRINK * before)].sort_values(ascending=False)
     top = rigid.index[0] if len(rigid) else after.idxmax()
     share, info = float(after[top] / after.sum()), ACCOUNT_BY_NAME[top]
     shrunk = [account for account in before.index if before[account] - after[account] >= 0.1 * before.sum()]
-    bound = 1 / share
-    facts = [
-        evidence(f"{top} takes {after[top]:,.1f} of {after.sum():,.1f} ms in {large.name} and {before[top]:,.1f} ms in "
-                 f"{small.name}: it did not shrink", share, "share", "requests: ledger_*_ns"),
-        evidence(f"with {share:.0%} of the time untouched, no number of devices makes requests more than "
-                 f"{bound:.1f} times as fast as now (Amdahl)", bound, "ratio", "requests: ledger_*_ns"),
-    ]  # fmt: skip
-    facts += [
-        evidence(f"{account} did shrink, from {before[account]:,.1f} to {after[account]:,.1f} ms",
-                 before[account] / max(after[account], 1e-9), "ratio", "requests: ledger_*_ns", supports=False)
-        for account in shrunk
-    ]  # fmt: skip
-    lost = 1 - attainment(large)
-    return _finding(
-        "devices_do_not_help", lost, [info.lifecycle], top,
-        f"{words}, because {top} does not depend on the {name}", "fault" if top == "compute.host" else "policy", facts,
-        Probe(measurement=f"the same scenario with {name} halved", command=rerun(small, **{name: _half(small, name)}),
-              rival="too little load to need the hardware",
-              if_cause=f"{top} stays near {after[top]:,.1f} ms a request",
-              if_rival="every account stays where it is, request.queue included"),
-        Fix(change=f"shorten {top} before buying {name}",
-            gain=f"at most {1 / max(1 - share, 1e-3):.1f} times as fast once {top} is gone",
-            basis=f"mean ledger of {large.joined} requests; an upper bound"),
+    bound, now = 1 / share, small.engine[name]
+    return Explanation(
+        lifecycles=(info.lifecycle,),
+        object=top,
+        cause=f"{reason}, because {top} does not depend on the {name}",
+        kind="fault" if top == "compute.host" else "policy",
+        evidence=[
+            evidence(f"{top} takes {after[top]:,.1f} of {after.sum():,.1f} ms in {large.name} and {before[top]:,.1f} "
+                     f"ms in {small.name}: it did not shrink", share, "share", LEDGERS),
+            evidence(f"with {share:.0%} of the time untouched, no number of devices makes requests more than "
+                     f"{bound:.1f} times as fast as now (Amdahl)", bound, "ratio", LEDGERS),
+            *(evidence(f"{account} did shrink, from {before[account]:,.1f} to {after[account]:,.1f} ms",
+                       before[account] / max(after[account], 1e-9), "ratio", LEDGERS, supports=False)
+              for account in shrunk),
+        ],
+        measurement=f"the same scenario with {name} halved",
+        settings=None,
+        command=rerun(small, **{name: max(1, now // 2) if isinstance(now, int) else now / 2}),
+        rival="too little load to need the hardware",
+        if_cause=f"{top} stays near {after[top]:,.1f} ms a request",
+        if_rival="every account stays where it is, request.queue included",
+        change=f"shorten {top} before buying {name}",
+        gain=Gain(f"at most {1 / max(1 - share, 1e-3):.1f} times as fast once {top} is gone",
+                  basis=f"mean ledger of {large.joined} requests; an upper bound"),
     )  # fmt: skip
-
-
-def _half(facts: Facts, name: str) -> Any:
-    value = facts.engine[name]
-    return max(1, value // 2) if isinstance(value, int) else value / 2
-
-
-def _finding(symptom: str, lost: float, lifecycles: list[str], thing: str, cause: str, kind: Kind,
-             facts: list[Evidence], probe: Probe, fix: Fix) -> Finding:  # fmt: skip
-    return Finding(
-        symptom=symptom, title=BY_KEY[symptom].title, objective="", cohort="all requests of both runs",
-        goodput_lost=lost, lifecycles=lifecycles, object=thing, cause=cause, kind=kind, evidence=facts, probe=probe,
-        fix=fix,
-    )  # fmt: skip
-
-
-def _check(symptom: str, status: Status, reason: str) -> SymptomCheck:
-    known = BY_KEY[symptom]
-    return SymptomCheck(symptom=symptom, title=known.title, status=status, reason=reason,
-                        lifecycles=list(known.lifecycles))  # fmt: skip
 
 
 def _changed(first: Facts, second: Facts) -> list[str]:
@@ -228,7 +209,7 @@ def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, flo
     return sorted(found, key=lambda row: -row[3])
 
 
-def _unchanged(good: Facts, bad: Facts) -> list[Evidence]:
+def _step_times(good: Facts, bad: Facts) -> list[Evidence]:
     """Whether the server itself was as fast in both runs."""
     if not (good.steps and bad.steps and good.steps.model and bad.steps.model):
         return []

@@ -6,10 +6,10 @@ import msgspec
 
 from metrics.diagnosis.capacity import load
 from metrics.diagnosis.compare import devices, product_latency
-from metrics.diagnosis.evidence import Facts, by_lifecycle, closure, gather, tightest
 from metrics.diagnosis.excess import Excess, attainment, excesses
+from metrics.diagnosis.facts import Facts, by_lifecycle, closure, gather, tightest
 from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_seen
-from metrics.diagnosis.rules.cause import Candidate, cause_of_symptom, first_cause
+from metrics.diagnosis.rules.cause import Explanation, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
@@ -91,12 +91,12 @@ def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool,
         for cause, excess in proposals:
             if cause is not None:
                 found.setdefault(cause.key, []).append(_finding(facts, symptom.key, cause, excess))
-                useful[cause.key] = useful.get(cause.key, False) or excess is None or cause.helps
+                useful[cause.key] = useful.get(cause.key, False) or excess is None or cause.gain.helps
                 lost.setdefault(cause.key, set()).update(excess.missing if excess is not None else ())
     return [(useful[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
 
 
-def _finding(facts: Facts, symptom: str, cause: Candidate, excess: Excess | None) -> Finding:
+def _finding(facts: Facts, symptom: str, cause: Explanation, excess: Excess | None) -> Finding:
     objective = ""
     if excess is not None:
         objective = f"{short(excess.objective)} ≤ {excess.bound_ms:g} ms"
@@ -107,13 +107,7 @@ def _finding(facts: Facts, symptom: str, cause: Candidate, excess: Excess | None
         objective=objective,
         cohort=cohort(facts, excess) if excess is not None else "all requests",
         goodput_lost=excess.missed / facts.sent if excess is not None else None,
-        lifecycles=cause.lifecycles,
-        object=cause.object,
-        cause=cause.cause,
-        kind=cause.kind,
-        evidence=cause.evidence,
-        probe=cause.probe,
-        fix=cause.fix,
+        **cause.verdict(),
     )
 
 

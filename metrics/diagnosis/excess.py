@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from metrics.diagnosis.evidence import Facts, ledger_columns
+from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVES, objectives_of
 

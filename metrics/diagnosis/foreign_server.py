@@ -1,20 +1,20 @@
 """What a diagnosis says of a server that recorded nothing for us, from what its own metrics show."""
 
-from metrics.diagnosis.evidence import Facts, shares
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts, shares
 from metrics.ledger import UNACCOUNTED
 from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.sources.sojourn import SOJOURN
-from metrics.sources.view import ServerView, SpanView
+from metrics.sources.view import Agreement, ServerView, SpanView
 
 RECORDS_OF_OURS = (
     "where it runs with --run-dir DIR, `sojourn load … --server-run DIR` on its host joins its records, and `sojourn "
     "join` those of another host"
 )
-SEVERAL = " + "  # between accounts that a server measures together
+ACCOUNT_SEPARATOR = " + "  # between accounts that a server measures together
 FAILED_WARNS = 0.02  # of the scrapes: beyond it counters are fine, and gauges have holes
 GAP_WARNS_S = 3.0  # without an answer: what waited in between is not seen
-TOLD_APART = 0.005  # client and server count whole requests and tokens: beyond half a per cent others were served, too
+DIFFERENT_COUNT = 0.005  # both sides count whole requests and tokens: beyond half a per cent others were served, too
 
 
 def shares_seen(facts: Facts, prefix: str = "ledger") -> dict[str, float]:
@@ -30,8 +30,13 @@ def shares_seen(facts: Facts, prefix: str = "ledger") -> dict[str, float]:
     for span in facts.server.spans:
         share = span.share if prefix == "ledger" else span.ttft_share
         if share is not None:
-            result[SEVERAL.join(span.accounts)] = share
+            result[ACCOUNT_SEPARATOR.join(span.accounts)] = share
     return result | {UNACCOUNTED: 1.0 - sum(result.values())}
+
+
+def counts_differ(pair: Agreement) -> bool:
+    """Whether client and server cannot have counted the same requests."""
+    return abs(pair.server - pair.client) > DIFFERENT_COUNT * max(pair.client, 1.0)
 
 
 def span_share(span: SpanView | None, excess: Excess) -> float:
@@ -44,21 +49,17 @@ def span_share(span: SpanView | None, excess: Excess) -> float:
 def what_is_seen(facts: Facts, excess: Excess) -> str:
     """Where the time went as far as the server tells, and the measurement that would tell more."""
     view, quantity = facts.server, OBJECTIVE_NAMES[excess.objective]
-    if excess.objective == "tpot_ms":
-        parts = {}
-    else:
-        parts = shares_seen(facts, "ttft" if excess.objective == "ttft_ms" else "ledger")
-    told = {SEVERAL.join(span.accounts): span.name for span in view.spans}
-    ranked = sorted((share, name) for name, share in parts.items() if name in told or name == UNACCOUNTED)[::-1]
+    prefix = {"ttft_ms": "ttft", "e2e_ms": "ledger"}.get(excess.objective)  # no metric divides the time per token
+    parts = shares_seen(facts, prefix) if prefix else {}
+    spans = {ACCOUNT_SEPARATOR.join(span.accounts): span.name for span in view.spans}
+    ranked = sorted((share, name) for name, share in parts.items() if name in spans or name == UNACCOUNTED)[::-1]
     if not ranked:
         return f"{view.title}'s metrics do not divide the {quantity}: {_next(view, 'decode')}"
-    words = " and ".join(f"{share:.0%} {_place(view, told.get(name))}" for share, name in ranked[:2] if share >= 0.05)
-    first = told.get(ranked[0][1], UNACCOUNTED)
-    return f"of the mean {quantity} {words}, and {view.title}'s metrics do not tell why: {_next(view, first)}"
-
-
-def _place(view: ServerView, name: str | None) -> str:
-    return f"is {view.title}'s {name} time" if name else f"is in no metric of {view.title}"
+    places = {name: f"is {view.title}'s {span} time" for name, span in spans.items()}
+    places[UNACCOUNTED] = f"is in no metric of {view.title}"
+    largest = " and ".join(f"{share:.0%} {places[name]}" for share, name in ranked[:2] if share >= 0.05)
+    first = spans.get(ranked[0][1], UNACCOUNTED)
+    return f"of the mean {quantity} {largest}, and {view.title}'s metrics do not tell why: {_next(view, first)}"
 
 
 def _next(view: ServerView, part: str) -> str:
@@ -67,12 +68,10 @@ def _next(view: ServerView, part: str) -> str:
     return {
         "queue": f"measure once with a larger {cap} and once at half the rate; the first helps against a limit on the "
         "batch, the second against overload",
-        "request.queue": f"measure once with a larger {cap} and once at half the rate; the first helps against a limit "
-        "on the batch, the second against overload",
         "prefill": "measure one of these prompts alone; what it takes longer in this run is others' work",
         "decode": "measure at half the rate; if the time per token falls with it, the batch is what slows it",
         UNACCOUNTED: "measure from the server's own host; what then goes away was the network",
-    }.get(part, "measure at half the rate")
+    }.get(part.removeprefix("request."), "measure at half the rate")
 
 
 def warnings_of(view: ServerView, served: int) -> list[str]:
@@ -84,20 +83,16 @@ def warnings_of(view: ServerView, served: int) -> list[str]:
         found.append(f"unseen by {view.title}'s metrics: {hidden}")
     if view.failed_scrapes > FAILED_WARNS * (view.scrapes + view.failed_scrapes):
         found.append(f"{view.failed_scrapes} of {view.scrapes + view.failed_scrapes} scrapes of /metrics failed")
-    if view.longest_gap_s > GAP_WARNS_S:
-        found.append(
-            f"/metrics was not answered for {view.longest_gap_s:.1f} s: what waited and ran in between is not known"
-        )
-    if view.restarts:
-        found.append(
-            f"the server began anew {view.restarts} times: what it counted between the last scrape and that is lost"
-        )
+    if (gap_s := view.longest_gap_s) > GAP_WARNS_S:
+        found.append(f"/metrics was not answered for {gap_s:.1f} s: what waited and ran in between is not known")
+    if times := view.restarts:
+        found.append(f"the server began anew {times} times: what it counted between the last scrape and that is lost")
     if served and not view.finished:
         found.append(f"{view.title}'s metrics show no finished request in this run: are they of this server?")
     found += [
         f"{view.title} counted {pair.server:,.0f} {pair.what} and the client {pair.client:,.0f}: its means are over "
         "requests of others, too, or over some that the client gave up"
         for pair in view.agreement
-        if abs(pair.server - pair.client) > TOLD_APART * max(pair.client, 1.0)
+        if counts_differ(pair)
     ]
     return found

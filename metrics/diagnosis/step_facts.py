@@ -1,12 +1,14 @@
-"""What the step records tell: how busy the device was, who waited for what, and what a step costs."""
+"""What the step records show: how busy the device was, what requests waited for, and what a step costs."""
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 
 from metrics.records import PROMPT_KINDS, STAGES
 from metrics.request.waits import reasons
+from metrics.sources.view import KV_FREE
 
 FEWEST_STEPS_FOR_A_FIT = 50  # three coefficients from fewer steps are noise
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations; a page fault must not bend the step model
@@ -35,7 +37,6 @@ class StepFacts:
 
     count: int
     wall_ns: float
-    device_ns: float
     stage_share: dict[str, float]  # of the wall time of steps
     host_share: float  # of the wall time of steps, in host stages that the device did not hide
     mean_batch: float  # requests of a step, weighted by its wall time
@@ -57,10 +58,7 @@ class StepFacts:
     prefill_step_p95_ns: float | None  # wall time of steps that carry both prompt tokens and a decoding request
     decode_step_p50_ns: float | None  # ... of steps with decodes only
     prefill_tokens_p95: float | None  # prompt tokens in the steps that carry both
-    model: StepModel | None = None
-
-
-KV_FREE = 0.2  # a pool with a fifth of its blocks free or reusable is not what a request waits for
+    model: StepModel | None
 
 
 def step_facts(steps: pd.DataFrame) -> StepFacts | None:
@@ -70,28 +68,29 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     steps = steps.sort_values("step", ignore_index=True)
     wall = (steps.end_ns - steps.begin_ns).to_numpy(dtype="float64")
     device = steps.device_ns.to_numpy(dtype="float64")
+    predicted = np.nan_to_num(steps.predicted_ns.astype("float64").to_numpy())
     mix = _composition(steps)
-    waits, waiting_ns, with_kv_free = _waits(steps, wall)
-    tokens = mix.prompt + mix.decode
     pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
     used = ((steps.blocks_active + steps.blocks_pinned) / np.maximum(pool, 1)).to_numpy(dtype="float64")
+    has_kv = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
+    waits, waiting_ns, with_kv_free = _waits(steps, wall, has_kv)
+    tokens = mix.prompt + mix.decode
     waiting = (steps.waiting > 0).to_numpy()
     full = tokens / np.maximum(steps.budget.to_numpy(dtype="float64"), 1)
-    slowdown, worst, predicted_share = _residual(steps, device)
-    model = fit(tokens, mix.context, wall)
     both = (mix.prompt > 0) & (mix.decoding > 0)
     alone = (mix.prompt == 0) & (mix.decoding > 0)
-    stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / max(wall.sum(), 1)) for stage in STAGES}
+    whole = max(wall.sum(), 1)
+    stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / whole) for stage in STAGES}
     host_share = sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES)
+    slowdown = _slowdown(device, predicted)
     return StepFacts(
         count=len(steps),
         wall_ns=float(wall.sum()),
-        device_ns=float(device.sum()),
         stage_share=stage_share,
-        host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / max(wall.sum(), 1)))),
-        mean_batch=float((mix.requests * wall).sum() / max(wall.sum(), 1)),
+        host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / whole))),
+        mean_batch=float((mix.requests * wall).sum() / whole),
         budget_use=float(full[waiting].mean() if waiting.any() else full.mean()),
-        waiting_share=float(wall[waiting].sum() / max(wall.sum(), 1)),
+        waiting_share=float(wall[waiting].sum() / whole),
         waits={reason: ns / waiting_ns for reason, ns in waits.items()} if waiting_ns else {},
         waited_with_kv_free=with_kv_free / waiting_ns if waiting_ns else 0.0,
         kv_use_p50=float(np.median(used)),
@@ -100,15 +99,15 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         preemptions=int(steps.preempted_ids.map(len).sum()),
         tokens=float(tokens.sum()),
         recomputed_tokens=float(mix.recomputed.sum()),
-        predicted_share=predicted_share,
+        predicted_share=0.0 if slowdown is None else float(device[predicted > 0].sum() / max(device.sum(), 1)),
         slowdown=slowdown,
-        worst_slowdown=worst,
-        slowdown_with_prompts=_slowdown(steps, device, mix.prompt > 0),
-        slowdown_without=_slowdown(steps, device, mix.prompt == 0),
+        worst_slowdown=None if slowdown is None else _worst_quarter(device, predicted),
+        slowdown_with_prompts=_slowdown(device, predicted, mix.prompt > 0),
+        slowdown_without=_slowdown(device, predicted, mix.prompt == 0),
         prefill_step_p95_ns=float(np.quantile(wall[both], 0.95)) if both.any() else None,
         decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
         prefill_tokens_p95=float(np.quantile(mix.prompt[both], 0.95)) if both.any() else None,
-        model=model,
+        model=fit(tokens, mix.context, wall),
     )
 
 
@@ -150,12 +149,8 @@ class _Mix:
 def _composition(steps: pd.DataFrame) -> _Mix:
     sizes = steps.request_ids.map(len).to_numpy(dtype="int64")
     place = np.repeat(np.arange(len(steps)), sizes)
-    if not len(place):
-        zeros = np.zeros(len(steps))
-        return _Mix(zeros, zeros, zeros, zeros, zeros, zeros)
-    new = np.concatenate([np.asarray(row, dtype="float64") for row in steps.new_tokens])
-    past = np.concatenate([np.asarray(row, dtype="float64") for row in steps.past_tokens])
-    kinds = np.concatenate([np.asarray(row, dtype=object) for row in steps.kinds])
+    new, past = (np.fromiter(chain.from_iterable(steps[name]), "float64") for name in ("new_tokens", "past_tokens"))
+    kinds = np.fromiter(chain.from_iterable(steps.kinds), object)
     prompt = np.isin(kinds, PROMPT_KINDS)
 
     def total(weights: np.ndarray) -> np.ndarray:
@@ -171,13 +166,11 @@ def _composition(steps: pd.DataFrame) -> _Mix:
     )
 
 
-def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], float, float]:
+def _waits(steps: pd.DataFrame, wall: np.ndarray, has_kv: np.ndarray) -> tuple[dict[str, float], float, float]:
     """Request-ns of waiting by root reason, their sum, and the part of it in which the KV pool was not short."""
-    pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
-    spare = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
     by_reason: dict[str, float] = {}
     free_ns = total_ns = 0.0
-    for refusals, ns, has_kv in zip(steps.refusals, wall, spare, strict=True):
+    for refusals, ns, spare in zip(steps.refusals, wall, has_kv, strict=True):
         counts = reasons(refusals)
         behind = counts.pop("behind_head", 0)
         if not counts and behind:
@@ -188,24 +181,16 @@ def _waits(steps: pd.DataFrame, wall: np.ndarray) -> tuple[dict[str, float], flo
         for reason, count in counts.items():
             by_reason[reason] = by_reason.get(reason, 0.0) + count * ns
             total_ns += count * ns
-            free_ns += count * ns * has_kv
+            free_ns += count * ns * spare
     return by_reason, total_ns, free_ns
 
 
-def _residual(steps: pd.DataFrame, device: np.ndarray) -> tuple[float | None, float | None, float]:
-    """Device time over predicted time: of the run, of its worst quarter, and the share of device time it rests on."""
-    predicted = steps.predicted_ns.astype("float64").to_numpy(copy=True)
-    known = ~np.isnan(predicted) & (predicted > 0)
-    if known.sum() < FEWEST_STEPS_FOR_A_FIT:
-        return None, None, 0.0
-    quarters = np.array_split(np.flatnonzero(known), 4)
-    worst = max(float(device[part].sum() / predicted[part].sum()) for part in quarters)
-    share = float(device[known].sum() / max(device.sum(), 1))
-    return float(device[known].sum() / predicted[known].sum()), worst, share
-
-
-def _slowdown(steps: pd.DataFrame, device: np.ndarray, chosen: np.ndarray) -> float | None:
-    """Device time over predicted time of some steps; None for too few."""
-    predicted = steps.predicted_ns.astype("float64").to_numpy()
-    known = chosen & (np.nan_to_num(predicted) > 0)
+def _slowdown(device: np.ndarray, predicted: np.ndarray, chosen: np.ndarray | bool = True) -> float | None:
+    """Device time over predicted time of the chosen steps that have a prediction; None for too few."""
+    known = chosen & (predicted > 0)
     return float(device[known].sum() / predicted[known].sum()) if known.sum() >= FEWEST_STEPS_FOR_A_FIT else None
+
+
+def _worst_quarter(device: np.ndarray, predicted: np.ndarray) -> float:
+    quarters = np.array_split(np.flatnonzero(predicted > 0), 4)
+    return max(float(device[part].sum() / predicted[part].sum()) for part in quarters)

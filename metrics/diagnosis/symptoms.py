@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess, excesses
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.compute import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
@@ -150,13 +150,12 @@ def check(facts: Facts, symptom: Symptom) -> SymptomCheck:
         status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
     else:
         status, reason = symptom.check(facts)
-    return SymptomCheck(
-        symptom=symptom.key,
-        title=symptom.title,
-        status=status,
-        reason=reason,
-        lifecycles=list(symptom.lifecycles),
-    )
+    return checked(symptom, status, reason)
+
+
+def checked(symptom: Symptom, status: Status, reason: str) -> SymptomCheck:
+    return SymptomCheck(symptom=symptom.key, title=symptom.title, status=status, reason=reason,
+                        lifecycles=list(symptom.lifecycles))  # fmt: skip
 
 
 def cohort(facts: Facts, excess: Excess) -> str:

@@ -4,7 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.diagnosis.foreign_server import SEVERAL
+from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import UNACCOUNTED
 from metrics.sources.view import KV_USE, PREEMPTIONS, RUNNING, WAITING
@@ -26,7 +26,7 @@ def parts_of_the_time(diagnosis: Diagnosis) -> go.Figure:
     if view is None or not diagnosis.ledger_share:
         return theme.note(NOTHING_SEEN)
     rows = {"the last byte": diagnosis.ledger_share, "the first token": diagnosis.ttft_share}
-    named = {SEVERAL.join(span.accounts): span for span in view.spans}
+    named = {ACCOUNT_SEPARATOR.join(span.accounts): span for span in view.spans}
     fig = theme.figure(210, barmode="stack")
     for name in diagnosis.ledger_share:
         span = named.get(name)
@@ -96,4 +96,4 @@ def _preemptions(fig: go.Figure, at_s, series: pd.DataFrame) -> None:
 
 
 def _colour(name: str) -> str:
-    return theme.ACCOUNT_COLOURS.get(name.split(SEVERAL)[0], theme.UNACCOUNTED_COLOUR)
+    return theme.ACCOUNT_COLOURS.get(name.split(ACCOUNT_SEPARATOR)[0], theme.UNACCOUNTED_COLOUR)

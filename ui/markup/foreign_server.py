@@ -1,6 +1,6 @@
 """What the app and the report show of a server's own metrics, where it recorded nothing for us."""
 
-from metrics.diagnosis.foreign_server import TOLD_APART
+from metrics.diagnosis.foreign_server import counts_differ
 from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
 from ui.markup.fragments import STATUS_COLOURS, Tile, chip, wrap
@@ -78,8 +78,7 @@ def agreement(view: ServerView) -> str:
         return wrap('<p class="sj-small sj-muted">Client and server share no count that could be compared.</p>')
     parts = []
     for pair in view.agreement:
-        same = abs(pair.server - pair.client) <= TOLD_APART * max(pair.client, 1.0)
-        colour = STATUS_COLOURS["absent" if same else "present"]
+        colour = STATUS_COLOURS["present" if counts_differ(pair) else "absent"]
         parts.append(
             f'<span class="sj-dot" style="--dot:{colour}"></span>{safe(pair.what)}: client {number(pair.client)}, '
             f"server {number(pair.server)}"

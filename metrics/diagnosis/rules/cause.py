@@ -12,12 +12,12 @@ their precedence, and the first whose fix would gain something is named:
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from metrics.diagnosis.capacity import load
-from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess, attainment, attainment_without
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe
 
 # A cause must explain this share of the excess to be named: below a third, two others could explain more.
@@ -50,7 +50,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What the function of a cause says of one run."""
+    """What the function of a cause says of one run. Where it leaves a default, the registered cause fills it in."""
 
     cause: str
     evidence: list[Evidence]
@@ -59,30 +59,26 @@ class Explanation:
     if_cause: str
     if_rival: str
     gain: Gain
-    change: str = ""  # what mends it; "" for the settings of the measurement
-    object: str = ""  # these three replace what the cause is registered with
-    kind: Kind | None = None
+    change: str = ""  # what mends it; the settings of the measurement
     lifecycles: tuple[str, ...] = ()
+    object: str = ""
+    kind: Kind | None = None
+    key: str = ""  # these three are never the function's own
+    rival: str = ""
+    command: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A cause that may be named. `key` is the same for one cause under different symptoms."""
-
-    key: str
-    lifecycles: list[str]
-    object: str
-    cause: str
-    kind: Kind
-    evidence: list[Evidence]
-    probe: Probe
-    fix: Fix
-    helps: bool  # whether its own prediction of the gain is more than nothing
+    def verdict(self) -> dict[str, Any]:
+        """The fields of a Finding that the cause knows."""
+        probe = Probe(measurement=self.measurement, command=self.command, rival=self.rival, if_cause=self.if_cause,
+                      if_rival=self.if_rival)  # fmt: skip
+        fix = Fix(change=self.change, gain=self.gain.statement, basis=self.gain.basis)
+        return {"lifecycles": list(self.lifecycles), "object": self.object, "cause": self.cause, "kind": self.kind,
+                "evidence": self.evidence, "probe": probe, "fix": fix}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """A registered cause. Called with the facts and an excess, it is a Candidate, or None where it does not apply."""
+    """A registered cause. A call explains an excess with it, and returns None where it does not apply."""
 
     explain: Callable[[Facts, Any], Explanation | None]
     precedence: int
@@ -100,24 +96,19 @@ class Cause:
     def key(self) -> str:
         return self.explain.__name__
 
-    def __call__(self, facts: Facts, excess: Excess | None) -> Candidate | None:
+    def __call__(self, facts: Facts, excess: Excess | None) -> Explanation | None:
         if not self._applies(facts, excess) or (found := self.explain(facts, excess)) is None:
             return None
-        settings = found.settings
-        change = found.change or ", ".join(f"{name}={value}" for name, value in (settings or {}).items())
-        command = "" if settings is None else rerun(facts, **settings)
-        return Candidate(
+        return replace(
+            found,
             key=self.key,
-            lifecycles=list(found.lifecycles or self.lifecycles),
+            rival=self.rival,
+            lifecycles=found.lifecycles or self.lifecycles,
             object=found.object or self.object,
-            cause=found.cause,
             kind=found.kind or self.kind,
-            evidence=found.evidence,
-            probe=Probe(measurement=found.measurement, command=command, rival=self.rival, if_cause=found.if_cause,
-                        if_rival=found.if_rival),
-            fix=Fix(change=change, gain=found.gain.statement, basis=found.gain.basis),
-            helps=found.gain.helps,
-        )  # fmt: skip
+            change=found.change or ", ".join(f"{name}={value}" for name, value in (found.settings or {}).items()),
+            command="" if found.settings is None else rerun(facts, **found.settings),
+        )
 
     def _applies(self, facts: Facts, excess: Excess | None) -> bool:
         if not all(IS_KNOWN[need](facts, excess) for need in self.needs):
@@ -152,17 +143,17 @@ def causes_for(facts: Facts) -> list[Cause]:
     return [each for each in CAUSES if each.reads == reads]
 
 
-def first_cause(facts: Facts, excess: Excess, causes: list[Cause] | None = None) -> Candidate | None:
+def first_cause(facts: Facts, excess: Excess, causes: list[Cause] | None = None) -> Explanation | None:
     """The cause of one excess: the first whose fix would gain something, else the first; None where none applies.
 
     Where requests miss two objectives, mending one of them alone gains nothing, and its cause is no less true.
     """
     tried = causes_for(facts) if causes is None else causes
-    found = [candidate for each in tried if (candidate := each(facts, excess)) is not None]
-    return next((candidate for candidate in found if candidate.helps), found[0] if found else None)
+    found = [explained for each in tried if (explained := each(facts, excess)) is not None]
+    return next((explained for explained in found if explained.gain.helps), found[0] if found else None)
 
 
-def cause_of_symptom(facts: Facts, symptom: str) -> Candidate | None:
+def cause_of_symptom(facts: Facts, symptom: str) -> Explanation | None:
     """The cause of a symptom that shows without an objective being missed."""
     tried = [each for each in causes_for(facts) if each.symptom == symptom]
     return next((found for each in tried if (found := each(facts, None)) is not None), None)

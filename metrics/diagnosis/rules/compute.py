@@ -1,8 +1,8 @@
 """Causes in the lifecycle of compute, and in the front process that no device time can hide."""
 
 from metrics.diagnosis.capacity import FULL, batch_within_tpot, best_load, load
-from metrics.diagnosis.evidence import Facts, tightest
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, WAITS, Explanation, cause, gain
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.step_facts import DEVICE_STAGES
@@ -30,10 +30,8 @@ DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", 
 NETWORK, DECODE, PREFILL = ("client.network",), ("compute.decode",), ("compute.prefill",)
 
 
-@cause(
-    precedence=10, lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
-    rival="large batches: steps that are slow because they hold much",
-)  # fmt: skip
+@cause(precedence=10, lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
+       rival="large batches: steps that are slow because they hold much")  # fmt: skip
 def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
     """The device takes longer than the composition of its steps explains."""
     steps = facts.steps
@@ -65,10 +63,8 @@ def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=11, lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
-    rival="small batches: the device has too little to do in a step", symptom="low_device_utilisation",
-)  # fmt: skip
+@cause(precedence=11, lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
+       rival="small batches: the device has too little to do in a step", symptom="low_device_utilisation")  # fmt: skip
 def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
     """The loop keeps the device waiting between its steps."""
     steps, host_share = facts.steps, facts.steps.host_share
@@ -104,10 +100,8 @@ def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=12, lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
-    rival="one slow thing, not a busy process: a slow reader, or a huge prompt",
-)  # fmt: skip
+@cause(precedence=12, lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
+       rival="one slow thing, not a busy process: a slow reader, or a huge prompt")  # fmt: skip
 def slow_front(facts: Facts, excess: Excess) -> Explanation:
     """Text is ready, and waits for the front process to decode or write it; or prompts wait to be encoded."""
     account = max(FRONT, key=excess.share)
@@ -131,10 +125,8 @@ def slow_front(facts: Facts, excess: Excess) -> Explanation:
     )  # fmt: skip
 
 
-@cause(
-    precedence=13, lifecycles=("client",), object="way between client and server", kind="client", accounts=NETWORK,
-    rival="a load generator that reads late",
-)  # fmt: skip
+@cause(precedence=13, lifecycles=("client",), object="way between client and server", kind="client", accounts=NETWORK,
+       rival="a load generator that reads late")  # fmt: skip
 def slow_network(facts: Facts, excess: Excess) -> Explanation:
     """The time is lost between client and server."""
     return Explanation(
@@ -149,10 +141,8 @@ def slow_network(facts: Facts, excess: Excess) -> Explanation:
     )
 
 
-@cause(
-    precedence=41, lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
-    needs=("excess", "step model", "work"), rival="a fault of the device",
-)  # fmt: skip
+@cause(precedence=41, lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
+       needs=("excess", "step model", "work"), rival="a fault of the device")  # fmt: skip
 def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     """A step of the normal length is longer than the objective: by its batch, or even alone."""
     bound = tightest(facts, "tpot_ms")
@@ -183,10 +173,8 @@ def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=42, lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
-    needs=("excess", "work"), rival="other requests' prompts in the same steps",
-)  # fmt: skip
+@cause(precedence=42, lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
+       needs=("excess", "work"), rival="other requests' prompts in the same steps")  # fmt: skip
 def own_prefill(facts: Facts, excess: Excess) -> Explanation:
     """The request's own prompt takes longer than the objective allows."""
     late = facts.rows.loc[excess.missing]

@@ -4,8 +4,8 @@ These causes know means over all requests and gauges once a second. They say wha
 that nothing else could have been the cause; no such metric shows whether the device had room for more.
 """
 
-from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.foreign_server import span_share
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Explanation, Gain, cause
 from metrics.diagnosis.rules.memory import CACHE_WORKS, WORTH_SHARING
@@ -20,10 +20,9 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
 
 
-@cause(
-    precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
-    needs=(), rival="overload: the device is full, and the cache fills because of it", symptom="vram_fills_quickly",
-)  # fmt: skip
+@cause(precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
+       needs=(), rival="overload: the device is full, and the cache fills because of it",
+       symptom="vram_fills_quickly")  # fmt: skip
 def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     """The KV cache is full while requests wait, or running requests lose theirs."""
     view = facts.server
@@ -58,10 +57,8 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=23, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
-    rival="overload: the device is full at any batch",
-)  # fmt: skip
+@cause(precedence=23, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
+       rival="overload: the device is full at any batch")  # fmt: skip
 def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
@@ -90,10 +87,8 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy", reads="metrics",
-    rival="cold traffic: prompts that only look alike",
-)  # fmt: skip
+@cause(precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+       reads="metrics", rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts begin alike by the scenario's own words, and the prefix cache had less than half of it."""
     view, shared = facts.server, facts.declared_shared_share

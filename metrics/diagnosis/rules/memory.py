@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from metrics.diagnosis.capacity import FULL, batch_for, batch_within_tpot, kv_batch, load
-from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, WAITS, Explanation, cause, gain
 from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -28,10 +28,9 @@ MENDED = ("miss_evicted", "miss_disabled")  # by a setting; the other misses are
 TWICE = 2  # the place of a pool twice as large in Prefix.resized
 
 
-@cause(
-    precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
-    rival="overload: the device is full, and the pool fills because of it", symptom="vram_fills_quickly",
-)  # fmt: skip
+@cause(precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
+       rival="overload: the device is full, and the pool fills because of it",
+       symptom="vram_fills_quickly")  # fmt: skip
 def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     """Requests wait for KV blocks, or lose theirs and pay for them again."""
     steps, by_blocks = facts.steps, facts.waits.get("kv_blocks", 0.0)
@@ -83,10 +82,9 @@ def suggested_blocks(facts: Facts) -> int:
     return math.ceil(needed / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
-@cause(
-    precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
-    accounts=PROMPT_ACCOUNTS, needs=("excess", "load"), rival="cold traffic: prompts that only look alike",
-)  # fmt: skip
+@cause(precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+       accounts=PROMPT_ACCOUNTS, needs=("excess", "load"),
+       rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts begin alike, and each pays for the beginning again."""
     # What an infinite cache would have hit was measured where the server tells; else the scenario declares it

@@ -10,8 +10,8 @@ from metrics.diagnosis.capacity import (
     kv_batch,
     load,
 )
-from metrics.diagnosis.evidence import Facts, tightest
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Explanation, Gain, cause, gain
 from metrics.diagnosis.rules.shared_evidence import (
     blamed_group,
@@ -35,10 +35,9 @@ HOLDS_BACK = {
 }
 
 
-@cause(
-    precedence=22, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE, reason="policy",
-    needs=("excess", "steps"), rival="overload: the device is full, whoever is admitted",
-)  # fmt: skip
+@cause(precedence=22, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
+       reason="policy", needs=("excess", "steps"),
+       rival="overload: the device is full, whoever is admitted")  # fmt: skip
 def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
     steps, held = facts.steps, facts.waits["policy"]
@@ -68,10 +67,9 @@ def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=23, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy", accounts=QUEUE,
-    reason="batch_cap", needs=("excess", "load"), rival="overload: the device is full at any batch",
-)  # fmt: skip
+@cause(precedence=23, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy",
+       accounts=QUEUE, reason="batch_cap", needs=("excess", "load"),
+       rival="overload: the device is full at any batch")  # fmt: skip
 def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait for a place in the batch while the device could take more of them in a step."""
     steps, capped = facts.steps, facts.waits["batch_cap"]
@@ -101,10 +99,8 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=24, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
-    accounts=CONTENTION, reason="token_budget", needs=("excess", "step model"), rival="overload",
-)  # fmt: skip
+@cause(precedence=24, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+       accounts=CONTENTION, reason="token_budget", needs=("excess", "step model"), rival="overload")  # fmt: skip
 def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
     steps, model, short = facts.steps, facts.steps.model, facts.waits["token_budget"]
@@ -133,11 +129,9 @@ def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=25, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
-    accounts=CONTENTION, needs=("excess", "step model"),
-    rival="a slow device: steps that are long for what they hold",
-)  # fmt: skip
+@cause(precedence=25, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+       accounts=CONTENTION, needs=("excess", "step model"),
+       rival="a slow device: steps that are long for what they hold")  # fmt: skip
 def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
     """Steps filled by others' long prompts make everybody in them wait."""
     prompts = facts.rows.set_index("request_id").server_prompt_tokens.astype("float64")
@@ -153,11 +147,9 @@ def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
     return _smaller_chunks(facts, excess, f"{who} fill whole steps, and everybody in them waits", blamed)
 
 
-@cause(
-    precedence=40, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
-    accounts=INTERFERENCE, needs=("excess", "step model"),
-    rival="a slow device: steps that are long for what they hold",
-)  # fmt: skip
+@cause(precedence=40, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+       accounts=INTERFERENCE, needs=("excess", "step model"),
+       rival="a slow device: steps that are long for what they hold")  # fmt: skip
 def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompt chunks of ordinary length that make a mixed step longer than the objective."""
     bound, mixed_ns = tightest(facts, "tpot_ms"), facts.steps.prefill_step_p95_ns
@@ -203,10 +195,8 @@ def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evide
     )  # fmt: skip
 
 
-@cause(
-    precedence=30, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
-    needs=("excess", "load"), rival="lost capacity: a server that is slower than it was",
-)  # fmt: skip
+@cause(precedence=30, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
+       needs=("excess", "load"), rival="lost capacity: a server that is slower than it was")  # fmt: skip
 def burst(facts: Facts, excess: Excess) -> Explanation | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
     now, arrivals = load(facts), facts.arrivals
@@ -243,10 +233,8 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(
-    precedence=31, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
-    needs=("load",), rival="a fault that slows every step",
-)  # fmt: skip
+@cause(precedence=31, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
+       needs=("load",), rival="a fault that slows every step")  # fmt: skip
 def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
     """More arrives than the device can serve, whatever the policy. Also without an excess, where requests fail."""
     now, best = load(facts), best_load(facts)

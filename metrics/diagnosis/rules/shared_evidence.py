@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from metrics.diagnosis.evidence import Facts
 from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.request.blame import largest_groups, matrix, offenders, waited_ns
 from metrics.request.offenders import Book, described

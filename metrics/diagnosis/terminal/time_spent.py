@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.foreign_server import SEVERAL, TOLD_APART
+from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR, counts_differ
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
@@ -118,7 +118,7 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
     view = diagnosis.server
     headings = (("part of the time", "left"), ("mean, ms", "right"), ("all time", "right"), ("", "left"))
     grid = ruled_table(*headings, ("to first token", "right"))
-    named = {SEVERAL.join(span.accounts): span for span in view.spans}
+    named = {ACCOUNT_SEPARATOR.join(span.accounts): span for span in view.spans}
     for name, share in diagnosis.ledger_share.items():
         span = named.get(name)
         colour = COLOURS.get(name.split(".")[0], "bright_black")
@@ -184,11 +184,10 @@ def _p99(between: tuple[float, float | None] | None) -> str:
 def _agreement(view: ServerView) -> Text:
     if not any(pair.client or pair.server for pair in view.agreement):
         return Text("Client and server share no count that could be compared", style="dim")
-    words, agrees = [], True
-    for pair in view.agreement:
-        same = abs(pair.server - pair.client) <= TOLD_APART * max(pair.client, 1.0)
-        agrees = agrees and same
-        both = pair.server == pair.client
-        words.append(f"{pair.client:,.0f} {pair.what}" + ("" if both else f" (the server: {pair.server:,.0f})"))
-    head = "Client and server agree" if agrees else "Client and server differ"
-    return Text(f"{head}: {', '.join(words)}", style="green" if agrees else "yellow")
+    differ = any(map(counts_differ, view.agreement))
+    counts = [
+        f"{pair.client:,.0f} {pair.what}" + (f" (the server: {pair.server:,.0f})" if pair.server != pair.client else "")
+        for pair in view.agreement
+    ]
+    sentence = f"Client and server {'differ' if differ else 'agree'}: {', '.join(counts)}"
+    return Text(sentence, style="yellow" if differ else "green")

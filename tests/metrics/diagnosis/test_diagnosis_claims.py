@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.evidence import gather, shares
 from metrics.diagnosis.excess import excesses
+from metrics.diagnosis.facts import gather, shares
 from metrics.diagnosis.rules.cause import first_cause, gain, rerun
 from metrics.diagnosis.rules.request import overload
 from metrics.diagnosis.terminal.report import render
@@ -83,8 +83,8 @@ def test_cause_whose_fix_gains_nothing_goes_behind_one_whose_fix_gains_something
     facts = gather(synthetic_run(tmp_path / "run", plant="small_batch_cap"))
     excess = excesses(facts)[0]
     real = first_cause(facts, excess)
-    idle = replace(real, key="idle", helps=False)
-    assert real.helps and not gain(facts, ()).helps
+    idle = replace(real, key="idle", gain=gain(facts, ()))
+    assert real.gain.helps and not idle.gain.helps
     assert first_cause(facts, excess, [lambda *_: idle, lambda *_: real]) is real
     assert first_cause(facts, excess, [lambda *_: idle]) is idle
     assert first_cause(facts, excess, [lambda *_: None]) is None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.evidence import gather
+from metrics.diagnosis.facts import gather
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.evidence import gather
+from metrics.diagnosis.facts import gather
 from metrics.diagnosis.terminal.report import render
 from metrics.machine.host import STEAL_WARNS_PERCENT, company
 from metrics.machine.steal import Steal, steal_within
