@@ -1,4 +1,4 @@
-"""How many requests a second the server could serve, from its own step times: capacity told from policy."""
+"""How many requests a second the server could serve, from its own step times: separates capacity from policy."""
 
 import math
 from dataclasses import replace
@@ -21,13 +21,14 @@ def request_ns(model: StepModel, work: Work, batch: float) -> float:
     return model.token_ns * tokens + model.context_ns * context + shared
 
 
-def kv_batch(facts: Facts, pool_blocks: float | None = None) -> float:
-    """Requests whose KV fits into the pool (or into one of `pool_blocks`) at the same time, at their mean length."""
-    if facts.steps is None or facts.work is None:
-        return math.inf
-    block = facts.engine.get("block_size") or 16
-    blocks = pool_blocks or facts.steps.pool_blocks
-    return max(1.0, blocks / math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / block))
+def kv_blocks(facts: Facts) -> int:
+    """KV blocks of one request at its mean length."""
+    return math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / (facts.engine.get("block_size") or 16))
+
+
+def kv_batch(facts: Facts) -> float:
+    """Requests whose KV fits into the pool at the same time."""
+    return max(1.0, facts.steps.pool_blocks / kv_blocks(facts))
 
 
 def without_host(facts: Facts) -> StepModel:
@@ -50,12 +51,12 @@ def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
 def load(
     facts: Facts, *, batch: float | None = None, work: Work | None = None, model: StepModel | None = None
 ) -> float:
-    """Offered load / capacity (ρ) with the batch given, else with that which the batch cap and the KV pool allow.
+    """Offered load / capacity (ρ) with the batch given, else with the batch that the batch cap and the KV pool allow.
 
     NaN where the steps do not suffice for a model, and where no rate was offered. What this cannot tell: variation; a
     ρ below 1 can still queue.
     """
-    if facts.steps is None or facts.steps.model is None or facts.work is None:
+    if not _has_model(facts):
         return math.nan
     cap = facts.engine.get("max_num_seqs") or LARGEST_BATCH
     within = min(cap, kv_batch(facts)) if batch is None else batch
@@ -64,13 +65,17 @@ def load(
 
 def best_load(facts: Facts) -> float:
     """ρ of the device alone, with the largest batch that keeps the time per output token, whatever cap and pool."""
-    if facts.steps is None or facts.steps.model is None or facts.work is None:
+    if not _has_model(facts):
         return math.nan
     model = without_host(facts)
     return load(facts, batch=batch_within_tpot(facts, model), model=model)
 
 
-def batch_for(facts: Facts, target: float = COMFORTABLE) -> int:
-    """Smallest batch that brings ρ to `target`; at most what the time per output token allows."""
+def comfortable_batch(facts: Facts) -> int:
+    """Smallest batch that brings ρ to COMFORTABLE; at most what the time per output token allows."""
     largest = int(batch_within_tpot(facts))
-    return next((batch for batch in range(1, largest + 1) if load(facts, batch=batch) <= target), largest)
+    return next((batch for batch in range(1, largest + 1) if load(facts, batch=batch) <= COMFORTABLE), largest)
+
+
+def _has_model(facts: Facts) -> bool:
+    return facts.steps is not None and facts.steps.model is not None and facts.work is not None

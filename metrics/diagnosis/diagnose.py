@@ -12,7 +12,7 @@ from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_s
 from metrics.diagnosis.rules.cause import Explanation, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
-from metrics.diagnosis.verdict import UNSEEN, Diagnosis, Finding, State, SymptomCheck
+from metrics.diagnosis.verdict import UNSEEN, Closure, Diagnosis, Finding, State, SymptomCheck
 from metrics.ledger import LIFECYCLES
 from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
@@ -44,14 +44,13 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
     # A cause whose own fix gains nothing goes last, whatever its symptom costs
     findings = [found for _, found in sorted(ranked, key=lambda pair: (not pair[0], -(pair[1].goodput_lost or 0.0)))]
     closed = closure(facts.rows)
-    warnings = _warnings(facts, closed.joined, closed.closed)
     energy = run_energy(run, facts.rows)
     measured = results(facts.rows, facts.meta, energy)
     state, headline = _state(facts, checks, findings, measured.steady)
     if state == "invalid":
         checks = {key: msgspec.structs.replace(each, status="unknown", reason="the run is not valid")
                   for key, each in checks.items()}  # fmt: skip
-    account_shares = shares_seen(facts)
+    account_shares, clocks = shares_seen(facts), clock_of(facts.meta)
     return Diagnosis(
         run=facts.name,
         against=other.name if other else None,
@@ -65,11 +64,11 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
         findings=findings if state != "invalid" else [],
         checks=[checks[symptom.key] for symptom in SYMPTOMS],
         closure=closed,
-        warnings=warnings,
+        warnings=_warnings(facts, closed),
         results=measured,
         energy=energy,
         server=facts.server,
-        clock_uncertainty_ms=_clock_uncertainty_ms(facts),
+        clock_uncertainty_ms=None if clocks is None or clocks.offset is None else clocks.uncertainty_ns / 1e6,
     )
 
 
@@ -80,7 +79,7 @@ def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool,
     """
     found: dict[str, list[Finding]] = {}
     lost: dict[str, set[int]] = {}
-    useful: dict[str, bool] = {}
+    helps: dict[str, bool] = {}
     for symptom in SYMPTOMS:
         if checks[symptom.key].status != "present":
             continue
@@ -91,9 +90,9 @@ def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool,
         for cause, excess in proposals:
             if cause is not None:
                 found.setdefault(cause.key, []).append(_finding(facts, symptom.key, cause, excess))
-                useful[cause.key] = useful.get(cause.key, False) or excess is None or cause.gain.helps
+                helps[cause.key] = helps.get(cause.key, False) or excess is None or cause.gain.helps
                 lost.setdefault(cause.key, set()).update(excess.missing if excess is not None else ())
-    return [(useful[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
+    return [(helps[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
 
 
 def _finding(facts: Facts, symptom: str, cause: Explanation, excess: Excess | None) -> Finding:
@@ -122,21 +121,26 @@ def _state(
     facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding], steady: Steadiness
 ) -> tuple[State, str]:
     """The state and its sentence, the first that applies."""
-    kept = attainment(facts)
+    attained = attainment(facts)
     reasons = [str(reason) for reason in facts.meta.get("invalid_reasons") or ()]
     if facts.meta.get("valid") is False and (facts.sent or reasons):
         return "invalid", f"Not valid, measure again: {'; '.join(reasons or ['run.json gives no reason'])}"
     if not facts.sent:
         return "inconclusive", "No request was recorded: the run is empty, has only just begun, or is all warm-up"
+    error, count = next(iter(facts.errors.items()), ("", 0))
+    ended = f"{count} ended with “{error}”"
     if not facts.served:
-        error, count = next(iter(facts.errors.items()))
-        return "degraded", f"None of {facts.sent} requests was served: {count} ended with “{error}”"
+        return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
     if findings and findings[0].object == OFFERED_LOAD:
-        return "overloaded", f"Overloaded: {findings[0].cause}. {kept:.0%} of the requests keep their objectives"
+        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests keep their objectives"
+    if failed > TOLERATED_MISSES and (cause := overload(facts, None)) is not None:
+        return (
+            "overloaded",
+            f"Overloaded: {cause.cause}. {failed:.0%} of the requests failed, {ended}",
+        )
     if failed > TOLERATED_MISSES:
-        error, count = next(iter(facts.errors.items()))
-        return _failing(facts, failed, f"{count} ended with “{error}”")
+        return "degraded", f"{failed:.0%} of the requests failed: {ended}"
     if not facts.objectives:
         return "inconclusive", (
             f"{facts.served} of {facts.sent} requests were served; the scenario names no objective, so nobody can say "
@@ -146,9 +150,9 @@ def _state(
     costly = [finding for finding in findings if finding.goodput_lost]
     if not misses and not costly:
         klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
-        if min(kept, least) >= 1 - TOLERATED_MISSES:
-            return _healthy(facts, kept, findings, steady)
-        return "degraded", _short(facts, klass)
+        if min(attained, least) >= 1 - TOLERATED_MISSES:
+            return _healthy(facts, attained, findings, steady)
+        return "degraded", _lost_in_all(facts, klass)
     if costly:
         first = costly[0]
         return "degraded", (
@@ -158,43 +162,37 @@ def _state(
     return "inconclusive", _inconclusive(facts, misses[0])
 
 
-def _failing(facts: Facts, failed: float, words: str) -> tuple[State, str]:
-    cause = overload(facts, None)
-    if cause is not None:
-        return "overloaded", f"Overloaded: {cause.cause}. {failed:.0%} of the requests failed, {words}"
-    return "degraded", f"{failed:.0%} of the requests failed: {words}"
-
-
-def _short(facts: Facts, klass: str) -> str:
+def _lost_in_all(facts: Facts, klass: str) -> str:
     """The sentence for a class that loses too many requests in all, though no objective alone loses many."""
     rows = facts.rows[facts.rows.klass == klass]
     failed, lost = rows[rows.status != "ok"], int((~rows.good).sum())
-    words = f"{lost} of {len(rows)} requests{f' of {klass}' if klass else ''} are lost: {lost - len(failed)} late"
+    sentence = f"{lost} of {len(rows)} requests{f' of {klass}' if klass else ''} are lost: {lost - len(failed)} late"
     errors = failed.error.fillna(failed.status).value_counts()
-    return words + (f", {len(failed)} failed, most of them with “{errors.index[0]}”" if len(errors) else "")
+    return sentence + (f", {len(failed)} failed, most of them with “{errors.index[0]}”" if len(errors) else "")
 
 
-def _healthy(facts: Facts, kept: float, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
-    words = f"{kept:.0%} of {facts.sent} requests keep their objectives"
+def _healthy(facts: Facts, attained: float, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
+    good = f"{attained:.0%} of {facts.sent} requests keep their objectives"
     if facts.sent < FEWEST_REQUESTS:
-        return "inconclusive", f"{words}, too few to tell: measure {FEWEST_REQUESTS} or more"
+        return "inconclusive", f"{good}, too few to tell: measure {FEWEST_REQUESTS} or more"
     grows = f"; {steady.reason}" if steady.queue_grows else ""
     if grows and not rate_was_to_change(facts.meta):
-        return "inconclusive", f"{words} until now, but a longer run would be worse{grows}"
+        return "inconclusive", f"{good} until now, but a longer run would be worse{grows}"
     used = load(facts)
-    words = f"Healthy: {words}" + ("" if math.isnan(used) else f" at {used:.0%} of the capacity")
-    return "healthy", f"{words}, though {findings[0].cause}{grows}" if findings else words + grows
+    capacity = "" if math.isnan(used) else f" at {used:.0%} of the capacity"
+    though = f", though {findings[0].cause}" if findings else ""
+    return "healthy", f"Healthy: {good}{capacity}{though}{grows}"
 
 
 def _inconclusive(facts: Facts, excess: Excess) -> str:
-    words = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
+    miss = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
     if not facts.joined:
-        return f"{words}; {what_is_seen(facts, excess) if facts.server is not None else UNSEEN}"
+        return f"{miss}; {what_is_seen(facts, excess) if facts.server is not None else UNSEEN}"
     ranked = excess.ranked()
     if not ranked:
-        return f"{words}, and no account is above {excess.baseline}: measure more requests first"
+        return f"{miss}, and no account is above {excess.baseline}: measure more requests first"
     name, share = ranked[0]
-    return f"{words}; {share:.0%} of the excess is {name}, and no rule explains it: look at its slowest requests first"
+    return f"{miss}; {share:.0%} of the excess is {name}, and no rule explains it: look at its slowest requests first"
 
 
 def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | None:
@@ -214,20 +212,18 @@ def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | No
     return top if saved[top] > 0 else None
 
 
-def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
+def _warnings(facts: Facts, closed: Closure) -> list[str]:
     warnings = load_told(facts.meta)
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
     unsent = facts.errors.get(NO_END, 0)
     if unsent:
-        warnings.append(
-            f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end: they count as not good, "
-            "and say nothing of the server"
-        )
+        sentence = f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end"
+        warnings.append(f"{sentence}: they count as not good, and say nothing of the server")
     if facts.served + unsent < facts.sent:
-        errors = [(error, count) for error, count in facts.errors.items() if error != NO_END]
-        named = ", ".join(f"{count} × {error}" for error, count in errors[:3])
+        errors = [f"{count} × {error}" for error, count in facts.errors.items() if error != NO_END]
+        named = ", ".join(errors[:3])
         warnings.append(f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served: {named}")
     unmeasured = int(facts.rows.tpot_unmeasured.sum())
     if unmeasured:
@@ -243,8 +239,8 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
     if facts.server is not None:
         warnings += warnings_of(facts.server, facts.served)
     elif facts.served and not facts.joined:
-        unseen = ", ".join(LIFECYCLES)
-        warnings.append(f"no server records: the accounts of {unseen} cannot be seen, only client.lag")
+        accounts = ", ".join(LIFECYCLES)
+        warnings.append(f"no server records: the accounts of {accounts} cannot be seen, only client.lag")
         if facts.scraped:
             known = ", ".join(source.title for source in SOURCES)
             warnings.append(f"its /metrics is of none of the servers that are known here: {known}")
@@ -258,11 +254,7 @@ def _warnings(facts: Facts, joined: int, closed: int) -> list[str]:
         warnings.append(stolen)
     if clocks := uncertainty_sentence(facts.meta):
         warnings.append(clocks)
-    if joined and closed < CLOSURE_WARNS * joined:
-        warnings.append(f"only {closed} of {joined} ledgers close within 1 % and 1 ms; shares are that uncertain")
+    if closed.closed < CLOSURE_WARNS * closed.joined:
+        ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
+        warnings.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
     return warnings
-
-
-def _clock_uncertainty_ms(facts: Facts) -> float | None:
-    joined = clock_of(facts.meta)
-    return None if joined is None or joined.offset is None else joined.uncertainty_ns / 1e6

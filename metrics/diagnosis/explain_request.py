@@ -1,4 +1,4 @@
-"""One request explained in the terminal: its ledger, what it waited for and through whom, and its slowest tokens."""
+"""One request explained on the terminal: its ledger, its waits, the requests that caused them, slow tokens."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from metrics.diagnosis.terminal.time_spent import bar, ruled_table, section
+from metrics.diagnosis.terminal.time_spent import UNACCOUNTED_COLOUR, bar, ruled_table, section
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
 from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns
@@ -22,7 +23,6 @@ MOST_OFFENDERS = 8
 MOST_GAPS = 5
 MOST_STEPS = 12
 TRAITS = {"tenant": "tenant", "klass": "class"}  # of a request, with their headings
-LIFECYCLE = {info.name: info.lifecycle for info in ACCOUNTS}
 
 
 def explain(run: RunDirectory, request_id: str, token: int | None = None) -> RenderableType:
@@ -30,15 +30,19 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     requests, served = run.requests(), run.table("requests")
     known, alone = (table[table.request_id == request_id] for table in (requests, served))
     if known.empty and alone.empty:
-        raise RunDataError(_unknown(request_id, pd.concat([requests.request_id, served.request_id])))
+        others = ", ".join(pd.concat([requests.request_id, served.request_id]).drop_duplicates().head(3))
+        known_ids = f"; it has, among others, {others}" if others else ""
+        raise RunDataError(f"the run has no request {request_id}{known_ids}")
     book = book_of(run)
     seen = book is not None and (book.waits.request_ids == request_id).any()
+    if token is not None and not seen:
+        raise RunDataError(f"no server recorded the steps of {request_id}, so its tokens cannot be explained")
     if token is not None:
-        return _one_gap(_gap(book if seen else None, request_id, token))
+        return _one_gap(explain_gap(book, request_id, token))
     row = (known if len(known) else alone).iloc[-1]
     parts = [_head(row, request_id), _ledger(row, run.meta())]
     if not seen:
-        return Group(*parts, _remark("no server recorded its steps, so its waits cannot be laid at anybody's door"))
+        return Group(*parts, _remark("no server recorded its steps, so no other request can be blamed for its waits"))
     parts += [section("What it waited for"), _waits(alone.iloc[-1], book)]
     parts += [section("Through whom"), _offenders(book, request_id), section("Its slowest tokens")]
     try:
@@ -48,19 +52,8 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     return Group(*parts, _gaps(gaps) if gaps else _remark("it has one output token, so no gap between two"))
 
 
-def _gap(book: Book | None, request_id: str, token: int) -> Gap:
-    if book is None:
-        raise RunDataError(f"no server recorded the steps of {request_id}, so its tokens cannot be explained")
-    return explain_gap(book, request_id, token)
-
-
 def _remark(sentence: str) -> RenderableType:
     return Padding(Text(f"{sentence[0].upper()}{sentence[1:]}.", style="dim"), (1, 0, 0, 0))
-
-
-def _unknown(request_id: str, ids: pd.Series) -> str:
-    some = ", ".join(ids.drop_duplicates().head(3))
-    return f"the run has no request {request_id}" + (f"; it has, among others, {some}" if some else "")
 
 
 def _head(row: pd.Series, request_id: str) -> RenderableType:
@@ -80,17 +73,15 @@ def _accounts(accounts: dict[str, float]) -> RenderableType:
     table = ruled_table(("account", "left"), ("ms", "right"), ("share", "right"), ("", "left"))
     total = sum(accounts.values()) or 1.0
     for name, ns in accounts.items():
-        colour = COLOURS.get(LIFECYCLE.get(name, ""), "bright_black")
+        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
         table.add_row(Text(name, style=colour), _ms(ns), f"{ns / total:.1%}", bar(ns / total, colour))
     return table
 
 
 def _ledger(row: pd.Series, meta: dict[str, Any]) -> RenderableType:
     booked = {info.name: row[f"ledger_{info.column}"] for info in ACCOUNTS}
+    booked[UNACCOUNTED] = row.get("unaccounted_ns", float("nan"))
     accounts = {name: float(ns) for name, ns in booked.items() if pd.notna(ns) and abs(ns) >= 1000}
-    left = row.get("unaccounted_ns", float("nan"))
-    if pd.notna(left) and abs(left) >= 1000:
-        accounts[UNACCOUNTED] = float(left)
     parts: list[RenderableType] = [section("Where its time went"), _accounts(accounts)]
     if note := uncertainty_sentence(meta):
         parts.append(Text(f"! {note}", style="yellow"))
@@ -98,18 +89,20 @@ def _ledger(row: pd.Series, meta: dict[str, Any]) -> RenderableType:
 
 
 def _waits(row: pd.Series, book: Book) -> RenderableType:
-    """By reason, as the scheduler booked it; by account, where an older run tells no reasons."""
-    told = reasons(row.get("waits"))
-    waited = waited_ns(book).loc[row.request_id]
-    interference = float(waited["request.interference"])
-    if not told:
-        told = {name: ns for name, ns in waited.items() if ns and name != "request.interference"}
-    rows = sorted({**told, "others' prompts in its steps": interference}.items(), key=lambda item: -item[1])
-    table = ruled_table(("reason", "left"), ("ms", "right"))
-    for reason, ns in rows:
-        if ns >= 1000:
-            table.add_row(Text(reason), _ms(ns))
+    """By reason, as the scheduler booked it; by account, where an older run has no reasons."""
+    by_account = waited_ns(book).loc[row.request_id].to_dict()
+    interference = float(by_account.pop("request.interference"))
+    booked = reasons(row.get("waits")) or by_account
+    table = _reasons({**booked, "others' prompts in its steps": interference}, smallest_ns=1000)
     return table if table.row_count else Text("It waited for nobody.", style="dim")
+
+
+def _reasons(waits: dict[str, float], smallest_ns: float = 0) -> Table:
+    table = ruled_table(("reason", "left"), ("ms", "right"))
+    for reason, ns in sorted(waits.items(), key=lambda item: -item[1]):
+        if ns >= smallest_ns:
+            table.add_row(Text(reason), _ms(ns))
+    return table
 
 
 def _offenders(book: Book, request_id: str) -> RenderableType:
@@ -127,11 +120,11 @@ def _offenders(book: Book, request_id: str) -> RenderableType:
         how = ", ".join(f"{row.reason} {_ms(row.ns)} ms" for row in parts.head(3).itertuples())
         known = name in facts.index
         tokens = facts.prompt_tokens[name] if known else np.nan
-        told = [Text(facts.loc[name, trait] if known else "") for trait in traits]
+        named = [Text(facts.loc[name, trait] if known else "") for trait in traits]
         length = f"{tokens:,.0f}" if np.isfinite(tokens) else "–"
         who = Text("its own call" if name == request_id else name)
         share = f"{order[name] / total:.1%}"
-        table.add_row(who, *told, length, _ms(order[name]), share, Text(how))
+        table.add_row(who, *named, length, _ms(order[name]), share, Text(how))
     blank = [""] * (len(traits) + 1)
     rest = order.iloc[MOST_OFFENDERS:]
     if len(rest):
@@ -157,11 +150,7 @@ def _one_gap(gap: Gap) -> RenderableType:
         Text(f"{why(gap)}."), Text(""), _accounts({name: float(ns) for name, ns in gap.accounts.items()}),
     ]  # fmt: skip
     if gap.waits:
-        parts.append(section("What it waited for"))
-        table = ruled_table(("reason", "left"), ("ms", "right"))
-        for reason, ns in sorted(gap.waits.items(), key=lambda item: -item[1]):
-            table.add_row(Text(reason), _ms(ns))
-        parts.append(table)
+        parts += [section("What it waited for"), _reasons(gap.waits)]
     if gap.steps:
         parts += [section("Its steps"), _steps(gap)]
     return Group(*parts)

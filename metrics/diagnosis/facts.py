@@ -1,6 +1,7 @@
 """The facts of a run, computed once from its records; every number of a diagnosis comes from here."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +44,6 @@ class Facts:
     served: int
     errors: dict[str, int]  # of the requests that were not served: what they ended with → how many
     joined: int  # served requests that have a server record
-    seconds: float  # first due → last byte
     offered_rps: float  # NaN where all requests were due at once: such a run offers no rate
     arrivals: "Arrivals | None"  # None for fewer than three requests, and in a closed loop
     lag_p90_ms: float | None
@@ -89,12 +89,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What became of the prompt tokens of the served requests, as shares of them. Only where the server tells."""
+    """What became of the prompt tokens of the served requests, as shares of them. Only where the server records it."""
 
     outcomes: dict[str, float]  # of records.PREFIX_OUTCOMES
     infinite: float  # what a cache without eviction would have hit
     resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not told
-    diverged_at: float | None  # median token at which a prompt left a known one
 
 
 def gather(run: RunDirectory) -> Facts:
@@ -113,6 +112,7 @@ def gather(run: RunDirectory) -> Facts:
     lag = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")).dropna() / 1e6
     joined = int(served.arrived_ns.notna().sum())
     scenario = meta.get("scenario")
+    chosen = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
     return Facts(
         name=run.name,
         path=str(run.path),
@@ -120,14 +120,13 @@ def gather(run: RunDirectory) -> Facts:
         meta=meta,
         objectives=objectives,
         engine=engine_settings(meta),
-        chosen=frozenset(name for name, value in _chosen(meta).items() if value is not None),
+        chosen=frozenset(name for name, value in chosen.items() if name != "served" and value is not None),
         rows=rows,
         steps=found,
         sent=len(rows),
         served=len(served),
         errors={str(name): int(n) for name, n in unserved.error.fillna(unserved.status).value_counts().items()},
         joined=joined,
-        seconds=(span[1] - span[0]) / 1e9 if span else 0.0,
         offered_rps=float(len(gaps) / (gaps.sum() / 1e9)) if gaps.sum() > 0 else math.nan,
         arrivals=_arrivals(gaps) if own_gaps and gaps.mean() > 0 else None,
         lag_p90_ms=float(lag.quantile(0.9)) if len(lag) else None,
@@ -214,11 +213,6 @@ def tightest(facts: Facts, objective: str) -> float | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def _chosen(meta: dict[str, Any]) -> dict[str, Any]:
-    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
-    return {name: value for name, value in engine.items() if name != "served"}
-
-
 def _device_busy(rows: pd.DataFrame, steps: pd.DataFrame) -> float | None:
     """Device time / time in which at least one request was inside the server, between its arrival and its finish."""
     spans = rows[["arrived_ns", "finished_ns"]].dropna().sort_values("arrived_ns").to_numpy(dtype="float64")
@@ -232,11 +226,15 @@ def _device_busy(rows: pd.DataFrame, steps: pd.DataFrame) -> float | None:
     return float(min(1.0, steps.device_ns[inside].sum() / present)) if present > 0 else None
 
 
-def _declared_shared_share(meta: dict[str, Any]) -> float:
+def declared_classes(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """The classes of requests in the scenario; [] where it names none."""
     scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
-    classes = (scenario.get("workload") or {}).get("classes") or []
+    return (scenario.get("workload") or {}).get("classes") or []
+
+
+def _declared_shared_share(meta: dict[str, Any]) -> float:
     shared = total = 0.0
-    for klass in classes:
+    for klass in declared_classes(meta):
         length = klass.get("prompt_tokens") or 0
         if isinstance(length, dict):  # a distribution: its middle is near enough for a share
             bounds = [length.get(name) or 0 for name in ("min_tokens", "max_tokens")]
@@ -268,34 +266,32 @@ def _work(served: pd.DataFrame) -> Work | None:
 
 
 def _waits(rows: pd.DataFrame, steps: StepFacts | None) -> dict[str, float]:
-    """As the scheduler booked it for each request; from what the steps refused, where an older run tells no more."""
-    told: dict[str, float] = {}
+    """As the scheduler booked it for each request; where an older run has no such column, what the steps refused."""
+    booked: Counter[str] = Counter()
     for cell in rows.get("waits", ()):
-        for reason, ns in reasons(cell).items():
-            if reason != UNDER_WAY:
-                told[reason] = told.get(reason, 0.0) + ns
-    total = sum(told.values())
+        booked.update(reasons(cell))
+    del booked[UNDER_WAY]
+    total = booked.total()
     if total > 0:
-        return {reason: ns / total for reason, ns in told.items()}
+        return {reason: ns / total for reason, ns in booked.items()}
     return steps.waits if steps is not None else {}
 
 
 def _prefix(served: pd.DataFrame) -> Prefix | None:
     if "prefix_outcomes" not in served.columns:
         return None
-    told = [reasons(cell) for cell in served.prefix_outcomes]
-    known = [place for place, cell in enumerate(told) if cell]
-    queried = sum(sum(cell.values()) for cell in told)
+    outcomes = [reasons(cell) for cell in served.prefix_outcomes]
+    total: Counter[str] = Counter()
+    for cell in outcomes:
+        total.update(cell)
+    queried = total.total()
     if not queried:
         return None
-    names = dict.fromkeys(name for cell in told for name in cell)
-    rows = served.iloc[known]
+    rows = served[[bool(cell) for cell in outcomes]]
     sizes = [list(cell) if cell is not None and not isinstance(cell, float) else [] for cell in rows.resized_hit_tokens]
     count = min(map(len, sizes), default=0)
-    diverged = rows.diverged_at.astype("float64").dropna()
     return Prefix(
-        outcomes={name: sum(cell.get(name, 0) for cell in told) / queried for name in names},
+        outcomes={name: tokens / queried for name, tokens in total.items()},
         infinite=float(rows.infinite_hit_tokens.astype("float64").fillna(0).sum()) / queried,
         resized=[sum(cell[size] for cell in sizes) / queried for size in range(count)],
-        diverged_at=float(diverged.median()) if len(diverged) else None,
     )

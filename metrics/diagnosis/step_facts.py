@@ -69,16 +69,17 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
     wall = (steps.end_ns - steps.begin_ns).to_numpy(dtype="float64")
     device = steps.device_ns.to_numpy(dtype="float64")
     predicted = np.nan_to_num(steps.predicted_ns.astype("float64").to_numpy())
-    mix = _composition(steps)
+    batch = _composition(steps)
     pool = (steps.blocks_free + steps.blocks_active + steps.blocks_reusable + steps.blocks_pinned).to_numpy()
     used = ((steps.blocks_active + steps.blocks_pinned) / np.maximum(pool, 1)).to_numpy(dtype="float64")
     has_kv = ((steps.blocks_free + steps.blocks_reusable).to_numpy() / np.maximum(pool, 1)) >= KV_FREE
     waits, waiting_ns, with_kv_free = _waits(steps, wall, has_kv)
-    tokens = mix.prompt + mix.decode
+    prompt_tokens = batch.prompt_tokens.to_numpy()
+    tokens = prompt_tokens + batch.decode_tokens.to_numpy()
     waiting = (steps.waiting > 0).to_numpy()
     full = tokens / np.maximum(steps.budget.to_numpy(dtype="float64"), 1)
-    both = (mix.prompt > 0) & (mix.decoding > 0)
-    alone = (mix.prompt == 0) & (mix.decoding > 0)
+    both = (prompt_tokens > 0) & (batch.decoding > 0).to_numpy()
+    alone = (prompt_tokens == 0) & (batch.decoding > 0).to_numpy()
     whole = max(wall.sum(), 1)
     stage_share = {stage: float(steps[f"stage_{stage}_ns"].sum() / whole) for stage in STAGES}
     host_share = sum(share for stage, share in stage_share.items() if stage not in DEVICE_STAGES)
@@ -88,7 +89,7 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         wall_ns=float(wall.sum()),
         stage_share=stage_share,
         host_share=min(host_share, max(0.0, 1.0 - float(device.sum() / whole))),
-        mean_batch=float((mix.requests * wall).sum() / whole),
+        mean_batch=float((batch.requests * wall).sum() / whole),
         budget_use=float(full[waiting].mean() if waiting.any() else full.mean()),
         waiting_share=float(wall[waiting].sum() / whole),
         waits={reason: ns / waiting_ns for reason, ns in waits.items()} if waiting_ns else {},
@@ -98,16 +99,16 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         pool_blocks=int(pool.max()),
         preemptions=int(steps.preempted_ids.map(len).sum()),
         tokens=float(tokens.sum()),
-        recomputed_tokens=float(mix.recomputed.sum()),
+        recomputed_tokens=float(batch.recomputed_tokens.sum()),
         predicted_share=0.0 if slowdown is None else float(device[predicted > 0].sum() / max(device.sum(), 1)),
         slowdown=slowdown,
         worst_slowdown=None if slowdown is None else _worst_quarter(device, predicted),
-        slowdown_with_prompts=_slowdown(device, predicted, mix.prompt > 0),
-        slowdown_without=_slowdown(device, predicted, mix.prompt == 0),
+        slowdown_with_prompts=_slowdown(device, predicted, prompt_tokens > 0),
+        slowdown_without=_slowdown(device, predicted, prompt_tokens == 0),
         prefill_step_p95_ns=float(np.quantile(wall[both], 0.95)) if both.any() else None,
         decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
-        prefill_tokens_p95=float(np.quantile(mix.prompt[both], 0.95)) if both.any() else None,
-        model=fit(tokens, mix.context, wall),
+        prefill_tokens_p95=float(np.quantile(prompt_tokens[both], 0.95)) if both.any() else None,
+        model=fit(tokens, batch.context.to_numpy(), wall),
     )
 
 
@@ -134,19 +135,8 @@ def _fit_once(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> Step
     return StepModel(float(np.mean(wall)), 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mix:
-    """Composition of each step: arrays over steps."""
-
-    requests: np.ndarray
-    prompt: np.ndarray  # tokens of kind prefill or recompute
-    recomputed: np.ndarray
-    decode: np.ndarray  # tokens of the other kinds
-    decoding: np.ndarray  # requests of the other kinds
-    context: np.ndarray  # past + new tokens
-
-
-def _composition(steps: pd.DataFrame) -> _Mix:
+def _composition(steps: pd.DataFrame) -> pd.DataFrame:
+    """What each step holds, in the order of the steps."""
     sizes = steps.request_ids.map(len).to_numpy(dtype="int64")
     place = np.repeat(np.arange(len(steps)), sizes)
     new, past = (np.fromiter(chain.from_iterable(steps[name]), "float64") for name in ("new_tokens", "past_tokens"))
@@ -156,14 +146,14 @@ def _composition(steps: pd.DataFrame) -> _Mix:
     def total(weights: np.ndarray) -> np.ndarray:
         return np.bincount(place, weights=weights, minlength=len(steps))
 
-    return _Mix(
-        requests=sizes.astype("float64"),
-        prompt=total(new * prompt),
-        recomputed=total(new * (kinds == "recompute")),
-        decode=total(new * ~prompt),
-        decoding=total((~prompt).astype("float64")),
-        context=total(new + past),
-    )
+    return pd.DataFrame({
+        "requests": sizes.astype("float64"),
+        "prompt_tokens": total(new * prompt),  # of kind prefill or recompute
+        "recomputed_tokens": total(new * (kinds == "recompute")),
+        "decode_tokens": total(new * ~prompt),  # of the other kinds
+        "decoding": total((~prompt).astype("float64")),  # requests of the other kinds
+        "context": total(new + past),  # tokens
+    })  # fmt: skip
 
 
 def _waits(steps: pd.DataFrame, wall: np.ndarray, has_kv: np.ndarray) -> tuple[dict[str, float], float, float]:

@@ -1,4 +1,4 @@
-"""The six symptoms: what each is called, which lifecycles it may come from, and whether a run shows it."""
+"""The six symptoms: the name of each, the lifecycles of its causes, and whether a run shows it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NO_STEPS = f"cannot be told without the server's records of its steps: {RECORD_T
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One complaint that people come with."""
+    """One complaint of users."""
 
     key: str
     title: str
@@ -63,11 +63,9 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
         worst = max(found, key=lambda excess: excess.missed / excess.sent, default=None)
         if worst is None:
             return _kept(facts, objective)
-        words = (
-            f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''} are above "
-            f"{worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
-        )
-        return ("present" if significant(facts, worst) else "absent"), words
+        above = f"above {worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
+        which = f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''}"
+        return _present(significant(facts, worst)), f"{which} are {above}"
 
     return check
 
@@ -89,8 +87,12 @@ def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
         return "unknown", NO_STEPS
     if facts.device_busy is None:
         return "unknown", f"no request with records of both client and server: {RECORD_THE_SERVER}"
-    words = f"the device works {facts.device_busy:.0%} of the time in which a request is in the server"
-    return ("present" if facts.device_busy < LOW_DEVICE_BUSY else "absent"), words
+    busy = f"the device works {facts.device_busy:.0%} of the time in which a request is in the server"
+    return _present(facts.device_busy < LOW_DEVICE_BUSY), busy
+
+
+def _present(shows: bool) -> Status:
+    return "present" if shows else "absent"
 
 
 def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
@@ -100,34 +102,29 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
     if steps is None:
         return "unknown", NO_STEPS
     waits = facts.waits.get("kv_blocks", 0.0)
-    words = (
-        f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks, {steps.preemptions} preemptions, "
-        f"{waits:.0%} of the waiting is for blocks"
-    )
+    peak = f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks"
     hurts = steps.preemptions > 0 or waits > BLOCKED
-    return ("present" if steps.kv_use_max >= FULL_POOL and hurts else "absent"), words
+    return _present(steps.kv_use_max >= FULL_POOL and hurts), (
+        f"{peak}, {steps.preemptions} preemptions, {waits:.0%} of the waiting is for blocks"
+    )
 
 
 def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
+    unknown = f"no metric of {view.title} tells how busy the device was; measure it on its host (DCGM, perf)"
     if view.device_busy is None:
-        return (
-            "unknown",
-            f"no metric of {view.title} tells how busy the device was; measure it on its host (DCGM, perf)",
-        )
-    words = (
-        f"the device works about {view.device_busy:.0%} of the time in which requests run (by {view.title}'s metrics)"
-    )
-    return ("present" if view.device_busy < LOW_DEVICE_BUSY else "absent"), words
+        return "unknown", unknown
+    busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
+    return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
 
 
 def _pool_by_metrics(view: ServerView) -> tuple[Status, str]:
     if view.kv_largest is None:
         return "unknown", f"no metric of {view.title} tells the use of its KV cache"
-    told = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
+    preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
     full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     hurts = bool(view.preemptions) or full > BLOCKED
-    words = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second{told}"
-    return ("present" if view.kv_largest >= FULL_POOL and hurts else "absent"), words
+    peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second"
+    return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
@@ -159,7 +156,7 @@ def checked(symptom: Symptom, status: Status, reason: str) -> SymptomCheck:
 
 
 def cohort(facts: Facts, excess: Excess) -> str:
-    """Who is hit: the class, how many, and whether their prompts differ from those of the others."""
+    """The requests that miss an objective: class, number, and whether their prompts are longer than the others'."""
     rows = facts.rows[facts.rows.klass == excess.klass]
     hit = rows.loc[excess.missing].prompt_tokens.astype("float64").median()
     spared = rows.drop(excess.missing).prompt_tokens.astype("float64").median()

@@ -5,7 +5,7 @@ that nothing else could have been the cause; no such metric shows whether the de
 """
 
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.facts import Facts, declared_classes
 from metrics.diagnosis.foreign_server import span_share
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Explanation, Gain, cause
 from metrics.diagnosis.rules.memory import CACHE_WORKS, WORTH_SHARING
@@ -129,9 +129,7 @@ def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
 
 def _common_beginning(facts: Facts) -> int:
     """Tokens of the longest beginning that requests of one class share, by the scenario's own words."""
-    scenario = facts.meta.get("scenario") if isinstance(facts.meta.get("scenario"), dict) else {}
-    classes = (scenario.get("workload") or {}).get("classes") or []
-    return max((int(klass.get("shared_prefix_tokens") or 0) for klass in classes), default=0)
+    return max((int(klass.get("shared_prefix_tokens") or 0) for klass in declared_classes(facts.meta)), default=0)
 
 
 def _queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from metrics.diagnosis.capacity import FULL, batch_for, batch_within_tpot, kv_batch, load
+from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, WAITS, Explanation, cause, gain
@@ -46,7 +46,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     blocks, gained = suggested_blocks(facts), gain(facts, accounts)
     chosen = "num_kv_blocks" in facts.chosen
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
-    room, needed = kv_batch(facts), batch_for(facts)
+    room, needed = kv_batch(facts), comfortable_batch(facts)
     preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
     return Explanation(
         cause=f"the pool of {steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and "
@@ -75,10 +75,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
 
 def suggested_blocks(facts: Facts) -> int:
     """Blocks with which the pool is no longer what limits the batch; at least twice what there is."""
-    pool = facts.steps.pool_blocks
-    block = facts.engine.get("block_size") or 16
-    each = math.ceil((facts.work.prompt_tokens + facts.work.output_tokens) / block)
-    needed = max(2 * pool, KV_HEADROOM * each * batch_for(facts))
+    needed = max(2 * facts.steps.pool_blocks, KV_HEADROOM * kv_blocks(facts) * comfortable_batch(facts))
     return math.ceil(needed / ROUND_BLOCKS) * ROUND_BLOCKS
 
 

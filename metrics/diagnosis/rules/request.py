@@ -1,12 +1,14 @@
 """Causes in the lifecycle of a request: admission, queue, the other requests in a step, and the arrivals themselves."""
 
+import numpy as np
+
 from metrics.diagnosis.capacity import (
     COMFORTABLE,
     FULL,
     LARGEST_BATCH,
-    batch_for,
     batch_within_tpot,
     best_load,
+    comfortable_batch,
     kv_batch,
     load,
 )
@@ -78,7 +80,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     if raised >= FULL or raised > WORTH_RAISING * now:
         return None
     cap = facts.engine.get("max_num_seqs") or round(steps.mean_batch)
-    value, gained = max(int(min(batch_for(facts), roomy)), 2 * cap), gain(facts, QUEUE)
+    value, gained = max(int(min(comfortable_batch(facts), roomy)), 2 * cap), gain(facts, QUEUE)
     return Explanation(
         cause=f"the batch is capped at {cap} requests, while the device and the KV pool could take {roomy:.0f}",
         evidence=[
@@ -271,19 +273,15 @@ def _in_backlog(facts: Facts, excess: Excess, capacity_rps: float) -> tuple[floa
     is also in a backlog that builds within its bound after it: those behind it share its steps.
     """
     bound_s = (tightest(facts, "ttft_ms") or excess.bound_ms) / 1e3
-    due_s = facts.rows.due_ns.to_numpy(dtype="float64") / 1e9
-    backlog, level = [], 0.0
-    for index, when in enumerate(due_s):
-        level = max(0.0, level - (when - due_s[index - 1] if index else 0.0)) + 1 / capacity_rps
-        backlog.append(level)
+    due_s = facts.rows.due_ns.to_numpy(dtype="float64") / 1e9  # ascending
+    backlog_s, level_s = [], 0.0
+    for gap_s in np.diff(due_s, prepend=due_s[:1]):
+        level_s = max(0.0, level_s - gap_s) + 1 / capacity_rps
+        backlog_s.append(level_s)
+    last = np.searchsorted(due_s, due_s + bound_s, side="right")
     late = [facts.rows.index.get_loc(label) for label in excess.missing]
-    met = 0
-    for place in late:
-        last = place
-        while last + 1 < len(due_s) and due_s[last + 1] <= due_s[place] + bound_s:
-            last += 1
-        met += max(backlog[place : last + 1]) >= bound_s / 2
-    return (met / len(late) if late else 0.0), max(backlog, default=0.0)
+    met = sum(max(backlog_s[place : last[place]]) >= bound_s / 2 for place in late)
+    return (met / len(late) if late else 0.0), max(backlog_s, default=0.0)
 
 
 def _growth(facts: Facts) -> list[Evidence]:

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR, counts_differ
 from metrics.diagnosis.verdict import Diagnosis
-from metrics.ledger import ACCOUNTS, COLOURS, LIFECYCLES, UNACCOUNTED
+from metrics.ledger import ACCOUNT_BY_NAME, COLOURS, UNACCOUNTED
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
 
 BAR_CELLS = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+UNACCOUNTED_COLOUR = "bright_black"
 SMALLEST_SHOWN = 0.005  # an account below half a percent is noise in a table of shares
 NO_MEANS = "no request finished, so no means"
 SERVER_BAR_CELLS = 20
@@ -57,34 +58,27 @@ def section(title: str) -> RenderableType:
 
 def lifecycles(diagnosis: Diagnosis) -> RenderableType:
     """One line of all the time, in the lifecycles' colours and grey for what no account explains, and its legend."""
-    line, legend = Text(), Text()
-    for name in (*LIFECYCLES, "client"):
-        share = diagnosis.lifecycle_share.get(name, 0.0)
-        line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=COLOURS[name])
+    shares = diagnosis.lifecycle_share | {UNACCOUNTED: diagnosis.ledger_share.get(UNACCOUNTED, 0.0)}
+    line, legend = Text(), []
+    for name, share in shares.items():
+        colour = COLOURS.get(name, UNACCOUNTED_COLOUR)
+        line.append("█" * math.floor(max(share, 0.0) * 2 * BAR_CELLS + 0.5), style=colour)
         if share >= SMALLEST_SHOWN:
-            legend.append("■ ", style=COLOURS[name])
-            legend.append(f"{name} {share:.0%}   ")
-    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
-    if left >= SMALLEST_SHOWN:
-        line.append("█" * math.floor(left * 2 * BAR_CELLS + 0.5), style="bright_black")
-        legend.append("■ ", style="bright_black")
-        legend.append(f"{UNACCOUNTED} {left:.0%}")
-    return Group(line, legend, Text(""))
+            legend.append(Text.assemble(("■ ", colour), f"{name} {share:.0%}"))
+    return Group(line, Text("   ").join(legend), Text(""))
 
 
 def accounts(diagnosis: Diagnosis) -> RenderableType:
     table = ruled_table(("account", "left"), ("all time", "right"), ("", "left"), ("to first token", "right"))
-    for info in ACCOUNTS:
-        share, first = diagnosis.ledger_share.get(info.name, 0.0), diagnosis.ttft_share.get(info.name, 0.0)
-        if max(share, first) >= SMALLEST_SHOWN:
-            name = Text(info.name, style=COLOURS[info.lifecycle])
-            if info.name == "client.network" and diagnosis.clock_uncertainty_ms is not None:
-                name.append(f"  ± {diagnosis.clock_uncertainty_ms:.3f} ms a request", style="dim")
-            table.add_row(name, f"{share:.1%}", bar(share, COLOURS[info.lifecycle]), f"{first:.1%}")
-    left = diagnosis.ledger_share.get(UNACCOUNTED, 0.0)
-    if abs(left) >= SMALLEST_SHOWN:
-        table.add_row(Text(UNACCOUNTED, style="dim"), f"{left:.1%}", bar(left, "bright_black"),
-                      f"{diagnosis.ttft_share.get(UNACCOUNTED, 0.0):.1%}")  # fmt: skip
+    for name in (*ACCOUNT_BY_NAME, UNACCOUNTED):
+        share, first = diagnosis.ledger_share.get(name, 0.0), diagnosis.ttft_share.get(name, 0.0)
+        if max(abs(share), first) < SMALLEST_SHOWN:
+            continue
+        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
+        label = Text(name, style=colour)
+        if name == "client.network" and diagnosis.clock_uncertainty_ms is not None:
+            label.append(f"  ± {diagnosis.clock_uncertainty_ms:.3f} ms a request", style="dim")
+        table.add_row(label, f"{share:.1%}", bar(share, colour), f"{first:.1%}")
     return table
 
 
@@ -121,7 +115,7 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
     named = {ACCOUNT_SEPARATOR.join(span.accounts): span for span in view.spans}
     for name, share in diagnosis.ledger_share.items():
         span = named.get(name)
-        colour = COLOURS.get(name.split(".")[0], "bright_black")
+        colour = COLOURS.get(name.split(".")[0], UNACCOUNTED_COLOUR)
         label = Text(span.name if span is not None else name, style=colour)
         first = diagnosis.ttft_share.get(name)
         mean = _ms(span.mean_ms) if span is not None else ""
