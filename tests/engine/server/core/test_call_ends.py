@@ -120,7 +120,7 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
             assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
             if not stream:
                 assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
-            assert not app.state.service.core.works and not app.state.service.core.finished
+            assert not app.state.service.core.works
 
     asyncio.run(check())
     (row,) = rows(tmp_path)
@@ -210,12 +210,12 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
                 await abandoned(app, body, leave, f"gone-{index}")
 
             await asyncio.gather(*map(leave_one, range(together)))
-            await until(lambda: not service.core.works and not service.core.finished)
+            await until(lambda: not service.core.works)
             before = len(asyncio.all_tasks()), living()
             for begin in range(together, count, together):
                 await asyncio.gather(*map(leave_one, range(begin, begin + together)))
             await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
-            assert not service.core.works and not service.core.finished
+            assert not service.core.works
             assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
 
     asyncio.run(check())
