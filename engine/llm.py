@@ -138,7 +138,7 @@ class LLM:
                 )
                 submits.append(again)
         finished: queue.SimpleQueue[OutputSequence] = queue.SimpleQueue()
-        sequences = [OutputSequence(submit, self._tokenizer, stops, whole=finished.put) for submit in submits]
+        sequences = [OutputSequence(submit, self._tokenizer, stops, on_end=finished.put) for submit in submits]
         try:
             self._begin(sequences)
             with _Bar(progress, len(sequences)) as bar:
@@ -177,7 +177,7 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody reads on
                 self._give_up([sequence])
 
-        sequence = OutputSequence(submit, self._tokenizer, _stop_strings(stop), piece=hand_over)
+        sequence = OutputSequence(submit, self._tokenizer, _stop_strings(stop), on_piece=hand_over)
         try:
             self._begin([sequence])
             while True:

@@ -1,11 +1,12 @@
-"""What offline use gives, and how it comes about token by token."""
+"""The outputs of offline use, and how they grow token by token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import messages
 from engine.sampling import TokenLogprobs
-from engine.token.text.tokenizer import StopStrings, Tokenizer
+from engine.token.text.assembler import TextAssembler
+from engine.token.text.tokenizer import NoTokenizer, Tokenizer
 from metrics.ledger import ACCOUNTS
 
 
@@ -19,40 +20,39 @@ class Completion:
     finish_reason: str  # stop, length, or error
     error: str | None  # a sentence, where finish_reason is error
     cached_tokens: int
-    logprobs: list[TokenLogprobs]  # as long as token_ids where they were asked for
-    prompt_logprobs: list[TokenLogprobs]  # of each prompt token but the first, likewise
+    logprobs: list[TokenLogprobs]  # one for each of token_ids, if the request wants them
+    prompt_logprobs: list[TokenLogprobs]  # of each prompt token but the first, if the request wants them
     ledger_ms: dict[str, float]  # account → milliseconds in the core
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one token added to a streamed output. `finish_reason` stands on the last piece."""
+    """The text that one token added to a streamed output. `finish_reason` stands on the last piece."""
 
     text: str
-    token_id: int | None  # None: a grammar ended the output, and it had no token for that
+    token_id: int | None  # None: a grammar ended the output without a token
     finish_reason: str | None
 
 
 class OutputSequence:
-    """One output as its tokens come: their text, and where a stop string ends it. Lives in the loop's thread.
+    """One output while its tokens come. Lives in the loop's thread.
 
-    `piece` is told each token, and None where an error or the engine's end leaves no more; `whole` is told the end.
+    `on_piece` gets each piece, and None after an error or the engine's end. `on_end` gets the ended sequence.
     """
 
     def __init__(
         self,
         request: messages.Submit,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | NoTokenizer,
         stops: list[str],
         *,
-        piece: Callable[[Piece | None], None] | None = None,
-        whole: Callable[["OutputSequence"], None] | None = None,
+        on_piece: Callable[[Piece | None], None] | None = None,
+        on_end: Callable[["OutputSequence"], None] | None = None,
     ):
         self.request = request
         self.finish_reason: str | None = None
-        self._piece, self._whole = piece, whole
-        self._text = tokenizer.stream()
-        self._stops = StopStrings(stops)
+        self._on_piece, self._on_end = on_piece, on_end
+        self._text = TextAssembler(tokenizer.stream(), stops)
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -65,7 +65,7 @@ class OutputSequence:
 
     @property
     def error(self) -> str | None:
-        """A sentence, where that is how it ended."""
+        """A sentence, if it ended with an error."""
         return self._ended.error
 
     def take(self, output: messages.Output) -> None:
@@ -73,35 +73,35 @@ class OutputSequence:
         if output.logprobs is not None:
             self._logprobs.append(output.logprobs)
         self._prompt_logprobs += output.prompt_logprobs or ()
-        text = self._stops.push(self._text.push(output.token_id))
-        if self._stops.found:
+        text = self._text.push(output.token_id)
+        if self._text.stop_string is not None:
             self.finish_reason = "stop"
         elif output.finish_reason is not None:
             self.finish_reason = output.finish_reason
-            text += self._stops.rest()
+            text += self._text.rest()
         self._texts.append(text)
-        if self._piece is not None:
-            self._piece(Piece(text, output.token_id, self.finish_reason))
+        if self._on_piece is not None:
+            self._on_piece(Piece(text, output.token_id, self.finish_reason))
 
     def end(self, ended: messages.Ended) -> None:
         self._ended = ended
         if self.finish_reason is None:  # it ended without a token
             self.finish_reason = ended.reason
-            self._texts.append(self._stops.rest())
-            if self._piece is not None:
-                self._piece(None if self.error else Piece(self._texts[-1], None, self.finish_reason))
-        if self._whole is not None:
-            self._whole(self)
+            self._texts.append(self._text.rest())
+            if self._on_piece is not None:
+                self._on_piece(None if self.error else Piece(self._texts[-1], None, self.finish_reason))
+        if self._on_end is not None:
+            self._on_end(self)
 
     def wake(self) -> None:
-        """The engine is gone: whoever waits finds out why."""
-        if self._piece is not None:
-            self._piece(None)
-        if self._whole is not None:
-            self._whole(self)
+        """The engine is gone: wakes those that wait, and they raise."""
+        if self._on_piece is not None:
+            self._on_piece(None)
+        if self._on_end is not None:
+            self._on_end(self)
 
     def completion(self) -> Completion:
-        ledger = zip(ACCOUNTS, self._ended.ledger, strict=True)
+        accounts = zip(ACCOUNTS, self._ended.ledger, strict=True)
         return Completion(
             prompt_token_ids=self.request.prompt_token_ids,
             token_ids=self._token_ids,
@@ -111,5 +111,5 @@ class OutputSequence:
             cached_tokens=self._ended.cached_tokens,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
-            ledger_ms={info.name: booked_ns / 1e6 for info, booked_ns in ledger if booked_ns},
+            ledger_ms={info.name: ns / 1e6 for info, ns in accounts if ns},
         )

@@ -15,7 +15,7 @@ SojournError                  exit code 1
 │   ├── EndpointError         loadgen.target.endpoint
 │   ├── ServerDied            loadgen.target.processes: during a load
 │   ├── ReplyFault            loadgen.replies.reply: the reply is not OpenAI's format
-│   └── Lost                  engine.server.core.sequence: the core died, or it drains
+│   └── CoreLost              engine.server.core.sequence: the core died, or it drains
 ├── ExperimentError           a run, a search or a calibration cannot start or go on
 ├── BuildError                engine.compute.cpp.extension: the C++ kernels cannot be built
 ├── ClientFailed              bench.load_generators.accuracy

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Piece
+from engine.server.core.sequence import TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.serializer import Serializer
 from metrics.records import RequestRecord
@@ -78,7 +78,7 @@ class CallResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._deliver(send, {"body": body}, piece)
 
-    async def _deliver(self, send: Send, body: dict[str, Any], piece: Piece) -> None:
+    async def _deliver(self, send: Send, body: dict[str, Any], piece: TextPiece) -> None:
         await send({"type": "http.response.body"} | body)
         self._confirm(partial(self._call.written, piece, ends=not body.get("more_body")))
 

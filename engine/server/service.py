@@ -1,33 +1,29 @@
-"""What the routes share: the tokenizer, the template, the core and the telemetry of one model."""
+"""One served model: its tokenizer, template, core and telemetry, and a call from the body to the response."""
 
-import asyncio
 import hashlib
 import time
 from typing import Any
 
-import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
 from engine.config import EngineConfig, model_folder
-from engine.messages import Submit
-from engine.sampling import Grammar, choice_seed
+from engine.sampling import Grammar
 from engine.server.call_response import CallResponse
-from engine.server.core.call import Call, Origin, admit
+from engine.server.core.call import Call, Caller
 from engine.server.core.client import CoreClient
-from engine.server.core.sequence import DecodeSpans, Prompt, Sequence
 from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.grammar.checks import GrammarChecks
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.chat_serializer import ChatSerializer
 from engine.server.openai.completion_serializer import CompletionSerializer
-from engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
+from engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
 from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
 from engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
 from engine.server.openai.responses_serializer import ResponsesSerializer
-from engine.server.openai.sampling import reading_of, sampling_params
 from engine.server.openai.serializer import Serializer
 from engine.server.openai.structured_output import output_grammar
+from engine.server.openai.submission import sampling_params, sequences_of
 from engine.server.openai.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
 from engine.server.telemetry.full import make_telemetry
 from engine.token.text.template import ChatTemplate
@@ -50,7 +46,7 @@ class Service:
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
-        self._open: dict[str, dict[str, Any]] = {}  # ids of calls that are under way, and what they asked for
+        self._open: dict[str, dict[str, Any]] = {}  # id of an open call → attributes of its trace
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
@@ -130,18 +126,17 @@ class Service:
         if wanted > limit:
             message = f"{num_prompts} prompts × {choices} choices are {wanted} sequences, but a call may have {limit}"
             raise invalid("n" if choices > 1 else "prompt", message)
-        admit(self.core, self.config.max_waiting, wanted)
+        self.core.admit(wanted)
 
     def refuse_if_full_now(self, num_prompts: int, choices: int) -> None:
-        """Spares a call that has no chance the reading of its prompt. `admit` decides after that, because others come
-        meanwhile."""
+        """Spares the server the prompt of a call without a chance. `start` decides, because meanwhile others come."""
         self.admit(num_prompts, choices)
 
     def start(
         self,
         request: Request,
         body: GenerationRequest,
-        encoded: list[Prompt],
+        prompts: list[Prompt],
         limits: ModelLimits,
         max_tokens: int | None,
         param: str,
@@ -153,58 +148,26 @@ class Service:
         `max_tokens` is for each of them; None is what fits. `param` names the field that holds the prompts.
         Raises ApiError 400 for what the model cannot do.
         """
-        room = [limits.output_tokens(prompt, max_tokens, param) for prompt in encoded]
-        if body.min_tokens > min(room):
-            message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(room)} tokens"
+        output_tokens = [limits.output_tokens(prompt, max_tokens, param) for prompt in prompts]
+        if body.min_tokens > min(output_tokens):
+            message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(output_tokens)} tokens"
             raise invalid("min_tokens", message)
         seed = body.seed
         if seed is None:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
         params = sampling_params(body, self.tokenizer, seed, grammar)
-        shown = plan.shown_token_ids if plan is not None else frozenset()
-        reading = reading_of(body, params, unread=max_tokens == 0)
-        self.admit(len(encoded), body.choices)
-        origin = self._origin(request, body.tenant)
-        encoded_ns = time.monotonic_ns()
-
-        def submit(news: asyncio.Event, decoding: DecodeSpans) -> list[Sequence]:
-            sequences = []
-            for index, prompt in enumerate(encoded):
-                for choice in range(body.choices):
-                    own = msgspec.structs.replace(
-                        params,
-                        max_tokens=room[index] or 1,
-                        seed=choice_seed(params.seed, choice),
-                        prompt_logprobs=params.prompt_logprobs if choice == 0 else None,
-                    )
-                    leader = sequences[-choice].id if choice else None
-                    message = Submit(
-                        # A `#` is in no id that a client can name, so that no other call has this one.
-                        request_id=f"{origin.request_id}#{len(sequences)}" if sequences else origin.request_id,
-                        prompt_token_ids=prompt.token_ids,
-                        sampling=own,
-                        encoded_ns=encoded_ns,
-                        cache_salt=body.cache_salt,
-                        tenant=origin.tenant,
-                        priority=body.priority,
-                        fork_of=leader,
-                    )
-                    stream = self.tokenizer.stream(skip_special_tokens=body.skip_special_tokens, shown_token_ids=shown)
-                    sequences.append(
-                        Sequence(
-                            self.core, message, prompt, stream, reading, news, decoding,
-                            arrived_ns=origin.arrived_ns, prompt_index=index, choice=choice,
-                        )
-                    )  # fmt: skip
-            return sequences
-
-        call = Call(self.core, origin, encoded_ns, submit)
-        self._open[origin.request_id] = trace_attributes(body, max_tokens) if self.telemetry.is_tracing else {}
-        return call
+        self.admit(len(prompts), body.choices)
+        caller = self._caller(request, body.tenant)
+        shown_token_ids = plan.shown_token_ids if plan is not None else frozenset()
+        sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
+        for sequence in sequences:
+            self.core.submit(sequence)
+        self._open[caller.request_id] = trace_attributes(body, max_tokens) if self.telemetry.is_tracing else {}
+        return Call(self.core, caller, sequences)
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
-        """The response that follows a call to its record."""
+        """The response that follows a call until its record is there."""
 
         def close(record: RequestRecord) -> None:
             self.telemetry.request(record, self._open.pop(record.request_id, {}))
@@ -214,7 +177,7 @@ class Service:
     def repeated_fields(self, call: Call, prefix: str) -> dict[str, Any]:
         """The fields that every chunk of a call repeats."""
         return {
-            "id": f"{prefix}-{call.origin.request_id}",
+            "id": f"{prefix}-{call.caller.request_id}",
             "created": int(time.time()),
             "model": self.name,
             "system_fingerprint": self._fingerprint(),
@@ -241,16 +204,16 @@ class Service:
         return ModelLimits(ready.max_model_len, f"max_model_len is {ready.max_model_len} tokens")
 
     def _fingerprint(self) -> str:
-        """Changes with whatever can change what a seed gives: the model, its precision, the device."""
+        """Changes with the model, its precision and the device: with all that changes the output of a seed."""
         ready = self.core.ready
         facts = (self.name, ready.num_parameters, ready.weight_bytes, ready.dtype, ready.device, ready.block_size)
         return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
 
-    def _origin(self, request: Request, tenant: str) -> Origin:
+    def _caller(self, request: Request, tenant: str) -> Caller:
         request_id = request.state.request_id
-        if request_id in self._open:  # a client that names two calls alike still gets both answers
+        if request_id in self._open:  # two calls of a client may have one name
             request_id = request.state.request_id = f"{request_id}-{time.monotonic_ns()}"
-        return Origin(
+        return Caller(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
             tenant=request.headers.get("x-sojourn-tenant", tenant)[:128],

@@ -1,5 +1,6 @@
 """Runs the real engine in this process, one step after another, and keeps what it publishes."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from engine.config import EngineConfig
 from engine.core import build
 from engine.engine import Engine
 from engine.sampling import SamplingParams
+from engine.server.core.sequence import DecodeSpans, SequenceStream
+from engine.token.text.assembler import TextAssembler
+from engine.token.text.tokenizer import NoText
 from tests.engine.published import Published
 
 
@@ -21,6 +25,11 @@ def make_engine(folder: Path | str, **settings) -> tuple[Engine, Published]:
 def submit(request_id: str, prompt: list[int], max_tokens: int = 12, **sampling) -> messages.Submit:
     params = SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0, "ignore_eos": True} | sampling))
     return messages.Submit(request_id, prompt, params, encoded_ns=time.monotonic_ns())
+
+
+def stream_of(request: messages.Submit) -> SequenceStream:
+    """The front's side of a request, without a text."""
+    return SequenceStream(request, TextAssembler(NoText()), asyncio.Event(), DecodeSpans())
 
 
 def hand_over(engine: Engine, messages: list[messages.Submit | messages.Abort]) -> None:

@@ -1,23 +1,22 @@
-"""One HTTP call in the front: its sequences followed together, its disconnect, and its one record."""
+"""One HTTP call in the front: its sequences, its disconnect, and its one record."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from heapq import merge
 
 import msgspec
 
 from engine.server.core.client import CoreClient
-from engine.server.core.sequence import DecodeSpans, Lost, Piece, Sequence, Write
-from engine.server.errors import ApiError, Rejection, core_died, shutting_down
+from engine.server.core.sequence import CoreLost, SequenceStream, TextPiece, Write
+from engine.server.errors import ApiError, core_died, shutting_down
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Caller:
     """Who sent a call, and when it arrived."""
 
     request_id: str
@@ -30,117 +29,113 @@ class Origin:
 class Call:
     """Follows all sequences of a call to its record. `pieces` is consumed once, and `written` after each.
 
-    Its ledger is that of the critical path: of the sequence whose piece was written last, and for the first text of the
-    one that was written first.
+    Its ledger is that of the critical path: of the sequence whose piece was written last. The ledger of the first text
+    is that of the sequence whose text was written first.
     """
 
-    def __init__(
-        self,
-        core: CoreClient,
-        origin: Origin,
-        encoded_ns: int,
-        submit: Callable[[asyncio.Event, DecodeSpans], list[Sequence]],
-    ):
-        """`submit` hands the sequences to the core, by prompt and then by choice; they share what is given."""
-        self.origin = origin
+    def __init__(self, core: CoreClient, caller: Caller, sequences: list[SequenceStream]):
+        """`sequences` stand by prompt and then by choice."""
+        self.caller = caller
+        self.sequences = sequences
+        self.encoded_ns = sequences[0].request.encoded_ns
         self._core = core
-        self.encoded_ns = encoded_ns
-        self._news = asyncio.Event()
+        self._updated = sequences[0].updated  # they share it
         self._finish_reason: str | None = None
         self._error: str | None = None
         self._delivered = False
         self._has_text = False
         self._first: Write | None = None  # with text
         self._last: Write | None = None
-        self._latest: Sequence | None = None  # whose news were read last
-        self.sequences = submit(self._news, DecodeSpans())
-        self.output_tokens = 0  # of all sequences so far, as the client counts them
+        self._latest: SequenceStream | None = None  # the one that was read last
         self._output_characters = 0  # of the pieces so far
-        self._open = self.sequences
-        self._leaders = [sequence for sequence in self.sequences if sequence.choice == 0]
-        self.prompt_tokens = sum(len(sequence.prompt.token_ids) for sequence in self._leaders)  # each prompt once
+        self._open = sequences
+        self._leaders = [sequence for sequence in sequences if sequence.choice == 0]
+        self.prompt_tokens = sum(len(leader.request.prompt_token_ids) for leader in self._leaders)  # each prompt once
 
     @property
-    def is_booked(self) -> bool:
-        """The core keeps ledgers."""
+    def has_ledgers(self) -> bool:
         return self._core.config.telemetry == "full"
 
     @property
     def cached_tokens(self) -> int:
-        return sum(sequence.work.cached_tokens for sequence in self._leaders)
+        return sum(leader.cached_tokens for leader in self._leaders)
 
-    def leader(self, sequence: Sequence) -> Sequence:
+    @property
+    def output_tokens(self) -> int:
+        """Of all sequences so far, as the client counts them."""
+        return sum(sequence.shown_tokens for sequence in self.sequences)
+
+    def leader(self, sequence: SequenceStream) -> SequenceStream:
         """The first choice of the same prompt, which computed it for all."""
         return self._leaders[sequence.prompt_index]
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[TextPiece]:
         """The text of all sequences as it becomes ready; tokens that pile up behind a slow reader come together.
 
         Raises ApiError if the core dies, if it cannot go on, or if the call is aborted from elsewhere.
         """
         while self._open:
-            await self._news.wait()
-            self._news.clear()
+            await self._updated.wait()
+            self._updated.clear()
             for sequence in self._open:
-                known, self._latest = sequence.shown_tokens, sequence
+                self._latest = sequence
                 try:
                     piece = sequence.take()
-                except Lost:
+                except CoreLost:
                     self._fail(shutting_down() if self._core.state == "draining" else core_died())
                 except ApiError as error:
                     self._fail(error)
-                self.output_tokens += sequence.shown_tokens - known
                 if piece is not None:
                     if piece.finish_reason is not None:
+                        self._core.abort(sequence)  # which a stop string ends before the core does
                         self._open = [other for other in self._open if other is not sequence]
                         self._finish_reason = piece.finish_reason
                     self._has_text = self._has_text or bool(piece.text)
                     self._output_characters += len(piece.text)
                     yield piece
 
-    def written(self, piece: Piece, *, ends: bool) -> None:
-        """The piece, or what sums up the call behind it, was handed to the socket: everything up to now is on its way
-        to the client. `ends`: that is all."""
-        self._book(piece.sequence)
+    def written(self, piece: TextPiece, *, ends: bool) -> None:
+        """The piece, or the summary of the call behind it, was handed to the socket. `ends`: nothing follows."""
+        self._close_ledger(piece.sequence)
         if self._first is None and self._has_text:
             self._first = self._last
         self._delivered = ends
 
     def failure_written(self) -> None:
-        """The client was told that the call failed, and that is the end of its books, too."""
+        """The error of the call was handed to the socket."""
         if self._latest is not None:
-            self._book(self._latest)
+            self._close_ledger(self._latest)
 
     def abort(self) -> None:
-        """The client is gone, or the call failed: whatever was not delivered counts for nothing."""
+        """The client is gone, or the call failed: without full delivery the call counts as aborted."""
         if not self._delivered and self._error is None:
             self._finish_reason = "abort"
         for sequence in self.sequences:
-            sequence.abort()
+            self._core.abort(sequence)
 
     def fault(self) -> None:
-        """We failed on it; the log says why."""
+        """The server failed on it; its log says why."""
         self._error = self._error or "the server failed on this request"
 
-    def ledger_now(self, sequence: Sequence) -> list[int]:
-        """The ledger as it would be if the piece of this sequence that was taken last were written now."""
+    def ledger_now(self, sequence: SequenceStream) -> list[int]:
+        """The ledger of a write, at this moment, of the sequence's last piece."""
         return sequence.write(time.monotonic_ns()).ledger()
 
     async def record(self) -> RequestRecord:
-        """Waits for the core's part and closes the books."""
+        """Waits for the core's part of the record."""
         for sequence in self.sequences:
-            await sequence.work.over.wait()
-        ends = [sequence.work.ended for sequence in self.sequences]
+            await sequence.done.wait()
+        ends = [sequence.ended for sequence in self.sequences]
         first, last = self._first, self._last
-        if last is None:  # nothing was ever written: the sequence that ended last is the one that was waited for
+        if last is None:  # nothing was written: the client waited for the sequence that ended last
             ended = max(ends, key=lambda ended: ended.booked_ns)
-            last = Write(ended, 0, self.encoded_ns - self.origin.arrived_ns, time.monotonic_ns())
+            last = Write(ended, 0, self.encoded_ns - self.caller.arrived_ns, time.monotonic_ns())
         return RequestRecord(
-            request_id=self.origin.request_id,
-            arrived_ns=self.origin.arrived_ns,
+            request_id=self.caller.request_id,
+            arrived_ns=self.caller.arrived_ns,
             finished_ns=last.ns,
-            tenant=self.origin.tenant,
-            klass=self.origin.klass,
+            tenant=self.caller.tenant,
+            klass=self.caller.klass,
             finish_reason=None if self._error else self._finish_reason,
             error=self._error,
             prompt_tokens=self.prompt_tokens,
@@ -148,7 +143,7 @@ class Call:
             computed_tokens=sum(ended.computed_tokens for ended in ends),
             recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
             output_tokens=sum(sequence.output_tokens for sequence in self.sequences),
-            prompt_characters=sum(len(leader.prompt.text or "") for leader in self._leaders),
+            prompt_characters=sum(len(leader.prompt_text or "") for leader in self._leaders),
             output_characters=self._output_characters,
             preemptions=sum(ended.preemptions for ended in ends),
             **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
@@ -161,14 +156,14 @@ class Call:
             queued_ns=min((ended.queued_ns for ended in ends if ended.queued_ns is not None), default=None),
             scheduled_ns=min((ended.scheduled_ns for ended in ends if ended.scheduled_ns is not None), default=None),
             longest_output_tokens=max((sequence.output_tokens for sequence in self.sequences), default=0),
-            traceparent=self.origin.traceparent,
+            traceparent=self.caller.traceparent,
             ledger=last.ledger(),
             ttft=new_ledger() if first is None else first.ledger(),
             waits=last.waits(),
         )
 
-    def _book(self, sequence: Sequence) -> None:
-        """Closes the books at a write, with those of the sequence that it was waiting for."""
+    def _close_ledger(self, sequence: SequenceStream) -> None:
+        """Closes the call's ledger at a write, with the ledger of the sequence that the write waited for."""
         self._last = sequence.write(time.monotonic_ns())
 
     def _fail(self, error: ApiError) -> None:
@@ -176,21 +171,6 @@ class Call:
         raise error
 
     def _token_ns(self) -> list[int]:
-        """When each token left the core, of all sequences in order; none that a stop string made void."""
-        times = [sequence.work.token_ns[: sequence.output_tokens] for sequence in self.sequences]
+        """When each token left the core, of all sequences in order, without those behind a stop string."""
+        times = [sequence.token_ns[: sequence.output_tokens] for sequence in self.sequences]
         return times[0] if len(times) == 1 else list(merge(*times))
-
-
-def admit(core: CoreClient, max_waiting: int, num_sequences: int) -> None:
-    """Raises ApiError unless the core is up and its queue has room: 503 while it is not, 429 when it is full."""
-    if core.state != "ready":
-        raise Rejection(503, f"the engine is {core.state}", code=f"engine_{core.state}", retry_after_seconds=2)
-    waiting = core.num_waiting
-    if waiting + num_sequences > max_waiting + core.free_places:
-        wait = "wait already" if num_sequences == 1 else f"may wait, {waiting} do, and this call has {num_sequences}"
-        raise Rejection(
-            429,
-            f"max_waiting, {max_waiting} requests, {wait}; try again after the given time",
-            code="queue_full",
-            retry_after_seconds=core.queue_speed.seconds_to_clear(waiting),
-        )

@@ -1,6 +1,7 @@
-"""The front's side of the core: starts the process, sends it requests, hands out what it answers, restarts it."""
+"""The front's side of the core: starts and restarts the process, sends it requests, hands out its messages."""
 
 import asyncio
+import math
 import os
 import shutil
 import sys
@@ -8,98 +9,57 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import zmq
 import zmq.asyncio
 
 from engine import messages
 from engine.config import EngineConfig
 from engine.process import let_threads_sleep
-from engine.sampling import TokenLogprobs
-from engine.server.core.queue_speed import QueueSpeed
+from engine.server.core.sequence import SequenceStream
+from engine.server.errors import Rejection
 from metrics.compute.kernels import Burst
-from metrics.ledger import Account, ledger_at, new_ledger
 
 RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
 RESTART_WINDOW_SECONDS = 60
-FAREWELL_SECONDS = 1  # for the core to tell of requests that it was asked to forget
+FAREWELL_SECONDS = 1  # for the core to report aborted requests
+REMEMBERED_ADMISSIONS = 64
+LONGEST_RETRY_SECONDS = 60
 
 
-class Token(msgspec.Struct, frozen=True):
-    """One token as it reached the front. Its ledger is booked up to `booked_ns`, when it was committed."""
+class QueueSpeed:
+    """How fast the queue empties. Admissions without a queue say nothing about that, and are not counted."""
 
-    id: int
-    ledger: messages.LedgerBase | None  # None: telemetry is off
-    clock_ns: tuple[int, ...]  # the decode clock then
-    booked_ns: int
-    logprobs: TokenLogprobs | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._times: deque[float] = deque(maxlen=REMEMBERED_ADMISSIONS + 1)  # the first one is the begin of the count
 
-    def ledger_now(self) -> list[int]:
-        """A ledger of its own for whoever asks."""
-        return new_ledger() if self.ledger is None else ledger_at(self.ledger.base, self.clock_ns)
+    def observe(self, num_admitted: int, *, queue_stands: bool) -> None:
+        """After each step: the number of admissions, and whether others still wait."""
+        now = self._clock()
+        if not queue_stands:
+            self._times.clear()
+        elif not self._times:
+            self._times.append(now)
+        else:
+            self._times.extend([now] * num_admitted)
 
-    @property
-    def waits(self) -> dict[str, int]:
-        return {} if self.ledger is None else self.ledger.waits
+    def reset(self) -> None:
+        self._times.clear()
 
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One sequence that the core works on: its tokens as they come, and its end. Those of one call share `news`."""
-
-    request_id: str
-    news: asyncio.Event
-    prompt_tokens: int
-    encoded_ns: int
-    tokens: deque[Token] = field(default_factory=deque)
-    token_ns: list[int] = field(default_factory=list)
-    told: Token | None = None  # the last of all its tokens
-    finish_reason: str | None = None  # of the last token: stop or length
-    ended: messages.Ended | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    admitted: bool = False
-    cached_tokens: int = 0  # of the prompt, known once it is admitted
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # `ended` says how: the core knows it no more
-
-    def add(self, output: messages.Output, clock_ns: tuple[int, ...], committed_ns: int) -> None:
-        known = self.told.ledger if self.told is not None else None
-        self.told = Token(output.token_id, output.ledger or known, clock_ns, committed_ns, output.logprobs)
-        self.tokens.append(self.told)
-        self.token_ns.append(committed_ns)
-        self.finish_reason = output.finish_reason
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
-        self.news.set()
-
-    def end(self, ended: messages.Ended) -> None:
-        self.ended = ended
-        self.news.set()
-        self.over.set()
-
-    def lost(self, now_ns: int) -> messages.Ended:
-        """Its end where the core tells of none: what the core told last, and since then `request.lost`."""
-        ledger, waits, since_ns, computed_tokens = new_ledger(), {}, self.encoded_ns, 0
-        if self.told is not None:
-            ledger, waits, since_ns = self.told.ledger_now(), self.told.waits, self.told.booked_ns
-            computed_tokens = self.prompt_tokens - self.cached_tokens + len(self.token_ns) - 1
-        ledger[Account.REQUEST_LOST] = now_ns - since_ns
-        return messages.Ended(
-            request_id=self.request_id,
-            reason="lost",
-            booked_ns=now_ns,
-            ledger=ledger,
-            waits=waits,
-            cached_tokens=self.cached_tokens,
-            computed_tokens=computed_tokens,
-        )
+    def seconds_to_clear(self, num_waiting: int) -> int:
+        """At the speed of the last admissions, or of one until now; between 1 and 60."""
+        if not self._times:
+            return 1
+        elapsed = self._clock() - self._times[0]
+        return max(1, min(LONGEST_RETRY_SECONDS, math.ceil(num_waiting * elapsed / max(1, len(self._times) - 1))))
 
 
 class CoreObserver(Protocol):
-    """What the front's telemetry learns of the core."""
+    """The front's telemetry, as the core client sees it."""
 
     def ready(self, message: messages.Ready) -> None: ...
     def tokens(self, message: messages.Tokens) -> None: ...
@@ -110,16 +70,12 @@ class CoreObserver(Protocol):
 class CoreClient:
     """Owns the core process and its sockets."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        telemetry: CoreObserver,
-    ):
+    def __init__(self, config: EngineConfig, telemetry: CoreObserver):
         self.config = config
         self.ready: messages.Ready | None = None
         self.state = "loading"  # loading, ready, restarting, draining, failed
         self.failure: str | None = None
-        self.works: dict[str, Work] = {}
+        self.streams: dict[str, SequenceStream] = {}  # that the core has not reported as ended
         self.next_step = 0
         self.queue_speed = QueueSpeed()
         self.process: asyncio.subprocess.Process | None = None
@@ -129,36 +85,54 @@ class CoreClient:
         self._tasks: list[asyncio.Task] = []
         self._context = zmq.asyncio.Context()
         self._to_core: zmq.asyncio.Socket | None = None
-        self._core_waits = False  # the core reported a queue of its own after its last step
-        self._burst: asyncio.Future[Burst | None] | None = None  # being waited for
+        self._core_has_queue = False  # the core reported a queue of its own after its last step
+        self._burst: asyncio.Future[Burst | None] | None = None  # of a burst under way
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a place in the batch, those on their way to the core included."""
-        return sum(1 for work in self.works.values() if not work.admitted)
+        """Sequences without a place in the batch, with those on their way to the core."""
+        return sum(not stream.is_admitted for stream in self.streams.values())
 
     @property
     def free_places(self) -> int:
-        """Places in the batch that sequences on their way may still find: none while the core itself has a queue."""
-        running = sum(1 for work in self.works.values() if work.admitted and work.finish_reason is None)
-        return 0 if self._core_waits else self.config.max_num_seqs - running
+        """Places in the batch for sequences on their way: none while the core itself has a queue."""
+        if self._core_has_queue:
+            return 0
+        running = sum(stream.is_admitted and not stream.has_last_token for stream in self.streams.values())
+        return self.config.max_num_seqs - running
+
+    def admit(self, num_sequences: int) -> None:
+        """Raises Rejection unless the core is up and its queue has room: 503 while it is not, 429 when it is full."""
+        if self.state != "ready":
+            raise Rejection(503, f"the engine is {self.state}", code=f"engine_{self.state}", retry_after_seconds=2)
+        waiting, limit = self.num_waiting, self.config.max_waiting
+        if waiting + num_sequences > limit + self.free_places:
+            wait = "wait already"
+            if num_sequences > 1:
+                wait = f"may wait, {waiting} do, and this call has {num_sequences}"
+            raise Rejection(
+                429,
+                f"max_waiting, {limit} requests, {wait}; try again after the given time",
+                code="queue_full",
+                retry_after_seconds=self.queue_speed.seconds_to_clear(waiting),
+            )
 
     def pid(self) -> int | None:
-        """The core's process of now."""
+        """The current process."""
         return self.process.pid if self.process is not None else None
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Takes no more requests, waits for the open ones, and ends with an error those that take too long."""
+        """Takes no more requests, waits for the open ones, and fails those that take too long."""
         self._set_state("draining")
         deadline = time.monotonic() + timeout_seconds
-        while self.works and time.monotonic() < deadline:
+        while self.streams and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        for work in self.works.values():
-            self.abort(work)  # so that the core, which lives, tells where their time went
+        for stream in self.streams.values():
+            self.abort(stream)  # so that the core, which is alive, reports their ledgers
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while self.works and time.monotonic() < deadline:
+        while self.streams and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        self.fail_open_works()
+        self.fail_open_streams()
 
     async def start(self) -> None:
         """Starts the process; does not wait for the model."""
@@ -167,11 +141,11 @@ class CoreClient:
         self._tasks = [supervisor]
 
     async def stop(self) -> None:
-        """Ends the process, politely first, whatever it is at."""
+        """Ends the process: asks it first, then kills it."""
         if self.state != "failed":
-            self._set_state("draining")  # so that nobody starts another
+            self._set_state("draining")  # so that the supervisor starts no other
         if self.process is not None and self.process.returncode is None:
-            self._send(messages.encode(messages.Stop()))  # not awaited: a core that still loads has no ear yet
+            self._send(messages.encode(messages.Stop()))  # a core that still loads does not read it
             try:
                 await asyncio.wait_for(self.process.wait(), timeout=3)
             except TimeoutError:
@@ -187,43 +161,40 @@ class CoreClient:
         self._changed.clear()
         await self._changed.wait()
 
-    def submit(self, message: messages.Submit, news: asyncio.Event) -> Work:
-        """Hands a sequence to the core; `news` is set whenever something comes of it."""
-        encoded = messages.encode(message)  # before it is registered: what cannot be sent must leave no trace
-        work = self.works[message.request_id] = Work(
-            message.request_id, news, len(message.prompt_token_ids), message.encoded_ns
-        )
+    def submit(self, stream: SequenceStream) -> None:
+        """Hands a sequence to the core, whose messages then reach it."""
+        encoded = messages.encode(stream.request)  # first: a request that cannot be encoded must leave no trace
+        self.streams[stream.request.request_id] = stream
         self._send(encoded)
-        return work
 
     @property
     def is_profiling(self) -> bool:
         return self._burst is not None
 
-    async def profile(self, wish: messages.Profile) -> Burst | None:
-        """What the next steps of the core did; None if it died over that. One burst at a time."""
+    async def profile(self, request: messages.Profile) -> Burst | None:
+        """A profile of the core's next steps; None if the core died. One burst at a time."""
         self._burst = asyncio.get_running_loop().create_future()
         try:
-            self._send(messages.encode(wish))
+            self._send(messages.encode(request))
             return await self._burst
         finally:
             self._burst = None
 
-    def abort(self, work: Work) -> None:
-        """Makes the core forget a request; `over` is set when it has."""
-        if work.finish_reason is None and not work.over.is_set():
-            self._send(messages.encode(messages.Abort(work.request_id)))
+    def abort(self, stream: SequenceStream) -> None:
+        """Makes the core drop a sequence, unless it has ended; `done` is set then."""
+        if not stream.has_last_token and not stream.done.is_set():
+            self._send(messages.encode(messages.Abort(stream.request.request_id)))
 
     def _send(self, encoded: bytes) -> None:
         # A PUSH socket without a high-water mark never blocks; the future is done at once.
-        if not self._to_core.closed:  # else the core is dead, and its works are failed in a moment
+        if not self._to_core.closed:  # else the core is dead, and its streams fail in a moment
             self._to_core.send(encoded)
 
     async def _supervise(self) -> None:
         deaths: deque[float] = deque(maxlen=RESTARTS)
         while True:
             await self._run_once()
-            self.fail_open_works()
+            self.fail_open_streams()
             if self.state == "draining":
                 return
             first_start = self.ready is None
@@ -240,17 +211,17 @@ class CoreClient:
             self._set_state("restarting")
 
     def _supervisor_ended(self, supervisor: asyncio.Task) -> None:
-        """A fault of ours, or of the machine (no process can be started): nobody would start another core."""
+        """A fault of ours, or of the machine (no process can be started): no other core will be started."""
         if supervisor.cancelled() or (error := supervisor.exception()) is None:
             return
         traceback.print_exception(error)
         self.failure = f"the engine core cannot be kept running ({type(error).__name__}: {error}); see the server's log"
-        self.fail_open_works()
+        self.fail_open_streams()
         self._set_state("failed")
 
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""
-        generation = tempfile.mkdtemp(dir=self._sockets)  # fresh sockets: nothing of the last life can reach this one
+        generation = tempfile.mkdtemp(dir=self._sockets)  # new sockets: no message of the last life reaches this one
         to_core, from_core = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
         for socket, name in ((to_core, "to-core"), (from_core, "from-core")):
             socket.set_hwm(0)
@@ -261,18 +232,18 @@ class CoreClient:
             listening = asyncio.create_task(self._listen(from_core))
             ended = asyncio.create_task(self.process.wait())
             await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():  # it never returns: a fault of ours, and a core that nobody hears is of no use
+            if listening.done():  # it never returns but by a fault of ours, and then the core is of no use
                 traceback.print_exception(listening.exception())
                 self.process.kill()
             await ended
-            await asyncio.sleep(0.05)  # what it sent last is still in the socket
+            await asyncio.sleep(0.05)  # its last messages are still in the socket
             listening.cancel()
         finally:
             to_core.close(linger=0)
             from_core.close(linger=0)
 
     async def _start_core(self, sockets: str) -> asyncio.subprocess.Process:
-        """A core that speaks over the sockets in that folder."""
+        """Starts a core that uses the sockets in that folder."""
         environment = dict(os.environ)
         let_threads_sleep(environment)
         process = await asyncio.create_subprocess_exec(
@@ -303,29 +274,28 @@ class CoreClient:
     def _take(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step
         for request_id, cached_tokens in message.admitted:
-            if (work := self.works.get(request_id)) is not None:
-                work.admitted = True
-                work.cached_tokens = cached_tokens
+            if (stream := self.streams.get(request_id)) is not None:
+                stream.admit(cached_tokens)
         for output in message.outputs:
-            if (work := self.works.get(output.request_id)) is not None:
-                work.add(output, message.clock_ns, message.committed_ns)
-        self._core_waits = message.waiting > 0
-        self.queue_speed.observe(len(message.admitted), queue_stands=self._core_waits)
+            if (stream := self.streams.get(output.request_id)) is not None:
+                stream.add(output, message.clock_ns, message.committed_ns)
+        self._core_has_queue = message.waiting > 0
+        self.queue_speed.observe(len(message.admitted), queue_stands=self._core_has_queue)
         self._telemetry.tokens(message)
 
     def _take_observed(self, message: messages.Observed) -> None:
         for ended in message.ended:
-            if (work := self.works.pop(ended.request_id, None)) is not None:
-                work.end(ended)
+            if (stream := self.streams.pop(ended.request_id, None)) is not None:
+                stream.end(ended)
         self._telemetry.observed(message)
 
-    def fail_open_works(self) -> None:
-        """Ends every open request as lost: whoever follows it raises, unless its last token is there."""
+    def fail_open_streams(self) -> None:
+        """Ends every open stream as lost: `take` raises, unless the last token is there."""
         now_ns = time.monotonic_ns()
-        for work in self.works.values():
-            work.end(work.lost(now_ns))
-        self.works.clear()
-        self._core_waits = False
+        for stream in self.streams.values():
+            stream.end_as_lost(now_ns)
+        self.streams.clear()
+        self._core_has_queue = False
         self._end_burst(None)
         self.queue_speed.reset()
 
@@ -334,6 +304,6 @@ class CoreClient:
             self._burst.set_result(burst)
 
     def _set_state(self, state: str) -> None:
-        if self.state != "draining":  # which is for good, whatever the core does meanwhile
+        if self.state != "draining":  # which is final
             self.state = state
         self._changed.set()

@@ -1,76 +1,70 @@
-"""One sequence in the front: handed to the core, its tokens turned into text and entries, its ledger kept."""
+"""One sequence in the front: the core's tokens come in, text and its entries go out, and its ledger is closed."""
 
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
+from engine import messages
 from engine.messages import Ended, Submit
 from engine.sampling import TokenLogprobs
-from engine.server.core.client import CoreClient, Token, Work
 from engine.server.errors import ApiError
-from engine.token.text.tokenizer import StopStrings, TextStream
+from engine.token.text.assembler import TextAssembler
 from metrics.errors import ServerError
-from metrics.ledger import Account
+from metrics.ledger import Account, ledger_at, new_ledger
 
-KEPT_SPANS = 64
-
-
-class Lost(ServerError):
-    """The core forgot a sequence that nobody here gave up: it died, or the server drains."""
+LATEST_SPANS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a call."""
-
-    token_ids: list[int]
-    text: str | None = None  # as it was sent, where it was sent as a text
+class CoreLost(ServerError):
+    """The core dropped a sequence that the front did not abort: the core died, or the server drains."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the ids of an output become the text that a client sees."""
+class Token(msgspec.Struct, frozen=True):
+    """One token of the core. Its ledger is booked up to `booked_ns`, when the token was committed."""
 
-    stops: list[str] = field(default_factory=list)
-    stop_token_ids: frozenset[int] = frozenset()
-    named_stop_token_ids: frozenset[int] = frozenset()  # those of them that the client named
-    show_stop: bool = False  # else the text of what ended an output, string or token, is cut off
-    skip_special_tokens: bool = True
-    min_tokens: int = 0  # before them no stop string ends the text
-    entries: bool = False  # more of each token is wanted than its text
-    unread: bool = False  # the call wants no output at all: the one token that the core draws is dropped
+    output: messages.Output
+    ledger: messages.LedgerBase | None  # None with telemetry=off
+    clock_ns: tuple[int, ...]  # the decode clock at the commit
+    booked_ns: int
+
+    def ledger_now(self) -> list[int]:
+        """A new list."""
+        return new_ledger() if self.ledger is None else ledger_at(self.ledger.base, self.clock_ns)
+
+    @property
+    def waits(self) -> dict[str, int]:
+        return {} if self.ledger is None else self.ledger.waits
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One output token for those who want more than its text."""
+    """An output token, for clients that want more than its text."""
 
     token_id: int
     text_offset: int  # characters of output before its text
     logprobs: TokenLogprobs | None
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Some tokens of one sequence as text. `finish_reason` stands on the last piece of a sequence."""
+class TextPiece(msgspec.Struct, frozen=True):
+    """The text of some tokens of one sequence. `finish_reason` stands on the last piece of a sequence."""
 
-    sequence: "Sequence"
+    sequence: "SequenceStream"
     text: str
-    entries: list[Entry]  # of the tokens since the piece before; empty unless the call wants them
+    entries: list[Entry]  # of the tokens since the piece before; empty unless the call needs them
     finish_reason: str | None
 
 
 class DecodeSpans:
-    """When the tokens of a call became text. What of a token's wait in the front was that is known only afterwards:
-    while one is decoded, the next ones arrive unseen.
+    """When the tokens of a call were turned into text: the part of a token's wait in the front that is decoding.
 
-    The latest spans are kept: a token that waited for more of them waited for a reader, too.
+    It is known only afterwards: while one token is decoded, the next ones arrive unseen. Only the latest spans are
+    stored: a token that waited for more of them waited for a slow reader, too.
     """
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[int, int]] = deque(maxlen=KEPT_SPANS)  # begin and end, in order
+        self._spans: deque[tuple[int, int]] = deque(maxlen=LATEST_SPANS)  # begin and end, in order
 
     def add(self, begin_ns: int, end_ns: int) -> None:
         self._spans.append((begin_ns, end_ns))
@@ -86,138 +80,175 @@ class DecodeSpans:
 
 
 class Write(NamedTuple):
-    """A write of a sequence's text, and what its books are made of then: hundreds come before one is asked for them."""
+    """A write of a sequence's text. Its ledger is computed on demand: of hundreds of writes only one or two need it."""
 
-    told: Token | Ended  # of the core's books, the last that is in it
+    source: Token | Ended  # the core's latest account of the text
     decoding_ns: int  # since then
     encoding_ns: int
     ns: int
 
     def ledger(self) -> list[int]:
-        """The core's ledger up to the last taken token, and the front's own accounts around it."""
-        told, ledger = self.told, self.told.ledger_now()
+        """The core's ledger up to the last token of the text, and the front's own accounts."""
+        ledger = self.source.ledger_now()
         ledger[Account.TOKEN_ENCODE] += self.encoding_ns
         ledger[Account.TOKEN_DECODE] += self.decoding_ns
-        ledger[Account.REQUEST_STREAM] += self.ns - told.booked_ns - self.decoding_ns
+        ledger[Account.REQUEST_STREAM] += self.ns - self.source.booked_ns - self.decoding_ns
         return ledger
 
     def waits(self) -> dict[str, int]:
-        """What the sequence waited for in the core, of what is in the ledger: reason → nanoseconds."""
-        return self.told.waits
+        """The waits in the core that are in the ledger: reason → nanoseconds."""
+        return self.source.waits
 
 
-class Sequence:
-    """Follows one prompt's choice from its submission to its end. `take` gives what is new of it."""
+class SequenceStream:
+    """One choice of one prompt, from its submission to its end.
+
+    The core client calls `admit`, `add` and `end`; `take` returns the new text. The sequences of a call share `updated`
+    and `decode_spans`.
+    """
 
     def __init__(
         self,
-        core: CoreClient,
-        message: Submit,
-        prompt: Prompt,
-        stream: TextStream,
-        reading: Reading,
-        news: asyncio.Event,
-        decoding: DecodeSpans,
+        request: Submit,
+        text: TextAssembler,
+        updated: asyncio.Event,
+        decode_spans: DecodeSpans,
         *,
-        arrived_ns: int,
+        arrived_ns: int = 0,
+        prompt_text: str | None = None,
         prompt_index: int = 0,
         choice: int = 0,
+        client_stop_ids: frozenset[int] = frozenset(),
+        needs_entries: bool = False,
+        discards_output: bool = False,
     ):
-        self.prompt = prompt
+        """`client_stop_ids` are the stop tokens that the client named. With `discards_output` the call wants no output:
+        the one token that the core samples is dropped."""
+        self.request = request
+        self.updated = updated
+        self.prompt_text = prompt_text  # None: the client sent token ids
         self.prompt_index = prompt_index
         self.choice = choice  # of its prompt
+        self.cached_tokens = 0  # of the prompt, known once it is admitted
+        self.is_admitted = False
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.token_ns: list[int] = []
+        self.ended: Ended | None = None
+        self.done = asyncio.Event()  # `ended` is there, and the core has dropped the sequence
         self.output_tokens = 0
         self.shown_tokens = 0  # ... as the client counts them
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None  # the stop string or token id that a client named and that ended it
-        self._core = core
-        self._stream = stream
-        self._reading = reading
-        self._stops = StopStrings(reading.stops, show=reading.show_stop)
+        self.finish_reason: str | None = None  # as the client sees it
+        self.stop_reason: int | str | None = None  # the client's stop string or token id that ended it
+        self._text = text
+        self._decode_spans = decode_spans
         self._arrived_ns = arrived_ns
-        self._encoded_ns = message.encoded_ns
+        self._client_stop_ids = client_stop_ids
+        self._needs_entries = needs_entries
+        self._discards_output = discards_output
+        self._new_tokens: list[Token] = []
+        self._last_token: Token | None = None  # from the core
+        self._taken_token: Token | None = None  # the last one of the text; None: the text ends with the sequence
         self._entries: list[Entry] = []
-        self._characters = 0  # of output so far, what is held back included
-        self._token: Token | None = None  # up to which the core's books are read; None: to its end
-        self._decoding = decoding
-        self._work: Work = core.submit(message, news)
 
     @property
-    def id(self) -> str:
-        return self._work.request_id
+    def has_last_token(self) -> bool:
+        """The core samples no more tokens of it."""
+        return self._last_token is not None and self._last_token.output.finish_reason is not None
 
-    @property
-    def work(self) -> Work:
-        return self._work
+    def admit(self, cached_tokens: int) -> None:
+        self.is_admitted, self.cached_tokens = True, cached_tokens
 
-    def take(self) -> Piece | None:
-        """What came since the last call; None while that is no text. Tokens that pile up come together.
+    def add(self, output: messages.Output, clock_ns: tuple[int, ...], committed_ns: int) -> None:
+        unchanged = self._last_token.ledger if self._last_token is not None else None
+        self._last_token = Token(output, output.ledger or unchanged, clock_ns, committed_ns)
+        self._new_tokens.append(self._last_token)
+        self.token_ns.append(committed_ns)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        self.updated.set()
 
-        Raises Lost if the core forgot it, and ApiError if the core could not go on with it.
+    def end(self, ended: Ended) -> None:
+        self.ended = ended
+        self.updated.set()
+        self.done.set()
+
+    def end_as_lost(self, now_ns: int) -> None:
+        """Ends it in place of a core that is dead: the time since its last account is `request.lost`."""
+        ledger, waits, since_ns, computed_tokens = new_ledger(), {}, self.request.encoded_ns, 0
+        if (last := self._last_token) is not None:
+            ledger, waits, since_ns = last.ledger_now(), last.waits, last.booked_ns
+            computed_tokens = len(self.request.prompt_token_ids) - self.cached_tokens + len(self.token_ns) - 1
+        ledger[Account.REQUEST_LOST] = now_ns - since_ns
+        ended = Ended(
+            request_id=self.request.request_id,
+            reason="lost",
+            booked_ns=now_ns,
+            ledger=ledger,
+            waits=waits,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=computed_tokens,
+        )
+        self.end(ended)
+
+    def take(self) -> TextPiece | None:
+        """The text since the last call; None while there is none. Tokens that pile up come together.
+
+        Raises CoreLost if the core dropped it, and ApiError if the core could not go on with it.
         """
-        work = self._work
-        if not work.tokens and not work.over.is_set():
+        if not self._new_tokens and self.ended is None:
             return None
-        tokens = list(work.tokens)
-        work.tokens.clear()
-        if work.finish_reason is not None:
-            self.finish_reason = work.finish_reason
-        elif work.over.is_set():
-            if work.ended.reason in ("abort", "lost"):
-                self._token = None
-                raise Lost
-            if work.ended.reason == "error":
-                self._token = None
-                # What the request itself makes impossible, as masks that leave no token: the same request fails again.
-                message = work.ended.error or "what this request asks for cannot be generated"
+        tokens, self._new_tokens = self._new_tokens, []
+        if self.has_last_token:
+            self.finish_reason = self._last_token.output.finish_reason
+        elif self.ended is not None:
+            if self.ended.reason in ("abort", "lost"):
+                self._taken_token = None
+                raise CoreLost
+            if self.ended.reason == "error":
+                self._taken_token = None
+                # The request itself causes it, as with masks that leave no token: the same request fails again.
+                message = self.ended.error or "what this request asks for cannot be generated"
                 raise ApiError(400, message, code="generation_failed")
-            self.finish_reason = work.ended.reason
+            self.finish_reason = self.ended.reason
         text = self._decode(tokens)
         if not text and self.finish_reason is None:
             return None
         entries, self._entries = self._entries, []
-        return Piece(self, text, entries, self.finish_reason)
+        return TextPiece(self, text, entries, self.finish_reason)
 
-    def abort(self) -> None:
-        """Nobody wants the rest."""
-        self._core.abort(self._work)
-
-    def write(self, ns: int) -> "Write":
-        """What was taken last was handed to the socket at that moment."""
-        told = self._work.ended if self._token is None else self._token
-        return Write(told, self._decoding.since(told.booked_ns), self._encoded_ns - self._arrived_ns, ns)
+    def write(self, ns: int) -> Write:
+        """The text that was taken last was handed to the socket at that moment."""
+        source = self.ended if self._taken_token is None else self._taken_token
+        decoding_ns = self._decode_spans.since(source.booked_ns)
+        return Write(source, decoding_ns, self.request.encoded_ns - self._arrived_ns, ns)
 
     def _decode(self, tokens: list[Token]) -> str:
-        taken_ns = time.monotonic_ns()
-        shown = []
+        begin_ns = time.monotonic_ns()
+        texts = []
         for token in tokens:
-            shown.append(self._read(token, ends=self.finish_reason == "stop" and token is tokens[-1]))
-            if self._stops.found is not None:
-                self.finish_reason, self.stop_reason = "stop", self._stops.found
-                self.abort()
+            texts.append(self._text_of(token, stops=self.finish_reason == "stop" and token is tokens[-1]))
+            if self._text.stop_string is not None:
+                self.finish_reason, self.stop_reason = "stop", self._text.stop_string
                 break
-        if self.finish_reason and self._stops.found is None:
-            shown.append(self._stops.rest())
-            if self._work.finish_reason is None:  # it ended after its last token
-                self._token = None
-        if self._reading.unread:
-            shown.clear()
+        if self.finish_reason is not None and self._text.stop_string is None:
+            texts.append(self._text.rest())
+            if not self.has_last_token:  # it ended after its last token
+                self._taken_token = None
+        if self._discards_output:
+            texts.clear()
             self.finish_reason = self.finish_reason and "length"
-        self._decoding.add(taken_ns, time.monotonic_ns())
-        return "".join(shown)
+        self._decode_spans.add(begin_ns, time.monotonic_ns())
+        return "".join(texts)
 
-    def _read(self, token: Token, *, ends: bool) -> str:
-        """The text that may be shown once this token is known."""
-        reading = self._reading
+    def _text_of(self, token: Token, *, stops: bool) -> str:
+        """The text that can be shown once this token is known."""
         self.output_tokens += 1
-        self._token = token
-        stopped = ends and token.id in reading.stop_token_ids
-        if stopped and token.id in reading.named_stop_token_ids:
-            self.stop_reason = token.id
-        text = "" if stopped and not reading.show_stop else self._stream.push(token.id)
-        if not reading.unread:
+        self._taken_token = token
+        token_id, offset = token.output.token_id, self._text.num_characters
+        if stops and token_id in self._client_stop_ids:
+            self.stop_reason = token_id
+        if not self._discards_output:
             self.shown_tokens += 1
-            if reading.entries:
-                self._entries.append(Entry(token.id, self._characters, token.logprobs))
-                self._characters += len(text)
-        return text if self.output_tokens < reading.min_tokens else self._stops.push(text)
+            if self._needs_entries:
+                self._entries.append(Entry(token_id, offset, token.output.logprobs))
+        return self._text.push(token_id, stops=stops)

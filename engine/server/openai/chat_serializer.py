@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, Piece, Sequence
+from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.openai.protocol import StreamOptions
@@ -30,9 +30,9 @@ class ChatSerializer(Serializer):
         self._calls_tools = plan is not None
         self._turns = [AssistantTurn(plan) for _ in call.sequences]
         self._entries: list[list[Entry]] = [[] for _ in call.sequences]
-        self._last: Sequence | None = None  # that ended last
+        self._last: SequenceStream | None = None  # that ended last
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: TextPiece) -> bytes:
         sequence = piece.sequence
         if self._calls_tools:
             delta = self._delta_with_calls(piece)
@@ -47,7 +47,7 @@ class ChatSerializer(Serializer):
     def closing(self) -> bytes:
         return self._chunks.end(self._last)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self._turns[piece.sequence.choice].add(piece)
         self._entries[piece.sequence.choice] += piece.entries
         self._last = piece.sequence
@@ -63,10 +63,10 @@ class ChatSerializer(Serializer):
             choices.append(self._choice(sequence, self._entries[sequence.choice], "message", message))
         whole = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
         if self._body.prompt_logprobs is not None:
-            positions = self._call.sequences[0].work.prompt_logprobs
+            positions = self._call.sequences[0].prompt_logprobs
             whole["prompt_logprobs"] = prompt_logprobs(positions, self._body.prompt_logprobs, self._vocabulary)
         if self._body.return_token_ids:
-            whole["prompt_token_ids"] = self._call.sequences[0].prompt.token_ids
+            whole["prompt_token_ids"] = self._call.sequences[0].request.prompt_token_ids
         return to_json(whole | timings_of(self._call, self._last))
 
     def _roles(self) -> bytes:
@@ -80,11 +80,11 @@ class ChatSerializer(Serializer):
         for sequence in self._call.sequences:
             choice = {"index": sequence.choice, "delta": delta, "logprobs": None, "finish_reason": None}
             shows_prompt = self._body.return_token_ids and sequence.choice == 0
-            extra = {"prompt_token_ids": sequence.prompt.token_ids} if shows_prompt else {}
+            extra = {"prompt_token_ids": sequence.request.prompt_token_ids} if shows_prompt else {}
             chunks.append(self._chunks.first(choice, extra))
         return b"".join(chunks)
 
-    def _delta_with_calls(self, piece: Piece) -> dict[str, Any]:
+    def _delta_with_calls(self, piece: TextPiece) -> dict[str, Any]:
         """The piece as content and calls; may be empty."""
         turn = self._turns[piece.sequence.choice]
         deltas = turn.add(piece)
@@ -96,7 +96,9 @@ class ChatSerializer(Serializer):
             delta["tool_calls"] = calls
         return delta
 
-    def _choice(self, sequence: Sequence, entries: list[Entry], name: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _choice(
+        self, sequence: SequenceStream, entries: list[Entry], name: str, content: dict[str, Any]
+    ) -> dict[str, Any]:
         reason = sequence.finish_reason
         choice = {
             "index": sequence.choice,

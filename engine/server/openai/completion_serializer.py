@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, Piece, Sequence
+from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.openai.protocol import CompletionRequest, StreamOptions
 from engine.server.openai.serializer import Chunks, Serializer, timings_of, to_json, usage_of, vllm_fields
@@ -21,12 +21,12 @@ class CompletionSerializer(Serializer):
         options = (body.stream and body.stream_options) or StreamOptions()
         self._chunks = Chunks(call, self._base, options)
         self._started: set[int] = set()  # indexes that had their first chunk
-        self._texts: dict[Sequence, list[str]] = {sequence: [] for sequence in call.sequences}
-        self._entries: dict[Sequence, list[Entry]] = {sequence: [] for sequence in call.sequences}
+        self._texts: dict[SequenceStream, list[str]] = {sequence: [] for sequence in call.sequences}
+        self._entries: dict[SequenceStream, list[Entry]] = {sequence: [] for sequence in call.sequences}
         self._echoes: dict[int, str] = {}  # prompts as they are shown
-        self._last: Sequence | None = None  # that ended last
+        self._last: SequenceStream | None = None  # that ended last
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: TextPiece) -> bytes:
         index = piece.sequence.prompt_index * self._body.n + piece.sequence.choice
         choice = self._choice(index, piece.sequence, piece.text, piece.entries, first=index not in self._started)
         self._started.add(index)
@@ -36,7 +36,7 @@ class CompletionSerializer(Serializer):
     def closing(self) -> bytes:
         return self._chunks.end(self._last)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self._texts[piece.sequence].append(piece.text)
         self._entries[piece.sequence] += piece.entries
         self._last = piece.sequence
@@ -47,20 +47,20 @@ class CompletionSerializer(Serializer):
             text = "".join(self._texts[sequence])
             choice = self._choice(index, sequence, text, self._entries[sequence], first=True)
             if self._body.prompt_logprobs is not None:
-                positions = self._call.leader(sequence).work.prompt_logprobs
+                positions = self._call.leader(sequence).prompt_logprobs
                 num_top = self._body.prompt_logprobs
                 choice["prompt_logprobs"] = prompt_logprobs(positions, num_top, self._tokenizer.vocabulary)
             choices.append(choice)
         whole = self._base | {"choices": choices, "usage": usage_of(self._call)}
         return to_json(whole | timings_of(self._call, self._last))
 
-    def _chosen(self) -> list[Sequence]:
+    def _chosen(self) -> list[SequenceStream]:
         """The n sequences of each prompt with the highest mean log-probability, of `best_of`."""
         n, sampled = self._body.n, self._body.choices
         if n == sampled:
             return self._call.sequences
 
-        def mean_logprob(sequence: Sequence) -> float:
+        def mean_logprob(sequence: SequenceStream) -> float:
             values = [entry.logprobs.logprob for entry in self._entries[sequence]]
             return sum(values) / len(values) if values else 0.0
 
@@ -71,16 +71,16 @@ class CompletionSerializer(Serializer):
         return chosen
 
     def _choice(
-        self, index: int, sequence: Sequence, text: str, entries: list[Entry], *, first: bool
+        self, index: int, sequence: SequenceStream, text: str, entries: list[Entry], *, first: bool
     ) -> dict[str, Any]:
         body, logprobs = self._body, None
         echoed = self._echoed(sequence) if body.echo and (first or body.logprobs is not None) else ""
         if body.logprobs is not None:
             lists = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
             if first and body.echo:
-                positions = self._call.leader(sequence).work.prompt_logprobs
+                positions = self._call.leader(sequence).prompt_logprobs
                 stream = self._tokenizer.stream(skip_special_tokens=body.skip_special_tokens)
-                lists.add_prompt(sequence.prompt.token_ids, positions, stream)
+                lists.add_prompt(sequence.request.prompt_token_ids, positions, stream)
             lists.add_output(entries, len(echoed))
             logprobs = lists.value
         choice = {
@@ -90,15 +90,15 @@ class CompletionSerializer(Serializer):
             "finish_reason": sequence.finish_reason,
         }
         if first and body.return_token_ids:
-            choice["prompt_token_ids"] = sequence.prompt.token_ids
+            choice["prompt_token_ids"] = sequence.request.prompt_token_ids
         if entries or sequence.finish_reason is not None:
             choice |= vllm_fields(sequence, entries, body)
         return choice
 
-    def _echoed(self, sequence: Sequence) -> str:
+    def _echoed(self, sequence: SequenceStream) -> str:
         index = sequence.prompt_index
         if index not in self._echoes:
-            text, ids = sequence.prompt.text, sequence.prompt.token_ids
+            text, ids = sequence.prompt_text, sequence.request.prompt_token_ids
             if text is None:
                 text = self._tokenizer.decode(ids, skip_special_tokens=self._body.skip_special_tokens)
             self._echoes[index] = text

@@ -4,7 +4,6 @@ An output has one entry for each token that its usage counts, also for a token t
 string.
 """
 
-from collections.abc import Sequence as List
 from typing import Any
 
 from engine.sampling import TokenLogprobs
@@ -19,7 +18,7 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def chat_logprobs(entries: List[Entry], num_top: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def chat_logprobs(entries: list[Entry], num_top: int, vocabulary: Vocabulary) -> dict[str, Any]:
     """Chat's `logprobs`: each token with its bytes, because a text cannot show half a character."""
 
     def shown(token_id: int, logprob: float) -> dict[str, Any]:
@@ -42,14 +41,14 @@ class CompletionLogprobs:
         self._vocabulary = vocabulary
         self.value: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def add_prompt(self, token_ids: List[int], logprobs: List[TokenLogprobs] | None, stream: TextStream) -> None:
+    def add_prompt(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None, stream: TextStream) -> None:
         """An echoed prompt. Its first token follows nothing, and has no log-probability."""
         offset = 0
         for position, token_id in enumerate(token_ids):
             self._add(token_id, (logprobs or ())[position - 1] if position else None, offset)
             offset += len(stream.push(token_id))
 
-    def add_output(self, entries: List[Entry], echoed_characters: int) -> None:
+    def add_output(self, entries: list[Entry], echoed_characters: int) -> None:
         for entry in entries:
             self._add(entry.token_id, entry.logprobs, echoed_characters + entry.text_offset)
 
@@ -73,7 +72,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(
-    positions: List[TokenLogprobs] | None, num_top: int, vocabulary: Vocabulary
+    positions: list[TokenLogprobs] | None, num_top: int, vocabulary: Vocabulary
 ) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: token id → log-probability, rank and text at each position; null at the first."""
 

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from engine.server.core.sequence import Prompt
 from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.openai.messages import Message, TemplateFields
 from engine.server.openai.protocol import MAX_PROMPTS
@@ -12,6 +11,14 @@ from engine.token.text.template import ChatTemplate, OutputTooLong, TemplateErro
 from engine.token.text.tokenizer import Tokenizer
 
 OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so that no other stream waits for them
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call."""
+
+    token_ids: list[int]
+    text: str | None = None  # None: the client sent token ids
 
 
 @dataclass(frozen=True, slots=True)

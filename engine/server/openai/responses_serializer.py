@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, Piece
+from engine.server.core.sequence import Entry, TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.logprobs import chat_logprobs
 from engine.server.openai.responses_request import ResponsesRequest
@@ -47,7 +47,7 @@ class ResponsesSerializer(Serializer):
         self._event("response.in_progress", response=self._response)
         return self._take_events()
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: TextPiece) -> bytes:
         self.add(piece)
         return self._take_events()
 
@@ -69,7 +69,7 @@ class ResponsesSerializer(Serializer):
         self._event("response.failed", response=self._response)
         return self._take_events()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self._entries += piece.entries if self._body.num_logprobs is not None else []
         for delta in self._turn.add(piece):
             if isinstance(delta, ContentDelta):
@@ -173,7 +173,7 @@ class ResponsesSerializer(Serializer):
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _id(self, kind: str) -> str:
-        return f"{kind}_{self._call.origin.request_id}_{len(self._output)}"
+        return f"{kind}_{self._call.caller.request_id}_{len(self._output)}"
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self._body.stream:
@@ -190,7 +190,7 @@ def _skeleton(call: Call, body: ResponsesRequest, model: str) -> dict[str, Any]:
     """A response before its output, with every field of the specification."""
     choice = body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump()
     return {
-        "id": f"resp_{call.origin.request_id}",
+        "id": f"resp_{call.caller.request_id}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,

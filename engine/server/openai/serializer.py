@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, Piece, Sequence
+from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.protocol import GenerationRequest, StreamOptions
 from metrics.ledger import SERVER_ACCOUNTS, Account
@@ -22,7 +22,7 @@ class Serializer(Protocol):
         """Events before the first piece."""
         return b""
 
-    def events(self, piece: Piece) -> bytes:
+    def events(self, piece: TextPiece) -> bytes:
         """Events of a piece; may be none."""
         ...
 
@@ -34,7 +34,7 @@ class Serializer(Protocol):
         """The last event of a stream that fails: it ends without [DONE]."""
         return event(error.body())
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         """A piece of a whole answer."""
         ...
 
@@ -76,7 +76,7 @@ class Chunks:
             chunk["usage"] = None
         return event(chunk)
 
-    def end(self, last: Sequence) -> bytes:
+    def end(self, last: SequenceStream) -> bytes:
         """The usage and the timings of the call, if the client wants them, and the end of the stream."""
         if not self._options.include_usage:
             return DONE
@@ -84,7 +84,7 @@ class Chunks:
         return event(final) + DONE
 
 
-def vllm_fields(sequence: Sequence, entries: list[Entry], body: GenerationRequest) -> dict[str, Any]:
+def vllm_fields(sequence: SequenceStream, entries: list[Entry], body: GenerationRequest) -> dict[str, Any]:
     """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids."""
     fields: dict[str, Any] = {}
     if sequence.stop_reason is not None:
@@ -105,7 +105,7 @@ def usage_of(call: Call) -> dict[str, Any]:
     }
 
 
-def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
+def timings_of(call: Call, last: SequenceStream) -> dict[str, Any]:
     """Our ledger and vLLM's per-request `metrics`, both in milliseconds, before the last write.
 
     The ledger is that of the sequence that ended last. It cannot contain the write of the bytes that carry it.
@@ -113,11 +113,11 @@ def timings_of(call: Call, last: Sequence) -> dict[str, Any]:
     (docs/features/per_request_metrics.md): the time to the first token begins at the first step, not at the arrival.
     With telemetry=off there is neither.
     """
-    if not call.is_booked:
+    if not call.has_ledgers:
         return {}
     ledger = call.ledger_now(last)
     timings: dict[str, Any] = {"ledger": {info.name: _ms(ledger[info.account]) for info in SERVER_ACCOUNTS}}
-    times = last.work.token_ns[: last.output_tokens]
+    times = last.token_ns[: last.output_tokens]
     if len(call.sequences) == 1 and times:
         waited_ns = ledger[Account.REQUEST_QUEUE] + ledger[Account.MEMORY_BLOCKED]
         scheduled_ns = call.encoded_ns + ledger[Account.REQUEST_ADMISSION] + waited_ns

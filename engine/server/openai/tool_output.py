@@ -3,7 +3,7 @@
 import uuid
 from dataclasses import dataclass, field
 
-from engine.server.core.sequence import Piece
+from engine.server.core.sequence import TextPiece
 from engine.server.openai.tools import ToolPlan
 from engine.token.tools.calls import CallDelta, ContentDelta, Delta
 
@@ -34,7 +34,7 @@ class AssistantTurn:
     def content(self) -> str:
         return "".join(self._content)
 
-    def add(self, piece: Piece) -> list[Delta]:
+    def add(self, piece: TextPiece) -> list[Delta]:
         """What the piece adds, in order."""
         if self._parser is None:
             deltas = [ContentDelta(piece.text)] if piece.text else []

@@ -99,37 +99,3 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while there is none."""
         return self._shown.get(token_id) or self._stream.step(self._tokenizer, token_id) or ""
-
-
-class StopStrings:
-    """Ends a text at the first of some strings, and holds back what might be the beginning of one."""
-
-    def __init__(self, stops: list[str], *, show: bool = False):
-        self._stops = stops
-        self._show = show  # the string that ended the text is part of it
-        self._held = ""
-        self.found: str | None = None
-
-    def push(self, piece: str) -> str:
-        """What of the text so far may be shown. Nothing more after a stop string was found."""
-        if not self._stops:
-            return piece
-        text = self._held + piece
-        hits = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
-        if hits:
-            begin, self.found = min(hits)
-            self._held = ""
-            return text[: begin + len(self.found) if self._show else begin]
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def rest(self) -> str:
-        """What was held back, when the output ended without a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -169,7 +169,7 @@ def test_client_that_leaves_behind_a_full_socket_was_not_served(tmp_path):
             while app.state.service.core.state != "ready":
                 await asyncio.sleep(0.05)
             await app(scope, receive, send)
-            assert not app.state.service.core.works
+            assert not app.state.service.core.streams
 
     asyncio.run(lose_the_client())
     row = RunDirectory(tmp_path / "run").table("requests").iloc[0]

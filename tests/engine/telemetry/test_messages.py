@@ -7,12 +7,14 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Abort, Observed, Submit, Tokens
-from engine.server.core.client import CoreClient, Work
+from engine.server.core.client import CoreClient
+from engine.server.core.sequence import CoreLost
 from engine.server.telemetry import full
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from metrics.compute.step_costs import StepCosts
 from metrics.ledger import Account, ledger_at
+from tests.engine.harness import stream_of
 from tests.engine.simulated import SHAPE, Simulation
 from tests.engine.telemetry.test_observer import ask
 
@@ -132,8 +134,8 @@ def test_a_core_that_dies_between_a_last_token_and_its_end_costs_no_answer():
             messages = watched(simulation)
             simulation.receive(ask("a", [1] * 8, 3), ask("b", [2] * 8, 5))
             simulation.drain()
-            works = {name: Work(name, asyncio.Event(), 8, 0) for name in "ab"}
-            core.works = dict(works)
+            streams = {name: stream_of(ask(name, [1] * 8, 3)) for name in "ab"}
+            core.streams = dict(streams)
             last = next(place for place, message in enumerate(messages) if last_tokens(message))
             for message in messages[: last + 1]:
                 if isinstance(message, Tokens):
@@ -141,14 +143,16 @@ def test_a_core_that_dies_between_a_last_token_and_its_end_costs_no_answer():
                 else:
                     core._take_observed(message)
             assert core.free_places == core.config.max_num_seqs - 1, "its place is free"
-            core.fail_open_works()
-            assert not core.works
-            done, lost = works["a"], works["b"]
-            assert done.finish_reason == "length" and lost.finish_reason is None
-            assert done.over.is_set() and done.ended.reason == lost.ended.reason == "lost"
-            assert done.told.ledger_now()[Account.REQUEST_LOST] == 0 < done.ended.ledger[Account.REQUEST_LOST]
-            base = simulation.published.bases["a"]
-            assert done.told.ledger_now() == ledger_at(base.base, messages[last].clock_ns)
+            core.fail_open_streams()
+            assert not core.streams
+            finished, lost = streams["a"], streams["b"]
+            assert finished.done.is_set() and finished.ended.reason == lost.ended.reason == "lost"
+            assert finished.take().finish_reason == "length"
+            with pytest.raises(CoreLost):
+                lost.take()
+            ledger = finished.write(0).source.ledger_now()
+            assert ledger[Account.REQUEST_LOST] == 0 < finished.ended.ledger[Account.REQUEST_LOST]
+            assert ledger == ledger_at(simulation.published.bases["a"].base, messages[last].clock_ns)
         finally:
             await core.stop()
 

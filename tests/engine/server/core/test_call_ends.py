@@ -19,9 +19,8 @@ from engine.sampling import Grammar
 from engine.server.app import build_app
 from engine.server.call_response import CallResponse
 from engine.server.core.call import Call
-from engine.server.core.client import Work
-from engine.server.core.queue_speed import QueueSpeed
-from engine.server.core.sequence import Sequence
+from engine.server.core.client import QueueSpeed
+from engine.server.core.sequence import SequenceStream
 from engine.server.errors import ApiError
 from engine.server.grammar.checks import GrammarChecks
 from engine.server.openai.completion_serializer import CompletionSerializer
@@ -92,7 +91,7 @@ def test_a_call_left_after_one_of_its_choices_ended_has_a_closed_ledger(tmp_path
             stop = next(first[i : i + 4] for i in range(len(first)) if first[i : i + 4] not in second)
 
             async def leave(written: list) -> None:
-                await until(lambda: len(core.works) == 1)
+                await until(lambda: len(core.streams) == 1)
                 await asyncio.sleep(0.3)  # time that only the other choice knows of
 
             await abandoned(app, asked | {"max_tokens": 4000, "stop": stop}, leave, "left")
@@ -120,7 +119,7 @@ def test_a_fault_of_ours_is_told_recorded_as_an_error_and_leaves_nothing(tmp_pat
             assert json.loads(last)["error"]["type"] == "server_error" and "ZeroDivision" not in answer.text
             if not stream:
                 assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
-            assert not app.state.service.core.works
+            assert not app.state.service.core.streams
 
     asyncio.run(check())
     (row,) = rows(tmp_path)
@@ -170,7 +169,7 @@ def test_a_response_that_fails_in_the_middle_keeps_the_text_that_was_streamed(tm
             core = app.state.service.core
             body = {"model": MODEL, "input": "x", "stream": True, "ignore_eos": True, "min_tokens": 400}
             call = asyncio.create_task(client.post("/v1/responses", json=body))
-            await until(lambda: any(len(work.token_ns) > 20 for work in core.works.values()))
+            await until(lambda: any(len(stream.token_ns) > 20 for stream in core.streams.values()))
             os.kill(core.pid(), signal.SIGKILL)
             lines = (await call).text.splitlines()
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
@@ -185,7 +184,7 @@ def test_a_response_that_fails_in_the_middle_keeps_the_text_that_was_streamed(tm
 def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
     """In the queue, before and after the first token, whole and streamed, with one and with several sequences."""
     count, together = 240, 40
-    kinds = (Call, Sequence, Work)
+    kinds = (Call, SequenceStream)
 
     def living() -> int:
         gc.collect()
@@ -199,7 +198,7 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
                 await asyncio.sleep(0)
 
             async def queued(written: list) -> None:
-                await until(lambda: len(service.core.works) > 0)
+                await until(lambda: len(service.core.streams) > 0)
 
             async def begun(written: list) -> None:
                 await until(lambda: len(written) > 1)
@@ -210,12 +209,12 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
                 await abandoned(app, body, leave, f"gone-{index}")
 
             await asyncio.gather(*map(leave_one, range(together)))
-            await until(lambda: not service.core.works)
+            await until(lambda: not service.core.streams)
             before = len(asyncio.all_tasks()), living()
             for begin in range(together, count, together):
                 await asyncio.gather(*map(leave_one, range(begin, begin + together)))
             await until(lambda: len(asyncio.all_tasks()) <= before[0] and living() <= before[1] + 1)
-            assert not service.core.works
+            assert not service.core.streams
             assert (await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})).status_code == 200
 
     asyncio.run(check())
@@ -287,7 +286,7 @@ def test_a_checker_that_is_lost_is_no_verdict_on_a_grammar():
 @pytest.mark.parametrize("stream", [False, True])
 def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
     """Else it runs every few requests, and all streams wait for it."""
-    kinds = (Call, CallResponse, Sequence, Work)
+    kinds = (Call, CallResponse, SequenceStream)
     bodies = {
         "/v1/completions": {"prompt": "Hello", "n": 2, "max_tokens": 4},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},

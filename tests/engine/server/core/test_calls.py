@@ -8,12 +8,12 @@ import httpx
 import pytest
 
 from engine.config import EngineConfig
-from engine.server.core.call import admit
-from engine.server.core.client import CoreClient, Work
+from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError
 from engine.server.telemetry.off import NoTelemetry
 from metrics.ledger import SERVER_ACCOUNTS, closes
 from metrics.run.directory import RunDirectory
+from tests.engine.harness import stream_of, submit
 from tests.engine.server_process import post, serving, wait_for
 
 CHAT = "/v1/chat/completions"
@@ -324,19 +324,17 @@ def core_client(**settings) -> CoreClient:
 
 def test_a_call_is_admitted_with_all_its_sequences_or_not_at_all():
     async def check() -> None:
-        core = CoreClient(
-            EngineConfig(model="tiny-model", max_num_seqs=4), NoTelemetry(EngineConfig(model="tiny-model"))
-        )
+        core = core_client(max_num_seqs=4, max_waiting=2)
         try:
             core.state = "ready"
-            admit(core, 2, 6)  # four places and two that may wait
+            core.admit(6)  # four places and two that may wait
             with pytest.raises(ApiError) as refused:
-                admit(core, 2, 7)
+                core.admit(7)
             assert refused.value.status == 429 and "this call has 7" in refused.value.message
-            core.works = {str(i): Work(str(i), asyncio.Event(), 1, 0) for i in range(3)}
-            admit(core, 2, 3)
+            core.streams = {str(i): stream_of(submit(str(i), [1])) for i in range(3)}
+            core.admit(3)
             with pytest.raises(ApiError):
-                admit(core, 2, 4)
+                core.admit(4)
         finally:
             await core.stop()
 

@@ -1,0 +1,138 @@
+"""A checked body → the sequences that the core gets: how they are sampled, and how their ids become text."""
+
+import asyncio
+import time
+
+import msgspec
+
+from engine.messages import Submit
+from engine.sampling import Grammar, SamplingParams, choice_seed
+from engine.server.core.call import Caller
+from engine.server.core.sequence import DecodeSpans, SequenceStream
+from engine.server.errors import invalid
+from engine.server.openai.prompts import Prompt, checked_ids
+from engine.server.openai.protocol import CompletionRequest, GenerationRequest
+from engine.token.text.assembler import TextAssembler
+from engine.token.text.tokenizer import Tokenizer
+
+LEAST_TOP_P = 1e-9  # for a top_p of 0: every set holds at least the best token
+
+
+def sampling_params(
+    body: GenerationRequest, tokenizer: Tokenizer, seed: int, grammar: Grammar | None = None
+) -> SamplingParams:
+    """The parameters that all sequences of a call share. Each sequence has a `max_tokens` and a seed of its own.
+
+    Raises ApiError 400 for ids that the model does not have.
+    """
+    vocab_size = tokenizer.vocab_size
+    own_end = [] if body.ignore_eos else tokenizer.stop_token_ids
+    stop_token_ids = [*own_end, *checked_ids(body.stop_token_ids, vocab_size, "stop_token_ids")]
+    num_logprobs = body.num_logprobs
+    if num_logprobs is None and isinstance(body, CompletionRequest) and body.choices > body.n:
+        num_logprobs = 0  # best_of chooses by them
+    prompt_logprobs = body.prompt_logprobs
+    if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+    return SamplingParams(
+        max_tokens=1,
+        temperature=body.temperature,
+        top_k=max(0, body.top_k),
+        top_p=body.top_p or LEAST_TOP_P,
+        min_p=body.min_p,
+        top_n_sigma=body.top_n_sigma,
+        repetition_penalty=body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        lz_penalty=body.lz_penalty,
+        logit_bias=_logit_bias(body.logit_bias, vocab_size),
+        bad_words=_bad_words(body.bad_words, tokenizer),
+        allowed_token_ids=checked_ids(sorted(set(body.allowed_token_ids)), vocab_size, "allowed_token_ids"),
+        min_tokens=body.min_tokens,
+        seed=seed % 2**63,
+        ignore_eos=body.ignore_eos and not body.stop_token_ids,
+        stop_token_ids=stop_token_ids,
+        logprobs=num_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def sequences_of(
+    body: GenerationRequest,
+    caller: Caller,
+    prompts: list[Prompt],
+    output_tokens: list[int],
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    shown_token_ids: frozenset[int] = frozenset(),
+) -> list[SequenceStream]:
+    """`body.choices` sequences of each prompt, in that order. The further choices of a prompt are forks of its first.
+
+    `output_tokens` is the bound of each prompt: 0 discards the output. `shown_token_ids` have text even where special
+    tokens have none.
+    """
+    encoded_ns, updated, decode_spans = time.monotonic_ns(), asyncio.Event(), DecodeSpans()
+    sequences: list[SequenceStream] = []
+    for prompt_index, prompt in enumerate(prompts):
+        max_tokens = output_tokens[prompt_index]
+        for choice in range(body.choices):
+            own_params = msgspec.structs.replace(
+                params,
+                max_tokens=max_tokens or 1,
+                seed=choice_seed(params.seed, choice),
+                prompt_logprobs=params.prompt_logprobs if choice == 0 else None,
+            )
+            request = Submit(
+                # No client can name an id with a `#`: no other call has this id.
+                request_id=f"{caller.request_id}#{len(sequences)}" if sequences else caller.request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=own_params,
+                encoded_ns=encoded_ns,
+                cache_salt=body.cache_salt,
+                tenant=caller.tenant,
+                priority=body.priority,
+                fork_of=sequences[-choice].request.request_id if choice else None,
+            )
+            text = TextAssembler(
+                tokenizer.stream(skip_special_tokens=body.skip_special_tokens, shown_token_ids=shown_token_ids),
+                body.stops,
+                show_stop=body.include_stop_str_in_output,
+                stop_token_ids=frozenset(params.stop_token_ids),
+                min_tokens=body.min_tokens,
+            )
+            sequence = SequenceStream(
+                request,
+                text,
+                updated,
+                decode_spans,
+                arrived_ns=caller.arrived_ns,
+                prompt_text=prompt.text,
+                prompt_index=prompt_index,
+                choice=choice,
+                client_stop_ids=frozenset(body.stop_token_ids),
+                needs_entries=params.logprobs is not None or body.return_token_ids,
+                discards_output=max_tokens == 0,
+            )
+            sequences.append(sequence)
+    return sequences
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    for name in biases:
+        if not (name.isascii() and name.isdigit() and len(name) < 10):
+            raise invalid("logit_bias", f"`logit_bias` has the key {name[:80]!r}, which is not a token id")
+    ids = checked_ids([int(name) for name in biases], vocab_size, "logit_bias")
+    return dict(zip(ids, biases.values(), strict=True))
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Two spellings of each word: at the beginning of a text, and after a blank."""
+    sequences = []
+    for word in words:
+        for spelling in (word, " " + word.lstrip(" ")):
+            ids = tokenizer.encode(spelling, add_special_tokens=False)
+            checked_ids(ids, tokenizer.vocab_size, "bad_words")
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return sequences
