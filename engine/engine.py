@@ -16,8 +16,8 @@ from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, S
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
+from engine.telemetry.accounting import Turn
 from engine.telemetry.observer import EngineObserver
-from engine.telemetry.turn import Turn
 from metrics.records import StepRecord
 
 ENDS_WITH_TOKEN = ("stop", "length")  # finish reasons that a last token carries; of an error the front needs its text

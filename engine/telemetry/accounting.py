@@ -13,17 +13,48 @@ costs nothing per step: each reason has a clock, which a request reads when it b
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.request.plan import ScheduledTokens, StepOutcome, StepPlan
 from engine.request.request import Request, State
-from engine.telemetry.decode_clock import DecodeClock
-from engine.telemetry.turn import Turn
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
-from metrics.ledger import Account
+from metrics.ledger import CLOCKED, Account
 
 HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # for which the head of the line is refused
 MEMORY_REASONS = ("kv_blocks",)
+
+
+@dataclass(slots=True)
+class Turn:
+    """Clock readings in nanoseconds. Each but the first ends a stage, in the order of metrics.records.STAGES."""
+
+    begin_ns: int
+    received_ns: int
+    planned_ns: int = 0
+    prepared_ns: int = 0
+    launched_ns: int = 0
+    waited_ns: int = 0
+    sampled_ns: int = 0
+    committed_ns: int = 0
+    end_ns: int = 0
+
+    def stages(self) -> list[int]:
+        """Nanoseconds of each stage of a turn that committed a step; they sum to the turn."""
+        return [
+            self.received_ns - self.begin_ns,
+            self.planned_ns - self.received_ns,
+            self.prepared_ns - self.planned_ns,
+            self.launched_ns - self.prepared_ns,
+            self.waited_ns - self.launched_ns,
+            self.sampled_ns - self.waited_ns,
+            self.committed_ns - self.sampled_ns,
+            self.end_ns - self.committed_ns,
+        ]
+
+    def end_without_step(self) -> None:
+        """No step was read: the stages behind `launch` are empty."""
+        self.waited_ns = self.sampled_ns = self.committed_ns = self.end_ns = self.launched_ns
 
 
 class Participants(NamedTuple):
@@ -47,6 +78,57 @@ def participants(plan: StepPlan, running: Sequence[Request]) -> Participants:
         elif state is State.PREEMPTED:
             preempted.append(item.request)
     return Participants(planned, list(running), preempted, overrun)
+
+
+class DecodeClock:
+    """All requests that decode in a step pay the same: the device, the sampler, the host around them, and in a mixed
+    step the share of the prompts. So one clock runs for them, in nanoseconds by CLOCKED: a step costs O(1), not
+    O(batch). A request subtracts the clock from its ledger when it joins, and adds it when it leaves.
+
+    All members are booked up to the same moment: `booked_ns` on the device, and `lag_ns` of the host's time after it.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Request] = []  # in the order of the step that they share
+        self.clock_ns = (0,) * len(CLOCKED)
+        self.booked_ns = self.lag_ns = 0
+        self.committed_ns = 0  # of the last step: all that ran in it are booked up to here
+
+    def tick(self, interference_ns: int, decode_ns: int, host_ns: int, sample_ns: int) -> None:
+        """Books a step to every member."""
+        interference, decode, host, sample = self.clock_ns
+        self.clock_ns = (
+            interference + interference_ns, decode + decode_ns, host + host_ns, sample + sample_ns
+        )  # fmt: skip
+
+    def join(self, request: Request) -> None:
+        """A request is booked as far as the members. The caller adds it to `members`."""
+        ledger = request.ledger
+        for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
+            ledger[account] -= ns
+        request.clocked = request.ledger_changed = True
+
+    def leave(self, request: Request) -> None:
+        """Makes its ledger whole. The caller takes it out of `members`."""
+        ledger = request.ledger
+        for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
+            ledger[account] += ns
+        request.clocked = False
+        request.booked_ns, request.lag_ns = self.booked_ns, self.lag_ns
+
+    def remove(self, request: Request) -> None:
+        """A request ends, or is preempted: `leave`, and out of `members`, if it is in them."""
+        if request.clocked:
+            self.leave(request)
+            self.members = [member for member in self.members if member is not request]
+
+    def base(self, request: Request) -> list[int]:
+        """The ledger of any request without the clock. A reader adds the clock of its own moment."""
+        ledger = list(request.ledger)
+        if not request.clocked:
+            for account, ns in zip(CLOCKED, self.clock_ns, strict=True):
+                ledger[account] -= ns
+        return ledger
 
 
 class Accountant:

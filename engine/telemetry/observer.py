@@ -11,10 +11,8 @@ from engine.messages import LedgerBase
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.request.scheduler import Emitted, Scheduler
-from engine.telemetry.accounting import Accountant, Participants, participants
-from engine.telemetry.decode_clock import DecodeClock
+from engine.telemetry.accounting import Accountant, DecodeClock, Participants, Turn, participants
 from engine.telemetry.step_records import StepRecords
-from engine.telemetry.turn import Turn
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
 

@@ -3,8 +3,7 @@
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal
 from engine.request.plan import StepOutcome, StepPlan
-from engine.telemetry.accounting import Participants
-from engine.telemetry.turn import Turn
+from engine.telemetry.accounting import Participants, Turn
 from metrics.records import StepRecord
 
 

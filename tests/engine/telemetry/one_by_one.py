@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request, State
-from engine.telemetry.accounting import Accountant, Participants
-from engine.telemetry.turn import Turn
+from engine.telemetry.accounting import Accountant, Participants, Turn
 from metrics.compute.cost_model import ModelShape, request_flops
 from metrics.ledger import Account, ledger_at, new_ledger
 
