@@ -26,8 +26,8 @@ def microseconds(times: int, work: Callable[..., object], *arguments: object) ->
 def decodes(sequences: int) -> StepRecord:
     return msgspec.structs.replace(
         random_step(Random(1)), kinds=["decode"] * sequences, new_tokens=[1] * sequences, past_tokens=[100] * sequences,
-        request_ids=[f"r{index}" for index in range(sequences)], refusals={}, preempted_ids=[], predicted_ns=MS,
-        **{field: [] for field in SAMPLES.values()},
+        request_ids=[f"r{index}" for index in range(sequences)], refusals={}, predicted_ns=MS,
+        preempted_ids=[], preempted_for=[], preempted_tokens=[], **{field: [] for field in SAMPLES.values()},
     )  # fmt: skip
 
 
