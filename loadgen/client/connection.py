@@ -1,4 +1,4 @@
-"""One connection to the server, and the one request that is on it. Nothing here waits: every call is non-blocking."""
+"""One connection to the server and the request on it. Every call is non-blocking."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ _GIVEN_UP = {
 
 
 class HttpEnd:
-    """Learns from httptools that a message is complete, and whether its sender closes the connection after it."""
+    """What httptools reports: the message is complete; its sender closes the connection after it."""
 
     FAULTS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
     __slots__ = ("closes", "complete")
@@ -49,7 +49,7 @@ class HttpEnd:
 
 
 class Exchange:
-    """One request under way and what the loop has to remember of its reply."""
+    """One request in flight and the state of its reply."""
 
     __slots__ = (
         "_end", "_parser", "_read_before", "_waits_for_text",
@@ -72,7 +72,7 @@ class Exchange:
         self._parser = httptools.HttpResponseParser(self._end)
 
     def feed(self, data: bytes, now_ns: int) -> bool:
-        """Takes bytes of the reply. Returns whether it is whole. Raises one of HttpEnd.FAULTS."""
+        """Takes bytes of the reply. Returns whether it is complete. Raises one of HttpEnd.FAULTS."""
         self.first_read = not self.num_bytes
         self.last_ns = now_ns
         self.num_bytes += len(data)
@@ -90,11 +90,11 @@ class Exchange:
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the next request may have this connection: the reply is whole, and nobody asked to close."""
+        """Whether the next request may reuse this connection."""
         return self._end.complete and not self._end.closes and self._parser.get_http_version() == "1.1"
 
     def deadline(self) -> tuple[int, int, str]:
-        """When it is given up if nothing happens until then, the kind of its end, and the sentence that it gets."""
+        """The deadline if nothing happens until then, the kind of the end, and its sentence."""
         outgoing, limits = self.outgoing, self.outgoing.limits
         # A late request has used up part of its time: the whole counts from when it was due.
         ends = [(outgoing.due_ns, WHOLE)]
@@ -116,7 +116,7 @@ class Exchange:
 
 
 class Connection:
-    """A socket, its TLS if it has any, and what is still to be written."""
+    """A socket, its TLS if any, and the bytes that are not written yet."""
 
     def __init__(self, address: tuple[int, tuple], tls: tuple[ssl.SSLContext, str] | None):
         self.ready = False  # TCP stands, and TLS
@@ -150,7 +150,7 @@ class Connection:
         exchange.connection = self
 
     def connect(self) -> bool:
-        """Goes on with TCP and TLS. Returns whether the connection stands. Raises OSError where it never will."""
+        """Advances TCP and TLS. Returns whether the connection is ready. Raises OSError if it fails."""
         if not self._reached:
             code = self._socket.getsockopt(SOL_SOCKET, SO_ERROR)
             if code:
@@ -182,12 +182,12 @@ class Connection:
             self._tls.incoming(data)
 
     def write(self, wire: bytes) -> None:
-        """Takes a whole request, and writes of it what the socket takes now."""
+        """Takes a whole request, and writes as much as the socket accepts now."""
         self._unsent = memoryview(wire if self._tls is None else bytes(self._unsent) + self._tls.encrypt(wire))
         self.flush()
 
     def flush(self) -> None:
-        """Writes what waits and what the socket takes."""
+        """Writes what the socket accepts."""
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -195,16 +195,16 @@ class Connection:
                 return
 
     def receive(self) -> tuple[bytes, list]:
-        """What one read gives, b"" at its end, and what the kernel tells of it. Raises BlockingIOError without data."""
+        """The bytes of one read, b"" at the end, and their ancillary data. Raises BlockingIOError without data."""
         data, ancillary, _, _ = self._socket.recvmsg(READ_SIZE, ANCILLARY_SIZE)
         return data, ancillary
 
     def decrypt(self, data: bytes) -> bytes:
-        """The plain bytes of what was read."""
+        """The plain bytes."""
         return data if self._tls is None else self._tls.decrypt(data)
 
     def stale(self) -> bool:
-        """Whether the server has closed it, or said something that nobody asked for."""
+        """Whether the server has closed the connection, or sent bytes without a request."""
         try:
             self._socket.recv(1, MSG_PEEK)
         except BlockingIOError:
@@ -218,7 +218,7 @@ class Connection:
 
 
 class _Tls:
-    """The TLS of one connection, in memory: the socket stays the loop's."""
+    """The TLS of one connection, in memory: the socket stays with the loop."""
 
     def __init__(self, context: ssl.SSLContext, host: str):
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -242,7 +242,7 @@ class _Tls:
         return self._out.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Raises ssl.SSLError where it is not what the server encrypted."""
+        """Raises ssl.SSLError for bytes that the server did not encrypt."""
         if data:
             self._in.write(data)
         else:

@@ -1,7 +1,5 @@
-"""The dispatcher: sends every request of a schedule at its moment, whatever the server does meanwhile (open loop).
-
-What hangs on replies, later turns of a session and the slots of a closed loop, is sent as `pacing.py` says.
-"""
+"""Sends every request of a schedule at its due time, whatever the server does (open loop). `pacing.py` decides the
+rest: later turns of a session and the slots of a closed loop."""
 
 import gc
 import logging
@@ -49,14 +47,14 @@ OnFinished = Callable[[ScheduledRequest, float, int, str], None]  # request, lat
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All that one process needs, made before it starts."""
+    """Everything that one process needs, built before it starts."""
 
     schedule: Sequence[ScheduledRequest]  # its own part, in order
     wire: Wire
     endpoint: Endpoint
     target: Target
     run_dir: Path
-    loop: ClosedLoop | None = None  # None for an open one
+    loop: ClosedLoop | None = None
     shard: int = 0
     shift_ns: int = 0  # to add to a stamp of this host for the clock of the run
 
@@ -66,7 +64,7 @@ def limits_of(target: Target) -> Limits:
 
 
 class LoadClient:
-    """Owns the events that wait to be written, and what Locust has not been shown yet."""
+    """Owns the events that are not written yet, and the results that Locust has not shown yet."""
 
     def __init__(self, replay: Replay, on_finished: OnFinished):
         self.run_dir = replay.run_dir
@@ -80,7 +78,10 @@ class LoadClient:
         self._closing = gevent.event.Event()
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
         self._requests = {request.index: request for request in replay.schedule}
-        self._pacer = Pacer(replay.schedule, replay.wire, self._limits, replay.loop, self._cancel, self._ran_out)
+        self._pacer = Pacer(
+            replay.schedule, replay.wire, self._limits, replay.loop, self._cancel,
+            ran_out=lambda free_ns: self._loop.log.add(NO_REQUEST, free_ns, RAN_OUT),
+        )  # fmt: skip
         address = _first_that_connects(replay.endpoint)
         tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
         reuse = replay.target.connections == "reuse"
@@ -89,8 +90,8 @@ class LoadClient:
     def run(self, agree_start: Callable[[], int] = lambda: monotonic_ns() + LEAD_NS) -> None:
         """Sends the prelude one by one, then replays the schedule and waits for the last reply.
 
-        `agree_start` gives the moment at which the schedule begins, once the prelude is over. Whatever ends the run,
-        the requests in flight are cancelled and everything stamped so far is written.
+        `agree_start` returns the start time of the schedule, once the prelude is over. Whatever ends the run, requests
+        in flight are cancelled and all stamps are written.
         """
         warm_up()
         beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
@@ -113,11 +114,11 @@ class LoadClient:
             self._show()
 
     def _send_all(self, due: Iterable[Outgoing]) -> None:
-        """Sends these and returns when all have ended. The loop runs in a native thread; greenlets go on meanwhile."""
+        """Sends these and returns when all have ended. The loop runs in a native thread, beside the greenlets."""
         running = gevent.get_hub().threadpool.spawn(self._loop.run, due)
         try:
             running.get()
-        except BaseException:  # whoever kills the greenlet stops the loop
+        except BaseException:  # killing the greenlet stops the loop
             self._loop.stop()
             while not running.ready():  # a second kill must not close the loop while its thread is in it
                 with suppress(gevent.GreenletExit):
@@ -133,19 +134,15 @@ class LoadClient:
             self._loop.at(following)
 
     def _cancel(self, requests: list[ScheduledRequest], ended: Ended, reason: str) -> None:
-        """In the loop's thread: records what will not be sent. It was due when it was known that it never will be."""
+        """In the loop's thread: records requests that will never be sent, as due at this moment."""
         for request in requests:
             self._counts["failed"] += 1
             self._loop.log.add(request.index, ended.ended_ns, DUE)
             self._loop.log.add(request.index, ended.ended_ns, CANCELLED, f"not sent: {reason}".encode())
             self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
 
-    def _ran_out(self, free_ns: int) -> None:
-        """In the loop's thread."""
-        self._loop.log.add(NO_REQUEST, free_ns, RAN_OUT)
-
     def _swap_logs(self, now_ns: int) -> None:
-        """In the loop's thread: hands over what is to be written."""
+        """In the loop's thread: hands the log over for writing."""
         if now_ns >= self._next_swap_ns:
             self._next_swap_ns = now_ns + int(FLUSH_SECONDS * 1e9)
             self._full.append(self._loop.log)
@@ -169,7 +166,7 @@ class LoadClient:
                 logger.warning("events stay in memory, as the run directory refuses them: %s", error)
 
     def _flush(self) -> None:
-        """Writes what was handed over, a segment a log. What cannot be written stays at the head of the line."""
+        """Writes the full logs, one segment each. A log that cannot be written stays first in the queue."""
         while self._full:
             events = self._full[0]
             if len(events):
@@ -182,8 +179,7 @@ class LoadClient:
 
 @contextmanager
 def _undisturbed():
-    """The prebuilt requests are not walked by a collection in the middle of the run, and no thread holds the
-    interpreter for long."""
+    """No garbage collection walks the prebuilt requests, and no thread holds the interpreter for long."""
     before_s = sys.getswitchinterval()
     gc.collect()
     gc.freeze()
@@ -196,7 +192,7 @@ def _undisturbed():
 
 
 def _first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:
-    """The first of the host's addresses that takes a connection: a name may stand for several."""
+    """The first address of the host that accepts a connection: a name may stand for several."""
     refusals = []
     for family, address in endpoint.addresses():
         with socket.socket(family, socket.SOCK_STREAM) as probe:

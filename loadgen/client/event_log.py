@@ -1,4 +1,4 @@
-"""What the hot path stamped, on disk: one row an event, in segments, complete up to the last second."""
+"""The events that the hot path stamps: one row each, in segments, complete up to the last second."""
 
 import fcntl
 import json
@@ -25,9 +25,7 @@ ROW_BYTES = 33  # of an event beside its data
 
 STARTED, DISPATCHED, SENT, BYTES, CLOSED, ERROR, TIMEOUT, CANCELLED, RECONNECTED, DUE, RAN_OUT = range(11)
 TERMINAL = frozenset((CLOSED, ERROR, TIMEOUT, CANCELLED))
-# Index of a process's one STARTED event, whose stamp is the start of the schedule, and of the one RAN_OUT of a closed
-# loop: since then a slot was free, and nothing waited for it.
-NO_REQUEST = -1
+NO_REQUEST = -1  # index of STARTED, the start of the schedule, and of RAN_OUT: a slot is free, but no request is left
 
 SCHEMA = pa.schema([
     ("seq", pa.int64()),  # order of stamping: two events of a request may share a nanosecond
@@ -39,7 +37,7 @@ SCHEMA = pa.schema([
 
 
 class EventLog:
-    """Events as flat columns: an append makes no object that a garbage collection would walk."""
+    """Events as flat columns: an append creates no object for the garbage collector to walk."""
 
     __slots__ = ("data", "index", "kind", "ns")
 
@@ -58,14 +56,14 @@ class EventLog:
 
 
 def write_events(run_dir: Path, events: EventLog, first_seq: int, shift_ns: int = 0) -> None:
-    """Writes events as one finished segment, in a native thread. `shift_ns` is added to every stamp: a worker on
-    another host tells the time of its master's clock."""
+    """Writes events as one segment, in a native thread. `shift_ns`, added to every stamp, converts the clock of another
+    host to that of the master."""
     name = f"{time.time_ns():020d}-{os.getpid()}"
     replace_table(run_dir / f"{RAW_TABLE}.parts" / f"{name}.parquet", _table(events, first_seq, shift_ns))
 
 
 def warm_up() -> None:
-    """Does once what a flush does: the first one loads libraries, and must not do so while requests are in flight."""
+    """Performs one flush before the run: the first one loads libraries."""
     pq.write_table(_table(EventLog(), 0, 0), pa.BufferOutputStream())
 
 
@@ -93,7 +91,7 @@ def _numbers(values: np.ndarray) -> pa.Array:
 
 @contextmanager
 def recording(run_dir: Path) -> Iterator[None]:
-    """Says that this process records into a run. The mark is a lock on the folder: it goes with the process."""
+    """Marks this process as recording into a run. The mark is a lock on the folder, so it ends with the process."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_SH)
@@ -104,7 +102,7 @@ def recording(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def abandoned(run_dir: Path) -> Iterator[bool]:
-    """Whether nobody records into a run; if so, nobody can begin to, before this ends."""
+    """Whether no process records into a run. If so, none can start to before this context ends."""
     folder = os.open(run_dir, os.O_RDONLY)
     try:
         try:
@@ -124,7 +122,7 @@ def event_files(run_dir: Path) -> list[Path]:
 
 def ordered_events(files: list[Path], most_bytes: int = BYTES_AT_ONCE) -> Iterator[pa.Table]:
     """The events of these files, by request and in the order of stamping. Each table holds whole requests of about
-    `most_bytes` together, so that a run of any length is read in the memory that one of them takes."""
+    `most_bytes`, so that memory does not grow with the run."""
     sizes, reach = _survey(files)
     begins = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // most_bytes, prepend=-1)) + NO_REQUEST
     for begin, end in pairwise([*begins.tolist(), len(sizes) + NO_REQUEST]):
@@ -163,7 +161,7 @@ def first_stamp(files: list[Path]) -> int:
 
 
 def compact_events(run_dir: Path) -> None:
-    """One file of all segments, once nobody writes. Nothing is removed before the whole stands under its name."""
+    """Joins all segments into one file after the run. They are removed only once that file is in place."""
     files, final = event_files(run_dir), run_dir / f"{RAW_TABLE}.parquet"
     if files and files != [final]:
         replace_in_pieces(final, SCHEMA, ordered_events(files), holds=files)
@@ -171,19 +169,19 @@ def compact_events(run_dir: Path) -> None:
 
 
 def write_progress(run_dir: Path, counts: dict[str, int], shard: int = 0) -> None:
-    """How far one process of the run is, for whoever watches: `total, sent, finished, failed`."""
+    """Writes the progress of one process: `total, sent, finished, failed`."""
     partial = run_dir / f".progress-{shard}.tmp"
     partial.write_text(json.dumps(counts), encoding="utf-8")
     os.replace(partial, run_dir / PROGRESS_FILE.format(shard))
 
 
 def read_progress(run_dir: Path) -> dict[str, int] | None:
-    """The last progress written, of all processes together, or None before the first."""
-    told = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(run_dir.glob(PROGRESS_FILE.format("*")))]
-    return {name: sum(counts[name] for counts in told) for name in told[0]} if told else None
+    """The last progress of all processes together, or None before the first."""
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(run_dir.glob(PROGRESS_FILE.format("*")))]
+    return {name: sum(counts[name] for counts in parts) for name in parts[0]} if parts else None
 
 
 def discard_progress(run_dir: Path) -> None:
-    """Removes what only told of a run under way."""
+    """Removes the progress files."""
     for file in run_dir.glob(PROGRESS_FILE.format("*")):
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the socket loop is given to send, and what it says when that has ended."""
+"""A request for the socket loop, and how it ended."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ STOPPED = "the load generator was stopped"  # the reason of what was in flight t
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long to wait, in seconds, before a request is given up. None is without a limit of its own."""
+    """Time limits of a request in seconds. None: no limit of its own."""
 
     timeout_s: float  # from the moment it was due to its last byte
     connect_timeout_s: float | None = None
@@ -19,14 +19,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One request. `limits` are those of the target, unless a class has its own."""
+    """One request, with the time limits of the target."""
 
     index: int  # of the scheduled request
     due_ns: int
     wire: bytes
     limits: Limits
-    keep_reply: bool = False  # for a conversation that goes on with it
-    tells_due: bool = False  # its moment hung on a reply, so that only the log can tell it
+    keep_reply: bool = False  # the next turn of its session needs the answer
+    tells_due: bool = False  # the due time depends on a reply, so only the log has it
     patience_ns: int | None = None  # from when it was due; then the client leaves
     patience_for: str = "first_token"  # or "answer"
 

@@ -1,6 +1,6 @@
-"""What is sent when: a schedule's own moments, and what hangs on replies: later turns, and the slots of a closed loop.
+"""Due times: the schedule's own, and those that depend on replies (later turns of a session, slots of a closed loop).
 
-Nothing here waits or reads a clock: it is told what has ended, in the socket loop's thread, and says what is due then.
+Nothing here waits or reads a clock. The socket loop reports each end, in its thread, and gets the next request.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Wire = Mapping[int, bytes | TurnParts]  # by index of the request
 
 @dataclass(slots=True)
 class _Chain:
-    """A session under way, or one request of a slot."""
+    """A session in progress, or one request of a slot."""
 
     requests: list[ScheduledRequest]
     conversation: Conversation | None
@@ -26,10 +26,11 @@ class _Chain:
 
 
 class Pacer:
-    """Owns the conversations under way and the slots of a closed loop.
+    """Owns the conversations in progress and the slots of a closed loop.
 
-    `cancel` is told of requests that will never be sent, as a turn before them failed, with the reason; `ran_out`,
-    once, since when a slot of a closed loop is free although its time is not over: nothing waits any more.
+    `cancel` receives requests that will never be sent, because a turn before them failed, with the reason. `ran_out` is
+    called once, with the time since which a slot is free, if a closed loop has no requests left before its time is
+    over.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Pacer:
         self._until_ns: int | None = None
 
     def begin(self, start_ns: int) -> Iterator[Outgoing]:
-        """What is due whatever comes back, in order: all arrivals of an open loop, the first request of each slot."""
+        """Requests that depend on no reply, in order: all arrivals of an open loop, the first request of each slot."""
         if self._loop is None:
             for requests in self._chains:
                 yield self._first(requests, start_ns + requests[0].due_offset_ns)
@@ -56,7 +57,7 @@ class Pacer:
         yield from (outgoing for outgoing in firsts if outgoing is not None)
 
     def follow(self, outgoing: Outgoing, ended: Ended) -> Outgoing | None:
-        """What is sent because this has ended; None if nothing hung on it, or the time of a closed loop is over."""
+        """The request that follows this end; None if none does, or the time of a closed loop is over."""
         chain = self._under_way.pop(outgoing.index, None)
         if chain is None or ended.reason == STOPPED:
             return None
@@ -69,10 +70,8 @@ class Pacer:
         return self._fill_slot(ended.last_ns) if self._loop is not None else None
 
     def _next_turn(self, chain: _Chain, ended: Ended) -> tuple[Outgoing | None, str]:
-        """The next turn of a session, or why there is none: "" where its time is over.
-
-        It is built now, before its moment, in the time that its sender thinks; what that takes longer is client lag.
-        """
+        """The next turn of a session, or why there is none: "" after the end of the loop's time. It is built during the
+        think time; if that takes longer, the difference is client lag."""
         request = chain.requests[chain.turn]
         parts: TurnParts = self._wire[request.index]
         answer, fault = (b"", ended.reason) if ended.reason else answer_of(ended.reply, parts.api)
@@ -82,7 +81,7 @@ class Pacer:
         return self._outgoing(chain, due_ns, chain.conversation.next_wire(parts, answer)), ""
 
     def _fill_slot(self, free_ns: int) -> Outgoing | None:
-        """The next request or session that waits, for a slot that is free since then."""
+        """The next request or session for a slot that is free since `free_ns`."""
         for requests in self._waiting:
             due_ns = free_ns + requests[0].pause_ns
             return None if self._is_over(due_ns) else self._first(requests, due_ns)

@@ -1,7 +1,7 @@
-"""The one socket loop: sends each request at its moment, stamps what comes back, and understands none of it.
+"""The socket loop: sends each request at its due time and stamps the bytes of the reply, without parsing them.
 
-It runs in a native thread of its own, so that what Locust's greenlets do beside it delays no read for long, and takes
-its sockets from below gevent. What is read of a reply is where its HTTP message ends (httptools: 0.1 µs a read).
+It runs in a native thread with sockets from below gevent, so that Locust's greenlets delay no read for long. Of a reply
+it only detects the end of the HTTP message (httptools: 0.1 µs a read).
 """
 
 import heapq
@@ -20,8 +20,8 @@ from loadgen.client.event_log import BYTES, CANCELLED, CLOSED, DISPATCHED, DUE, 
 from loadgen.client.kernel_timestamps import KernelClock
 from loadgen.client.outgoing import STOPPED, Ended, Outgoing
 
-SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; what is left is waited for in turns without a sleep
-READS_A_TURN = 64  # between two looks at what is due: some 0.4 ms
+SPIN_NS = 1_000_000  # epoll sleeps whole milliseconds; the rest is spent in turns without a sleep
+READS_A_TURN = 64  # between two checks for due requests: some 0.4 ms
 IDLE_NS = 500_000_000
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT  # epoll's have the same values
 
@@ -29,10 +29,9 @@ OnEnded = Callable[[Outgoing, Ended], None]
 
 
 class SocketLoop:
-    """Owns the sockets, what is due, and the log that is being filled.
+    """Owns the sockets, the due requests and the current log.
 
-    `on_ended` is called in the loop's thread after each request. It may call `at`: what is sent next in a closed loop
-    or a conversation is decided there.
+    `on_ended` runs in the loop's thread after each request. It may call `at`, as closed loops and conversations do.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class SocketLoop:
         self._address, self._tls, self._on_ended, self._reuse, self._on_turn = address, tls, on_ended, reuse, on_turn
         self._due: list[tuple[int, int, Outgoing]] = []
         self._deadlines: list[tuple[int, int, Exchange]] = []
-        self._order = count()  # among equal moments, the first that was asked for is the first that is sent
+        self._order = count()  # requests of one due time are sent in the order of `at`
         self._connections: dict[int, Connection] = {}
         self._idle: deque[Connection] = deque()
         self.num_begun = 0
@@ -59,15 +58,15 @@ class SocketLoop:
         heapq.heappush(self._due, (outgoing.due_ns, next(self._order), outgoing))
 
     def stop(self) -> None:
-        """From any thread: cancels what is in flight, and lets `run` return."""
+        """From any thread: cancels requests in flight, and lets `run` return."""
         self._stopping = True
         os.write(self._wake_in, b"x")
 
     def run(self, arrivals: Iterable[Outgoing] = ()) -> None:
-        """Returns once nothing is due and nothing is in flight, or after `stop`. May be called again.
+        """Returns once no request is due or in flight, or after `stop`. May be called again.
 
-        `arrivals` are in order of their moments. Each is made when the one before it begins, so that a million of them
-        take no time between the agreed start and the first.
+        `arrivals` are in order of their due times. Each is built when the one before it starts, so that a million of
+        them cost no time before the first.
         """
         due, deadlines, connections = self._due, self._deadlines, self._connections
         arrivals = iter(arrivals)
@@ -102,7 +101,7 @@ class SocketLoop:
             self._cancel_all()
 
     def close(self) -> None:
-        """Closes kept connections and the loop's own descriptors."""
+        """Closes idle connections and the loop's own descriptors."""
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._idle.clear()
@@ -132,7 +131,7 @@ class SocketLoop:
         self._advance(exchange.connection)
 
     def _take_connection(self, exchange: Exchange) -> None:
-        """One that was kept and still stands, else a new one. One that went stale is booked: nothing was sent on it."""
+        """An idle connection that is still open, else a new one. A stale one is logged: nothing was sent on it."""
         while self._idle:
             connection = self._idle.popleft()
             if not connection.stale():
@@ -147,7 +146,7 @@ class SocketLoop:
         self._poller.register(connection.descriptor, connection.watched)
 
     def _advance(self, connection: Connection) -> None:
-        """Connects, shakes hands and sends, as far as the socket lets it."""
+        """Connects, performs the TLS handshake and sends, as far as the socket allows."""
         exchange = connection.exchange
         try:
             if connection.connect():
@@ -197,7 +196,7 @@ class SocketLoop:
         heapq.heappush(self._deadlines, (exchange.deadline()[0], next(self._order), exchange))
 
     def _look_at_deadline(self, exchange: Exchange, now_ns: int) -> None:
-        """Gives up what is over its time. What has gone on meanwhile gets the time that it then has."""
+        """Ends a request after its deadline. A request that made progress gets its new deadline."""
         if exchange.connection is None:
             return
         deadline_ns, kind, reason = exchange.deadline()
@@ -207,7 +206,7 @@ class SocketLoop:
             self._watch_deadline(exchange)
 
     def _end(self, exchange: Exchange, kind: int, reason: str) -> None:
-        """The last word on a request: its terminal event, its connection, whoever waits for it."""
+        """Ends a request: its terminal event, its connection, and the call of `on_ended`."""
         connection, outgoing = exchange.connection, exchange.outgoing
         ended_ns = monotonic_ns()
         self.log.add(outgoing.index, ended_ns, kind, b"" if kind == CLOSED else reason.encode())
@@ -235,7 +234,7 @@ class SocketLoop:
 
 
 class _Poller:
-    """epoll, or poll where there is none: which of the registered descriptors are ready, soonest after `wait_ns`."""
+    """epoll, or poll where it is absent."""
 
     def __init__(self) -> None:
         # Locust has gevent take both out of the module `select`.

@@ -1,4 +1,4 @@
-"""Scheduled request + prompt → the bytes that go on the wire. All are made before the first one is sent."""
+"""Scheduled request + prompt → the bytes of its HTTP request. All are built before the first one is sent."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from loadgen.schedule.ideal_prefix_hits import tree_path
 from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, authorisation
 
-PASSED_ON = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
+SAMPLING_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n")
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _SLOT = "\0 the conversation so far"
 _NO_LENGTH = b"Content-Length: 0"
@@ -21,10 +21,10 @@ def build_wire_requests(
     scenario: Scenario, seed: int, schedule: list[ScheduledRequest], endpoint: Endpoint, model: str,
     tokenizer: str | None = None, part: list[ScheduledRequest] | None = None,
 ) -> dict[int, bytes | TurnParts]:  # fmt: skip
-    """Bytes by index; of a session's turns the parts that become bytes when the answers are known.
+    """Bytes by index; for the turns of a session TurnParts, which become bytes once the answers are known.
 
-    `part` are those of the schedule that are wanted, by default all; a request has the same bytes in any part. Raises
-    ScenarioError where the tokenizer or the prose cannot be read.
+    `part`: the requests to build, by default all; a request has the same bytes in any part. Raises ScenarioError if the
+    tokenizer or the prose cannot be read.
     """
     wanted = {request.index for request in (schedule if part is None else part)}
     in_turns = {klass.klass for klass in scenario.workload.classes if klass.session is not None}
@@ -45,8 +45,8 @@ def build_wire_requests(
 
 def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, body: dict[str, Any]) -> TurnParts:
     key = "messages" if target.api == "chat" else "prompt"
-    said = body[key] if target.api == "chat" or not request.turn else f" {body[key]}"
-    message, slot = _json(said)[1:-1], _json(_SLOT)
+    text = body[key] if target.api == "chat" or not request.turn else f" {body[key]}"
+    message, slot = _json(text)[1:-1], _json(_SLOT)
     opening, closing = (b"[", b"]") if target.api == "chat" else (b'"', b'"')
     before, after = _json(body | {key: _SLOT}).split(slot)
     # The length is known with the answer: headers are made around that of no body.
@@ -55,7 +55,7 @@ def _turn_parts(endpoint: Endpoint, target: Target, request: ScheduledRequest, b
 
 
 class PromptWriter:
-    """Owns the prefixes that prompts share, each written once."""
+    """Owns the shared prefixes, each written once."""
 
     def __init__(self, scenario: Scenario, source: PromptSource):
         self._classes = {klass.klass: klass for klass in scenario.workload.classes}
@@ -63,10 +63,11 @@ class PromptWriter:
         self._prefixes: dict[tuple, str] = {}
 
     def prompt(self, request: ScheduledRequest) -> Prompt | list[dict[str, Any]]:
-        """What the request asks; recorded messages as they are. Requests in order of the schedule, each once."""
+        """The prompt of a request; recorded messages as they are. Call once for each request, in order of the
+        schedule."""
         if request.content:
-            said = json.loads(request.content)
-            return Prompt("", said) if isinstance(said, str) else said
+            text = json.loads(request.content)
+            return Prompt("", text) if isinstance(text, str) else text
         if request.block_ids:
             blocks = (request.block_ids, request.block_tokens, request.prompt_tokens, request.index)
             return Prompt("", self._source.by_name.blocks(*blocks))
@@ -80,7 +81,7 @@ class PromptWriter:
         return self._source.prompt(size, prefix, shared)
 
     def skip(self, request: ScheduledRequest) -> None:
-        """Stands for `prompt` where another process writes it: the prose of those behind it stays where it is."""
+        """Replaces `prompt` for a request of another process, so that later prompts use the same prose."""
         if not request.content and not request.block_ids and self._classes[request.klass].content != "random":
             self._source.skip()
 
@@ -113,7 +114,7 @@ def prefix_tokens(request: ScheduledRequest) -> int:
 def json_body(
     scenario: Scenario, request: ScheduledRequest, prompt: Prompt | list[dict[str, Any]], model: str
 ) -> dict[str, Any]:
-    """The request in OpenAI's words. Defaults of a scenario are left out: not every server knows them."""
+    """The request's JSON body. Defaults of a scenario are left out: not every server knows them."""
     target = scenario.target
     body: dict[str, Any] = {"model": model, "max_tokens": request.max_tokens, "temperature": request.temperature}
     if isinstance(prompt, list):
@@ -148,20 +149,20 @@ def json_body(
 
 
 def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
-    """What the class, and above it the request's variant, says of sampling and of the answer's form."""
+    """Sampling and response format of the class, overridden by those of the request's variant."""
     klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
     layers = [klass, *([klass.variants[request.variant]] if request.variant >= 0 else [])]
-    said: dict[str, Any] = {}
+    text: dict[str, Any] = {}
     for layer in layers:
-        said |= {name: value for name in PASSED_ON if (value := getattr(layer, name)) is not None}
+        text |= {name: value for name in SAMPLING_FIELDS if (value := getattr(layer, name)) is not None}
         if layer.response_format is not None or layer.regex is not None:  # an answer has one form
-            said.pop("response_format", None), said.pop("structured_outputs", None)
+            text.pop("response_format", None), text.pop("structured_outputs", None)
         if layer.response_format is not None:
-            said["response_format"] = layer.response_format
+            text["response_format"] = layer.response_format
         if layer.regex is not None:
-            said["structured_outputs"] = {"regex": layer.regex}
-        said |= layer.extra_body
-    return said
+            text["structured_outputs"] = {"regex": layer.regex}
+        text |= layer.extra_body
+    return text
 
 
 def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, content: bytes) -> bytes:

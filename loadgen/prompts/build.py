@@ -1,15 +1,15 @@
-"""Prompts of a wanted length, cut from prose, all different unless a shared prefix is asked for.
+"""Prompts of a given length, cut from prose. They share no beginning, except for an explicit shared prefix.
 
-Each begins with a few words drawn from the seed and its number. A run of another seed cuts the same prose at the same
-words, and would otherwise find its prompts in the prefix cache of a server that runs on.
+Each starts with a few words drawn from the seed and its number. Otherwise a run with another seed would cut the same
+prose at the same words, and find its prompts in the prefix cache of a running server.
 
-With the target's tokenizer a prompt has the wanted number of tokens, but for the rare cut that no prefix of the text
-hits exactly; counted by a server, within a word. Without one it is measured in words at TOKENS_PER_WORD, right
-within some 15 % for English and a vocabulary of 30,000 or more; the server's own count is what the records keep.
+With the target's tokenizer a prompt has the exact number of tokens, except where no prefix of the text has it; with a
+server as the tokenizer it is right within a word. Without one it is measured in words at TOKENS_PER_WORD: right within
+some 15 % for English and a vocabulary of 30,000 or more. The records have the server's own count.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ _CUT_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is sent: `prefix` is shared word for word, `body` belongs to this request alone; joined by one space."""
+    """`prefix` is shared word for word, `body` belongs to this request alone; one space joins them."""
 
     prefix: str
     body: str
@@ -46,15 +46,12 @@ class Prompt:
 
 @contextmanager
 def tokenizer_of(named: str | None, endpoint: Endpoint, model: str) -> Iterator[Encoder | None]:
-    """What prompts are measured with: a file, the server itself, or nothing. Raises ScenarioError."""
+    """The tokenizer that measures prompts: a file, the server itself, or None. Raises ScenarioError."""
     if named != SERVER:
         yield None if named is None else load_tokenizer(named)
         return
-    asked = ServerTokenizer(endpoint, model)
-    try:
-        yield asked
-    finally:
-        asked.close()
+    with closing(ServerTokenizer(endpoint, model)) as tokenizer:
+        yield tokenizer
 
 
 def load_tokenizer(path_or_name: str) -> Tokenizer:
@@ -102,14 +99,12 @@ class PromptSource:
         return Prompt(prefix, self._cut(self._lead("prompt", number), start, num_tokens - prefix_tokens, prefix))
 
     def skip(self) -> None:
-        """Passes over one prompt, so that the next is the one that it would have been behind it."""
+        """Skips one prompt, so that the next is the same as after it."""
         self._used += 1
 
     def shared_prefix(self, name: str, num_tokens: int, behind: str = "") -> str:
-        """The prefix of this name: the same in every prompt, process and run of one seed.
-
-        `behind` is the text that it follows; the tokens are counted as they are there.
-        """
+        """The prefix of this name: the same in every prompt, process and run of one seed. Tokens are counted after the
+        text `behind`."""
         start = stable_seed(self._seed, "prefix", name) % len(self._words)
         return self._cut(self._lead("prefix", name), start, num_tokens, behind)
 
@@ -127,7 +122,7 @@ class PromptSource:
         return places
 
     def _cut(self, lead: list[int], start: int, num_tokens: int, prefix: str) -> str:
-        """Text of `num_tokens` tokens, as they count after `prefix`: `lead`, then the prose from word `start` on."""
+        """Text of `num_tokens` tokens, counted after `prefix`: `lead`, then the prose from word `start` on."""
         words = max(1, self._words_for(lead, start, num_tokens))
         if self._tokenizer is None:
             return self._text(lead, start, words)
@@ -149,7 +144,7 @@ class PromptSource:
         return best[1]
 
     def _trim(self, text: str, surplus: int, best: tuple[int, str]) -> str:
-        """Cuts the last word short by whole tokens, where the rest still encodes as it did."""
+        """Removes whole tokens from the last word, if the rest still encodes as before."""
         if not isinstance(self._tokenizer, Tokenizer):  # a server does not tell where a token ends
             return best[1]
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
@@ -168,7 +163,7 @@ class PromptSource:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _words_for(self, lead: list[int], start: int, num_tokens: int) -> int:
-        """How many words of `lead` and then from `start` on hold about `num_tokens`, round the circle where need be."""
+        """The number of words, of `lead` and then from `start` on, that hold about `num_tokens`."""
         of_lead = np.cumsum([self._tokens_before[place + 1] - self._tokens_before[place] for place in lead])
         if num_tokens <= of_lead[-1]:
             return 1 + int(np.searchsorted(of_lead, num_tokens))
@@ -194,7 +189,7 @@ def _tokens_before_each_word(words: list[str], tokenizer: Encoder | None) -> np.
 
 
 def _counts_by_stretch(words: list[str], tokenizer: Encoder) -> np.ndarray:
-    """[num_words] the mean of the stretch that a word is in: a server is asked for stretches, not for words."""
+    """[num_words] the mean of each word's stretch: a server counts stretches, which need fewer requests than words."""
     stretches = [words[start : start + WORDS_A_QUESTION] for start in range(0, len(words), WORDS_A_QUESTION)]
     encoded = tokenizer.encode_batch([" ".join(stretch) for stretch in stretches], add_special_tokens=False)
     means = [len(encoding.ids) / len(stretch) for encoding, stretch in zip(encoded, stretches, strict=True)]

@@ -1,4 +1,4 @@
-"""A session's requests, each made once the answer before it is there, by joining parts that were made beforehand."""
+"""The requests of a session. Each is joined from prebuilt parts once the answer before it has arrived."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ _AROUND_ANSWER = {"chat": (b',{"role":"assistant","content":"', b'"},'), "comple
 
 @dataclass(frozen=True, slots=True)
 class TurnParts:
-    """One request of a session in pieces. Its bytes are `head`, the length of the body, `headers`, and the body:
+    """One request of a session in parts. Its bytes are `head`, the length of the body, `headers`, and the body:
     `before`, the conversation so far, `message`, `after`."""
 
     api: str

@@ -1,10 +1,10 @@
-"""Text of an exact number of tokens, from a name: words that are one token each, wherever they stand.
+"""Text of an exact number of tokens, from a name: words that are one token each, in any position.
 
-A word qualifies if the tokenizer makes one token of it both at the beginning of a text and after a space. Tokenizers
-split at spaces before they merge, so words joined by spaces keep their boundaries: two texts share exactly the tokens
-of the words that they share. That is checked once for every tokenizer, by encoding, and never assumed.
+A word qualifies if the tokenizer encodes it as one token at the beginning of a text and after a space. Tokenizers split
+at spaces before they merge, so words joined by spaces keep their boundaries: two texts share exactly the tokens of
+their shared words. Encoding a sample checks this for every tokenizer.
 
-Without a tokenizer there are no such words: a text has as many words of the prose as TOKENS_PER_WORD gives.
+Without a tokenizer a text has as many words of the prose as TOKENS_PER_WORD gives.
 """
 
 import math
@@ -24,7 +24,7 @@ SAMPLE = 400
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer; `tokenizers.Tokenizer` has it."""
+    """The used part of `tokenizers.Tokenizer`."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Any: ...
 
@@ -32,7 +32,7 @@ class Encoder(Protocol):
 
 
 class WordSource:
-    """Texts by name. The same seed and name give the same words in every process; a shorter one is a beginning."""
+    """Texts by name. The same seed and name give the same words in every process; a shorter text is a beginning."""
 
     def __init__(self, seed: int, encoder: Encoder | None, prose: list[str]):
         self._seed = seed
@@ -46,10 +46,8 @@ class WordSource:
         return [self._words[index] for index in chosen[: self._num_words(num_tokens)]]
 
     def blocks(self, ids: tuple[int, ...], block_tokens: int, num_tokens: int, request: int) -> str:
-        """A prompt of a trace's blocks, the last one as full as `num_tokens` leaves it.
-
-        Tokens beyond the blocks are the request's own.
-        """
+        """A prompt of a trace's blocks, the last one cut to `num_tokens`. Tokens beyond the blocks are the request's
+        own."""
         words: list[str] = []
         for place, block in enumerate(ids):
             size = min(block_tokens, num_tokens - place * block_tokens)
@@ -91,6 +89,6 @@ def _candidates(encoder: Encoder, prose: list[str]) -> list[str]:
 
 
 def _fit(encoder: Encoder, words: list[str]) -> list[bool]:
-    """Whether each word is one token at the beginning and one token behind another word: twice it is two."""
+    """Whether each word is one token at the beginning and after another word: twice the word is two tokens."""
     twice = encoder.encode_batch([f"{word} {word}" for word in words], add_special_tokens=False)
     return [len(two.ids) == 2 for two in twice]

@@ -1,4 +1,4 @@
-"""Raw events → rows of the client table while the run goes on, in a process that sends nothing itself."""
+"""Raw events → rows of the client table during the run, in a process that sends nothing itself."""
 
 import os
 import time
@@ -15,10 +15,8 @@ from metrics.run.segments import write_segment
 
 
 class LiveTable:
-    """Owns the events of requests that have not ended yet. Reads every segment once.
-
-    What it writes are segments of `client`; the table that is built after the run takes their place.
-    """
+    """Owns the events of open requests. Reads every segment once, and writes segments of `client`; the table that is
+    built after the run replaces them."""
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
@@ -28,7 +26,7 @@ class LiveTable:
         self._schedule, self._scenario = [], ""
 
     def update(self) -> None:
-        """Writes the requests that ended since the last time. A disk that refuses costs the view, never the run."""
+        """Writes the requests that ended since the last call. A write error costs the live view, never the run."""
         with suppress(OSError, pa.ArrowException):
             self._update()
 

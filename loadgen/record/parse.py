@@ -1,4 +1,4 @@
-"""Raw events + schedule → `client.parquet`. Pure over what is on disk: the same after a run, and after a kill -9."""
+"""Raw events + schedule → `client.parquet`. A pure function of the files: the same after a run and after a kill -9."""
 
 from array import array
 from collections.abc import Container, Iterator
@@ -46,21 +46,21 @@ Event = tuple[int, int, int, bytes]  # index, ns, kind, data
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a run's raw events say of all its requests together."""
+    """Totals of a run's raw events."""
 
     started: bool  # whether the schedule began at all
     num_records: int
-    num_unfinished: int  # of them: never sent, or without a recorded end
-    num_never_due: int  # of a closed loop: built, but no slot came to them
-    ran_out: bool  # of a closed loop: a slot was free, but nothing was left for it
+    num_unfinished: int  # never sent, or without a recorded end
+    num_never_due: int  # requests of a closed loop that no slot reached
+    ran_out: bool  # a slot of a closed loop was free, but no request was left
     client_error: dict[str, float | None]
     streams: np.ndarray  # [replies with text, 3]: ns of the first and of the last chunk, number of chunks
     sent: list[ScheduledRequest]  # in the order of sending
     measured: Container[int]  # indexes of the requests that count
 
 
-class Reading:
-    """Reads a run's records one by one, and adds up what is to be known of all of them."""
+class RunReader:
+    """Reads a run's records one by one and accumulates their totals."""
 
     def __init__(self, run_dir: Path):
         self._schedule, self._scenario = read_schedule(run_dir)
@@ -72,11 +72,9 @@ class Reading:
         self._streams = array("q")
 
     def records(self) -> Iterator[ClientRecord]:
-        """In order of the schedule. Requests without an end are `missing`, whatever came of them.
-
-        One of a closed loop whose turn never came was not meant to be sent, and has none. Where the schedule never
-        began, the first stamp of all stands for its start.
-        """
+        """In order of the schedule. A request without an end is `missing`. A request of a closed loop without a due
+        time was not meant to be sent, and has no record. If the schedule never began, the first stamp stands for its
+        start."""
         stream = events_by_request(self._files)
         upcoming = next(stream, None)
         start_ns = None
@@ -105,11 +103,10 @@ class Reading:
                 yield record
 
     def parsed(self) -> Parsed:
-        """What is known once all records are read.
+        """The totals, once all records are read.
 
-        `lag_…` is how late the generator itself was, due → sent; `dispatch_…` its part before the socket was opened:
-        both of the requests that count. Where connections are reused, `stale_connections` counts those that the server
-        had closed before they were wanted.
+        `lag_…` is the delay of the generator itself, due → sent; `dispatch_…` is its part before the socket was opened;
+        both of measured requests. With reused connections, `stale_connections` counts those that the server had closed.
         """
         index, due_ns, dispatched_ns, sent_ns = np.array(self._moments, dtype=np.int64).reshape(-1, 4).T
         counts = after_warmup(due_ns, self._warmup_s, sum(self._schedule[place].prelude for place in index))
@@ -139,24 +136,22 @@ class Reading:
 
 
 def read_records(run_dir: Path) -> list[ClientRecord]:
-    """All records of a run that is short enough to stand in memory."""
-    return list(Reading(run_dir).records())
+    """All records of a run that fits in memory."""
+    return list(RunReader(run_dir).records())
 
 
 def build_client_table(run_dir: Path) -> Parsed:
-    """Writes `client.parquet` from the schedule and the raw events, in place of what was parsed under way.
-
-    Only once nobody writes events: makes one file of their segments too.
-    """
+    """Writes `client.parquet` from the schedule and the raw events, in place of its segments. Call it once no process
+    writes events: their segments become one file too."""
     compact_events(run_dir)
-    reading = Reading(run_dir)
-    records = reading.records()
+    run_reader = RunReader(run_dir)
+    records = run_reader.records()
     pieces = iter(lambda: [row(record) for record in islice(records, RECORDS_AT_ONCE)], [])
     schema = SCHEMAS["client"]
     tables = (pa.Table.from_pylist(piece, schema=schema) for piece in pieces)
     replace_in_pieces(run_dir / "client.parquet", schema, tables)
     discard_segments(run_dir, "client")
-    return reading.parsed()
+    return run_reader.parsed()
 
 
 def events_by_request(files: list[Path]) -> Iterator[tuple[int, list[Event]]]:
@@ -172,10 +167,8 @@ def events_by_request(files: list[Path]) -> Iterator[tuple[int, list[Event]]]:
 
 
 def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event]) -> int | None:
-    """When a request was meant to be sent: at its moment of the schedule, or when what it hung on was over.
-
-    One of the prelude was due when its turn came. None for what has no moment, and nothing that was stamped tells one.
-    """
+    """When a request was due: at its time of the schedule, or at the DUE stamp if it depended on a reply. A prelude
+    request was due at its first event. None if no stamp has the time."""
     if request.prelude:
         return events[0][1] if events else None
     if request.due_offset_ns is not None:
@@ -184,7 +177,7 @@ def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event
 
 
 def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
-    """What the events of a request say of it."""
+    """The record of one request."""
     reader = ReplyReader()
     sent_ns = last_byte_ns = None
     end, reason = None, ""
@@ -208,7 +201,8 @@ def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events:
 
 
 def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple[str, str | None]:
-    """One of CLIENT_STATUSES, and why. A whole answer counts whatever happened to the connection afterwards."""
+    """One of CLIENT_STATUSES, and the reason. A complete answer counts, whatever happened to the connection
+    afterwards."""
     if reply.error:
         return "error", reply.error
     if reply.finished and (reply.complete or end is not None):

@@ -1,4 +1,4 @@
-"""Begins a run directory before the load and finishes it after: whoever begins it finishes it."""
+"""Starts a run directory before the load and finishes it after."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,17 +8,20 @@ import yaml
 
 from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
 from loadgen.record.parse import Parsed, build_client_table
-from loadgen.record.prefix_facts import with_prefix
 from loadgen.reference_server.accuracy import with_calibration
 from loadgen.scenario.scenario import Scenario
+from loadgen.scenario.workload import Workload
 from loadgen.schedule.closed_loop import loop_doubt
 from loadgen.schedule.facts import arrival_facts
+from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from loadgen.schedule.request import SCHEDULE_FILE
 from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
 from metrics.machine.client_error import beyond_capacity
 from metrics.machine.host import hardware, versions
-from metrics.run.directory import RunDirectory, wall_anchor
+from metrics.run.directory import RunDirectory, engine_settings, wall_anchor
+from metrics.sources.view import reported_settings
 
+ASSUMED_BLOCK_TOKENS = 16  # of our engine and of vLLM by default
 UNFINISHED = "the run did not finish"
 # A generator that is late by more than this share of the tightest TTFT objective decides by itself who keeps it.
 LAG_SHARE_OF_TTFT = 0.10
@@ -29,10 +32,10 @@ def begin_run(
     run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], command: list[str] | None = None,
     workload: dict[str, Any] | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Makes the run directory. Until it is finished it says that it is not valid. Raises RunDataError.
+    """Creates the run directory, not valid until it is finished. Raises RunDataError.
 
-    `command` are the words that repeat the run (see `repeat_command`), or None where no command does;
-    `workload` is what `workload_facts` found.
+    `command`: the words that repeat the run (see `repeat_command`), None where no command does; `workload` as from
+    `workload_facts`.
     """
     return RunDirectory.create(
         run_dir,
@@ -56,7 +59,8 @@ def begin_run(
 
 
 def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:
-    """The words that repeat a run, but for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives none."""
+    """The words that repeat a run, except for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives
+    none."""
     words = ["sojourn", verb, scenario.given_as]
     for name, value in options.items():
         entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else [value]
@@ -65,12 +69,12 @@ def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> 
 
 
 def _as_yaml(value: Any) -> str:
-    """What `--set` reads back as the value: 4, true, cpu, '4' for the text."""
+    """The text that `--set` reads back as this value: 4, true, cpu, '4' for the text."""
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("\n").removesuffix("\n...")
 
 
 def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
-    """Parses what was recorded, compacts it and says whether the run is valid; `reasons` are those known already."""
+    """Parses the events, compacts the run and writes whether it is valid; `reasons` are those known already."""
     parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
     run.compact()
     _judge(run, parsed, reasons)
@@ -78,10 +82,10 @@ def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
 
 
 def recover(run_dir: Path | str) -> bool:
-    """Builds the client table of a run whose processes were all killed, or to which the events that workers recorded on
-    other hosts were brought since, and judges it anew. Returns whether there was anything to do.
+    """Builds the client table of a run whose processes were killed, or that got events of workers on other hosts since,
+    and judges it again. Returns whether there was anything to do.
 
-    Cheap where there is not, and never in the way of a run under way: call it before reading any run.
+    Cheap otherwise, and harmless to a run in progress: call it before reading any run.
     """
     run_dir = Path(run_dir)
     segments, schedule = run_dir / f"{RAW_TABLE}.parts", run_dir / SCHEDULE_FILE
@@ -96,8 +100,8 @@ def recover(run_dir: Path | str) -> bool:
 
 
 def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None:
-    """Says in `run.json` how far the run can be trusted: `reasons` are what ended its load, the others are told by what
-    was recorded, and found anew each time."""
+    """Writes into `run.json` whether the run is valid. `reasons` ended its load; the other reasons follow from the
+    records."""
     discard_progress(run.path)
     meta = run.meta()
     shards = read_shards(run.path, meta.get("load_processes") or ())
@@ -120,7 +124,7 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
 
 
 def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str]:
-    """Why the figures of a run cannot be trusted."""
+    """Reasons not to trust the figures of a run."""
     if parsed is None:
         return ["nothing was sent"]
     if not parsed.started:
@@ -141,3 +145,21 @@ def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str
             "lower the rate, or give it a core of its own"
         )
     return found
+
+
+def with_prefix(run: RunDirectory, meta: dict[str, Any], parsed: Parsed) -> dict[str, Any]:
+    """The run's `workload` with `prefix`, where its requests share anything."""
+    workload = Workload(**meta["scenario"]["workload"])
+    reported = cache_block_tokens(run, meta)
+    found = ideal_hit_rate(workload, parsed.sent, parsed.measured, reported or ASSUMED_BLOCK_TOKENS)
+    prefix = {} if found is None else {"prefix": found | {"block_tokens_assumed": reported is None}}
+    return (meta.get("workload") or {}) | prefix
+
+
+def cache_block_tokens(run: RunDirectory, meta: dict[str, Any]) -> int | None:
+    """Tokens of a block of the server's cache, from its settings or its own report; None if neither says it."""
+    size = engine_settings(meta).get("block_size") or reported_settings(run).get("block_size")
+    try:
+        return max(1, int(size))
+    except (TypeError, ValueError):  # a foreign server may call it "auto"
+        return None

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -27,12 +28,21 @@ REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class PlainServer:
-    """Answers every request on a connection with the same bytes, and hangs up after `hang_up_after` of them."""
+    """Answers every request on a connection with the same bytes, and hangs up after `hang_up_after` of them.
 
-    def __init__(self, hang_up_after: int = 10**6, delay_s: float = 0.0, tls: ssl.SSLContext | None = None):
+    It calls `before_reply` between a request and its reply.
+    """
+
+    def __init__(
+        self,
+        hang_up_after: int = 10**6,
+        before_reply: Callable[[], object] = lambda: None,
+        tls: ssl.SSLContext | None = None,
+    ):
         self._tls = tls
         self.connections, self.requests = 0, 0
-        self._hang_up_after, self._delay_s = hang_up_after, delay_s
+        self.replied, self.hung_up = threading.Event(), threading.Event()
+        self._hang_up_after, self._before_reply = hang_up_after, before_reply
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = (socket.AF_INET, self._listening.getsockname())
         threading.Thread(target=self._accept, daemon=True).start()
@@ -53,9 +63,11 @@ class PlainServer:
         with connection:
             while answered < self._hang_up_after and self._read(connection):
                 self.requests += 1
-                time.sleep(self._delay_s)
+                self._before_reply()
                 connection.sendall(REPLY)
+                self.replied.set()
                 answered += 1
+        self.hung_up.set()
 
     def _read(self, connection: socket.socket) -> bytes:
         content = connection.recv(65_536)
@@ -65,14 +77,22 @@ class PlainServer:
         return content
 
 
-def sent(server: PlainServer, dues_ms: list[int], reuse: bool) -> tuple[list, SocketLoop]:
-    """Sends a request at each of these milliseconds and returns how they ended."""
+def request(index: int) -> Outgoing:
+    return Outgoing(index, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0))
+
+
+def sent(server: PlainServer, count: int, reuse: bool, at_once: bool = True) -> tuple[list, SocketLoop]:
+    """Sends requests at once, or each after the end of the one before, and returns how they ended."""
     ends = []
-    loop = SocketLoop(server.address, None, lambda outgoing, ended: ends.append((outgoing.index, ended)), reuse=reuse)
-    start_ns = time.monotonic_ns() + 10_000_000
-    for index, due_ms in enumerate(dues_ms):
-        wire = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
-        loop.at(Outgoing(index, start_ns + due_ms * 1_000_000, wire, Limits(5.0)))
+
+    def ended(outgoing, end):
+        ends.append((outgoing.index, end))
+        if not at_once and len(ends) < count:
+            loop.at(request(len(ends)))
+
+    loop = SocketLoop(server.address, None, ended, reuse=reuse)
+    for index in range(count if at_once else 1):
+        loop.at(request(index))
     loop.run()
     loop.close()
     return ends, loop
@@ -81,21 +101,22 @@ def sent(server: PlainServer, dues_ms: list[int], reuse: bool) -> tuple[list, So
 @pytest.mark.parametrize(("reuse", "connections"), [(False, 4), (True, 1)])
 def test_connections_are_kept_only_where_the_target_says_so(reuse, connections):
     server = PlainServer()
-    ends, _ = sent(server, [0, 60, 120, 180], reuse)
+    ends, _ = sent(server, 4, reuse, at_once=False)
     assert [index for index, ended in ends if not ended.reason] == [0, 1, 2, 3]
     assert (server.connections, server.requests) == (connections, 4)
 
 
 def test_requests_that_overlap_never_share_a_connection():
-    server = PlainServer(delay_s=0.3)
-    ends, _ = sent(server, [0, 50, 100], reuse=True)
+    all_three = threading.Barrier(3, timeout=10)  # no reply before the third request has come
+    server = PlainServer(before_reply=all_three.wait)
+    ends, _ = sent(server, 3, reuse=True)
     assert len(ends) == 3 and server.connections == 3
 
 
 def test_connection_closed_by_the_server_is_replaced_before_anything_is_sent():
     """The server hangs up after each reply without a word: nothing is lost, nothing is sent twice, and it is booked."""
     server = PlainServer(hang_up_after=1)
-    ends, loop = sent(server, [0, 0, 0], reuse=True)
+    ends, loop = sent(server, 3, reuse=True)
     assert len(ends) == 3 and server.requests == 3
     connection = next(iter(loop._connections.values()), None)
     assert connection is None  # those that were closed are not kept
@@ -109,11 +130,11 @@ def test_stale_connection_is_booked(tmp_path):
     def follow(outgoing, ended):
         ends.append(ended)
         if len(ends) == 1:
-            time.sleep(0.1)  # the loop does not look while the server hangs up
-            loop.at(Outgoing(1, time.monotonic_ns(), outgoing.wire, outgoing.limits))
+            server.hung_up.wait(10)  # the loop does not look while the server hangs up
+            loop.at(request(1))
 
     loop = SocketLoop(server.address, None, follow, reuse=True)
-    loop.at(Outgoing(0, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
+    loop.at(request(0))
     loop.run()
     assert [ended.reason for ended in ends] == ["", ""] and server.requests == 2
     assert list(loop.log.kind).count(RECONNECTED) == 1
@@ -171,21 +192,22 @@ def test_limits_of_a_target_are_all_passed_on():
 
 
 def test_bytes_are_stamped_when_they_came_however_late_they_are_read(tmp_path):
-    """The loop is held up for 0.2 s while the reply is there: its stamp is of before."""
-    server, held = PlainServer(delay_s=0.05), []
+    """The loop does not read before the reply has come: its stamp is of the arrival, not of the read."""
+    may_reply, read_from_ns = threading.Event(), []
+    server = PlainServer(before_reply=lambda: may_reply.wait(10))
 
     def hold(now_ns):
-        if not held and server.requests:
-            held.append(time.monotonic_ns())
-            time.sleep(0.2)
+        if server.requests and not may_reply.is_set():
+            may_reply.set()
+            server.replied.wait(10)
+            time.sleep(0.01)  # far more than the comparison of the clocks may be off
+            read_from_ns.append(time.monotonic_ns())
 
     loop = SocketLoop(server.address, None, lambda *_: None, on_turn=hold)
-    loop.at(Outgoing(0, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
-    loop.at(Outgoing(1, time.monotonic_ns() + 20_000_000, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0)))
-    loop.run()
+    loop.run([request(0)])
     stamp = next(ns for ns, kind in zip(loop.log.ns, loop.log.kind, strict=True) if kind == BYTES)
     loop.close()
-    assert held and stamp - held[0] < 0.15e9  # a busy machine may begin to hold it when the reply is there
+    assert read_from_ns and stamp < read_from_ns[0]
 
 
 def ancillary(wall_ns: int) -> list:
@@ -215,7 +237,7 @@ def test_stamp_of_the_kernel_is_brought_onto_the_monotonic_clock(monkeypatch):
 
 def test_wall_clock_that_is_set_while_the_loop_waits_moves_no_stamp(monkeypatch):
     """The clock is an hour behind until the wait in which the reply comes: the kernel has stamped it by the new one."""
-    server, behind_ns = PlainServer(delay_s=0.05), [3600 * 10**9]
+    server, behind_ns = PlainServer(before_reply=lambda: time.sleep(0.05)), [3600 * 10**9]
     monkeypatch.setattr(stamps, "clock_gettime_ns", lambda clock: time.clock_gettime_ns(clock) - behind_ns[0])
     loop = SocketLoop(server.address, None, lambda *_: None)
     wait = loop._poller.wait

@@ -3,9 +3,8 @@
 import pandas as pd
 import pytest
 
-from loadgen.record.prefix_facts import cache_block_tokens
 from loadgen.run.experiment import load_url, run_scenario
-from loadgen.run.run_files import begin_run
+from loadgen.run.run_files import begin_run, cache_block_tokens
 from loadgen.scenario.scenario import load_scenario
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.facts import repeated_texts, workload_facts

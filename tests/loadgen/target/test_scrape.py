@@ -4,9 +4,11 @@ import http.server
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from loadgen.target import scrape
 from loadgen.target.endpoint import parse_base_url
 from loadgen.target.processes import free_port
 from loadgen.target.scrape import Scraper, rows_of
@@ -73,7 +75,33 @@ def test_failed_scrapes_are_counted_and_recorded_as_such(tmp_path):
     assert scraper.failed == taken.failed == 2 and len(taken.answered_ns) == server.asked - 2
 
 
-def test_page_slower_than_the_interval_is_not_asked_for_more_often_to_make_up(tmp_path):
+def test_page_slower_than_the_interval_skips_the_turns_that_it_missed(tmp_path, monkeypatch):
+    """Planted clock: the first page of the thread takes 0.45 s, the others no time."""
+    now_s, asked_at_s = [100.0], []
+
+    def page(endpoint):
+        asked_at_s.append(now_s[0])
+        now_s[0] += 0.45 if len(asked_at_s) == 1 else 0.0
+        return rows_of(PAGE, round(now_s[0] * 1e9), took_s=now_s[0] - asked_at_s[-1])
+
+    class Stopping:
+        def wait(self, timeout_s: float) -> bool:
+            now_s[0] += timeout_s
+            return len(asked_at_s) == 4
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], monotonic_ns=lambda: 0, time_ns=time.time_ns)
+    monkeypatch.setattr(scrape, "time", clock)
+    monkeypatch.setattr(scrape, "scrape", page)
+    scraper = Scraper(parse_base_url("http://127.0.0.1:1"), tmp_path, interval_s=0.1)
+    monkeypatch.setattr(scraper, "_stopping", Stopping())
+    scraper._run()
+    # The first page is read at 100.55 s: the turns of 100.2 to 100.4 s have passed, that of 100.5 s is late.
+    assert asked_at_s == pytest.approx([100.1, 100.55, 100.6, 100.7, 100.8])
+    assert (scraper.skipped, scraper.failed) == (3, 0)
+
+
+@pytest.mark.slow
+def test_real_page_slower_than_the_interval_is_not_asked_for_more_often_to_make_up(tmp_path):
     server = PageServer(lambda asked: time.sleep(0.45 if asked == 2 else 0) or PAGE)
     scraper = Scraper(server.endpoint, tmp_path, interval_s=0.1)
     began = time.monotonic()
