@@ -7,6 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from engine.request.policies import POLICIES
+
+_POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
+
 
 class EngineConfig(BaseModel):
     """Settings of one engine. Frozen; unknown names are refused."""
@@ -75,7 +79,7 @@ class EngineConfig(BaseModel):
         validate_default=True,
         description="a prompt is long above this; needs max_long_prefills, and that needs it",
     )
-    policy: Literal["fcfs", "priority", "shortest-prefill-first", "fair-share", "static", "prefill-first"] = Field(
+    policy: Literal[*POLICIES] = Field(
         "fcfs", description="who is served next, who gives way, and whether prompts and decodes share a step"
     )
     priority_ageing: int | None = Field(
@@ -160,21 +164,13 @@ class EngineConfig(BaseModel):
             raise ValueError("telemetry=off leaves no records to make it from; leave one of the two out")
         return value
 
-    @field_validator("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
+    @field_validator(*_POLICY_OF)
     @classmethod
     def _belongs_to_the_policy(cls, value: int | None, info: ValidationInfo) -> int | None:
         policy = _POLICY_OF[info.field_name]
         if value is not None and info.data.get("policy", policy) != policy:
             raise ValueError(f"only policy={policy} uses it, and policy is {info.data['policy']}; leave it out")
         return value
-
-
-_POLICY_OF = {
-    "priority_ageing": "priority",
-    "shortest_ageing": "shortest-prefill-first",
-    "fair_output_weight": "fair-share",
-    "prefill_patience": "prefill-first",
-}
 
 
 def complaint(invalid: ValidationError) -> str:

@@ -214,7 +214,7 @@ class Engine:
     def _request(self, message: Submit) -> Request:
         self._arrivals += 1
         return Request(
-            order=self._arrivals,
+            arrival_index=self._arrivals,
             id=message.request_id,
             prompt_tokens=len(message.prompt_token_ids),
             token_ids=list(message.prompt_token_ids),
@@ -267,7 +267,7 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching)
     return Scheduler(
         pool,
-        make_policy(config, pool),
+        make_policy(dict(config), pool),
         make_journal(config, pool),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

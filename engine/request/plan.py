@@ -1,4 +1,4 @@
-"""What one step computes, what it gave, and who executes it: the words that scheduler, loop and runner share."""
+"""The plan of a step, its outcome, and the runner that executes it: shared by scheduler, loop and runner."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -14,15 +14,15 @@ class ScheduledTokens(NamedTuple):
     new_tokens: int
     past_tokens: int
     kind: str  # one of metrics.records.KINDS
-    samples: bool  # its last position is the last known one, so that the next token can be drawn
+    samples: bool  # its last position is the last known one, so that the next token can be sampled
 
 
 class Preemption(NamedTuple):
-    """A running request gave up its blocks."""
+    """A running request that lost its blocks."""
 
     request: Request
-    wanted_by: str  # id of the request that needed room: itself, if it could not grow and nobody else could give way
-    computed_tokens: int  # positions whose keys and values it gave up; some may be found again by their prefix
+    wanted_by: str  # id of the request that needed blocks: itself, if it could not grow and no other could be preempted
+    computed_tokens: int  # positions whose keys and values it lost; some may be found again by their prefix
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class StepPlan:
     preempted: list[Preemption] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks, from and to, before the step computes
     refusals: dict[str, int] = field(default_factory=dict)  # reason → waiting requests, the head's first
-    held_back_by: str | None = None  # why the head of the queue was refused
+    head_blocked_by: str | None = None  # the reason that refused the head of the queue
     num_waiting: int = 0
-    moves: list[tuple[Request, str | None]] = field(default_factory=list)  # who went aside and why; None: came back
+    side_queue_moves: list[tuple[Request, str | None]] = field(default_factory=list)  # None: back to the queue
     needs_commit: bool = False  # the next step cannot be planned before this one is committed
     planned_ns: int = 0  # when it was decided, where the books are kept
     has_prompts: bool = False  # it may hold more than one token of a request, or other work than decoding
@@ -47,12 +47,11 @@ class StepPlan:
         self.scheduled.append(item)
         self.budget_left -= item.new_tokens
 
-    def gave_way(self, request: Request) -> bool:
-        """Whether this plan took its blocks."""
+    def has_preempted(self, request: Request) -> bool:
         return any(preemption.request is request for preemption in self.preempted)
 
     def drop(self, request: Request) -> None:
-        """Takes back what was planned for a request that has to give way, and still has its blocks."""
+        """Takes back what was planned for a request that is preempted, while it still has its blocks."""
         self.copies = [copy for copy in self.copies if copy[1] not in request.blocks]
         for item in self.scheduled:
             if item.request is request:
@@ -70,22 +69,22 @@ class LaunchedStep(NamedTuple):
     state: Any  # of the runner that launched it
 
 
-@dataclass(slots=True)  # not frozen: its fields would be set one by one through a call each
+@dataclass(slots=True)  # not frozen: that would set each field through a call
 class StepOutcome:
-    """What a step gave, and the host's clock readings. The device's are told by the host's clock, too."""
+    """The results of a step, and readings of the host's clock, also for the device."""
 
-    sampled: dict[str, int]  # request id → drawn token
-    waited_ns: int  # the logits were there; not before the wait began
+    sampled: dict[str, int]  # request id → token
+    waited_ns: int  # the logits were ready; not before the wait began
     sampled_ns: int  # ... and the tokens
     device_begin_ns: int
     device_end_ns: int
-    sampling_ns: int  # the last part of the device's time
+    sampling_ns: int  # the last part of the device time
     padding_tokens: int = 0
     graph: str = "eager"
-    logit_rows: int = 0  # that were computed: of draws, and of prompt tokens that are told their log-probability
-    entropy_millinats: list[int] = field(default_factory=list)  # of the draws that were looked at
-    kept_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of their distribution
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of drawn tokens, where they are wanted
+    logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
+    entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
+    kept_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of sampled tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.
     finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -96,26 +95,26 @@ class StepOutcome:
 
 
 class Preparation(Protocol):
-    """What a runner has to do for a request before it may be scheduled. Under way beside the loop."""
+    """A runner's work for a request before it may be scheduled. It runs beside the loop."""
 
     is_done: bool
     ready_ns: int  # when it was done
-    error: str | None  # a sentence, if it cannot be
+    error: str | None  # a sentence, if it failed
 
 
 class Runner(Protocol):
     """Executes plans: `launch` queues device work and returns at once, `collect` waits for its result.
 
-    Steps are collected in the order of their launch. Two may be under way: whatever the second one reads that the first
-    one drew is on the device.
+    Steps are collected in the order of their launch. Two may be under way: the second one reads the
+    first one's tokens on the device.
     """
 
     def begin(self, request: Request) -> Preparation | None:
-        """A request arrived. None: it may be scheduled at once. Else when that is done, and unless it failed."""
+        """A request arrived. None: it may be scheduled at once. Else it waits for the preparation."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
 
     def collect(self, step: LaunchedStep) -> StepOutcome: ...
 
     def forget(self, request_id: str) -> None:
-        """A request ended: nothing that was kept for it is needed any more. Unknown ids are none of our business."""
+        """A request ended: its state goes. Unknown ids are ignored."""

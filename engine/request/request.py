@@ -20,12 +20,12 @@ class State(Enum):
 class Request:
     """One sequence. `num_computed_tokens` chases `num_tokens`; there is no prefill phase and no decode phase.
 
-    Steps are planned before the one that came before them was read. So what was computed counts from the moment when it
-    is planned, and `pending` tokens are drawn, but not known yet; `num_committed_tokens` is what steps that were read
-    have computed.
+    A step is planned before the one before it is read. So positions count as computed when they are planned, and
+    `num_unread_tokens` are sampled on the device, but not known yet. `num_committed_tokens` counts the positions of
+    steps that were read.
     """
 
-    order: int  # of arrival: unique, and what every tie is broken by
+    arrival_index: int  # unique: it breaks every tie
     id: str
     prompt_tokens: int
     token_ids: list[int]  # prompt, then output
@@ -38,16 +38,16 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_committed_tokens: int = 0
-    pending: int = 0
-    computed_high_water: int = 0  # positions below it were computed before: doing them again is recompute
+    num_unread_tokens: int = 0
+    computed_high_water: int = 0  # positions below it were computed before: computing them again is recompute
     published_blocks: int = 0
     first_changed_block: int = 0  # index in `blocks`, since a runner last copied them
-    forked: bool = False  # its next position may be in a block that others read
-    held_aside: str | None = None  # why it waits outside the policy's line
+    forked: bool = False  # its next position may be in a block that other requests read
+    side_queue: str | None = None  # the reason, where it waits outside of the policy's queue
     finish_reason: str | None = None
     error: str | None = None  # a sentence, where the finish reason is error
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # so far, where they are wanted
-    # What the record will say.
+    # For the record.
     cached_tokens: int = 0
     computed_tokens: int = 0
     recomputed_tokens: int = 0
@@ -73,25 +73,25 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Known and pending."""
-        return len(self.token_ids) + self.pending
+        """Known and unread."""
+        return len(self.token_ids) + self.num_unread_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Known ones."""
+        """Known tokens."""
         return len(self.token_ids) - self.prompt_tokens
 
     @property
-    def has_drawn_all(self) -> bool:
-        """The token that is pending is the last that it may have."""
-        pending = self.pending
-        return pending > 0 and len(self.token_ids) + pending - self.prompt_tokens >= self.sampling.max_tokens
+    def is_at_max_tokens(self) -> bool:
+        """Its unread token is the last of `max_tokens`."""
+        unread = self.num_unread_tokens
+        return unread > 0 and len(self.token_ids) + unread - self.prompt_tokens >= self.sampling.max_tokens
 
     @property
     def is_prefilling(self) -> bool:
-        """More than the token that was sampled last is still to compute."""
+        """There is more to compute than the token that was sampled last."""
         done = self.num_computed_tokens
-        return len(self.token_ids) + self.pending - done > 1 or done < self.prompt_tokens
+        return len(self.token_ids) + self.num_unread_tokens - done > 1 or done < self.prompt_tokens
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -121,7 +121,7 @@ class Request:
         return self._hashes[:count]
 
     def share_hashes(self, leader: "Request", block_size: int, count: int) -> None:
-        """What the leader hashed need not be hashed again. Many forks fill their next blocks in the same step."""
+        """Takes over the leader's hashes: many forks fill their next blocks in the same step."""
         if len(self._hashes) < count:
             self._hashes = leader.block_hashes(block_size, count)
 

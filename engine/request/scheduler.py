@@ -1,14 +1,14 @@
-"""Which request computes how many tokens in the next step. Deterministic; knows no torch and no clock."""
+"""Plans how many tokens each request computes in the next step. Deterministic, without torch and clock."""
 
 from typing import NamedTuple
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.journal import Journal
-from engine.request.placement import Placement
+from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
-from engine.request.policies.policy import Part, Policy
+from engine.request.policy import Phase, Policy
 from engine.request.request import Request, State
-from engine.request.waiting import WaitingRoom
+from engine.request.waiting import WaitingQueue
 
 
 class Emitted(NamedTuple):
@@ -20,14 +20,14 @@ class Emitted(NamedTuple):
 
 
 class Scheduler:
-    """Owns the waiting and the running requests. The policy says who is next, who gives way and what a step is made of.
+    """Owns the waiting and the running requests. The policy decides who is next, who is preempted, and the phases.
 
     A request is admitted only if its whole prompt fits in the pool, so that no prefill stops half-way for memory. When
-    a running request cannot grow, the last in rank gives up its blocks and computes them again later.
+    a running request cannot grow, the last in rank loses its blocks and computes them again later.
 
     `schedule` may be called before the step that it planned last is committed, if that plan does not need its tokens.
     Positions count as computed when they are planned, for the device works in order; tokens, prefixes and forks wait
-    for the commit. What was planned for a request that turns out to have ended is computed for nothing.
+    for the commit. A planned step of a request that has ended meanwhile is computed in vain.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Scheduler:
         self.chunk = min(max_prefill_chunk_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
-        self.waiting = WaitingRoom(policy, max_long_prefills, long_prefill_tokens)
+        self.waiting = WaitingQueue(policy, max_long_prefills, long_prefill_tokens)
         self.journal = journal
-        self.placement = Placement(pool, journal)
+        self.block_manager = KVBlockManager(pool, journal)
 
     @property
     def num_waiting(self) -> int:
@@ -76,29 +76,29 @@ class Scheduler:
         decodes, prompts = [], []
         for request in self.running:
             (prompts if request.is_prefilling else decodes).append(request)
-        for course in self.policy.courses(self.running):
-            for part in course:
-                if part is Part.ARRIVALS:
+        for phases in self.policy.phases(self.running):
+            for phase in phases:
+                if phase is Phase.ADMISSIONS:
                     self._admit(plan)
-                elif part is Part.DECODES:
+                elif phase is Phase.DECODES:
                     self._continue_decodes(decodes, plan)
                 else:
                     self._continue_prompts(prompts, plan)
             if plan.scheduled:
                 break
-        if plan.held_back_by is None and self.waiting.num_in_line:
-            plan.held_back_by = "policy"
+        if plan.head_blocked_by is None and self.waiting.num_in_queue:
+            plan.head_blocked_by = "policy"
         plan.num_waiting = self.waiting.count
-        plan.refusals = self.waiting.refusals(plan.held_back_by)
-        plan.moves, self.waiting.moves = self.waiting.moves, []
+        plan.refusals = self.waiting.refusals(plan.head_blocked_by)
+        plan.side_queue_moves, self.waiting.moves = self.waiting.moves, []
         self._advance(plan)
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, step: int) -> list[Emitted]:
-        """Takes in what a step computed; who drew a token emits it. For those who have ended since, nothing happens."""
+        """Books what a step computed, and emits its tokens. Requests that have ended since are skipped."""
         emitted, written = [], 0
         sampled, ends, scores = outcome.sampled, outcome.finishes, outcome.prompt_logprobs
-        size, has_followers = self.pool.block_size, self.waiting.has_followers
+        size, has_forks = self.pool.block_size, self.waiting.has_forks
         for item in plan.scheduled:
             request = item.request
             if request.state is State.FINISHED:
@@ -112,17 +112,17 @@ class Scheduler:
             request.last_step = step
             if scores:
                 request.prompt_logprobs += scores.get(request.id, ())
-            if request.state is State.RUNNING:  # else it gave its blocks away since
+            if request.state is State.RUNNING:  # else it was preempted since
                 done = item.past_tokens + item.new_tokens
                 written += done - request.num_committed_tokens
                 request.num_committed_tokens = done
                 if done // size != request.published_blocks:
-                    self.placement.publish(request)
-                if has_followers and request.has_computed_prompt:
+                    self.block_manager.publish(request)
+                if has_forks and request.has_computed_prompt:
                     for fork in self.waiting.release(request):
                         self._wait(fork, request)
             if item.samples:
-                request.pending -= 1
+                request.num_unread_tokens -= 1
                 token_id, ended = sampled.get(request.id), ends.get(request.id) if ends else None
                 if token_id is not None or ended is not None:
                     emitted.append(self._append(request, token_id, ended))
@@ -130,7 +130,7 @@ class Scheduler:
         return emitted
 
     def _advance(self, plan: StepPlan) -> None:
-        """What is planned will be computed, and before anything that is planned later."""
+        """The plan will be computed, and before any later plan."""
         self.policy.computed(plan)
         for item in plan.scheduled:
             request, until = item.request, item.past_tokens + item.new_tokens
@@ -138,15 +138,15 @@ class Scheduler:
             if until > request.computed_high_water:
                 request.computed_high_water = until
             if item.samples:
-                request.pending += 1
+                request.num_unread_tokens += 1
                 plan.needs_commit |= request.needs_output
             if request.sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens:
-                plan.needs_commit = True  # which positions are scored next depends on which are
+                plan.needs_commit = True  # the positions to score next depend on those of this step
 
     def _continue_decodes(self, requests: list[Request], plan: StepPlan) -> None:
-        size, extend = self.pool.block_size, self.placement.extend
+        size, extend = self.pool.block_size, self.block_manager.extend
         for request in requests:
-            if request.state is not State.RUNNING or plan.budget_left == 0 or request.has_drawn_all:
+            if request.state is not State.RUNNING or plan.budget_left == 0 or request.is_at_max_tokens:
                 continue
             done = request.num_computed_tokens
             fits = done < len(request.blocks) * size and not request.forked
@@ -154,9 +154,9 @@ class Scheduler:
                 plan.add(ScheduledTokens(request, 1, done, "decode", True))
 
     def _continue_prompts(self, requests: list[Request], plan: StepPlan) -> None:
-        extend = self.placement.extend
+        extend = self.block_manager.extend
         for request in requests:
-            if request.state is not State.RUNNING:  # it gave way to one before it
+            if request.state is not State.RUNNING:  # it was preempted for one before it
                 continue
             new_tokens = self._share(request, plan)
             until = request.num_computed_tokens + new_tokens
@@ -165,13 +165,13 @@ class Scheduler:
                 plan.add(_scheduled(request, new_tokens))
 
     def _admit(self, plan: StepPlan) -> None:
-        if plan.preempted:  # memory that was just taken from a request is not given to a new one
-            plan.held_back_by = "kv_blocks"
+        if plan.preempted:  # a new request does not get the memory of a preempted one
+            plan.head_blocked_by = "kv_blocks"
             return
         free_long = self.waiting.free_long()
         while (request := self.waiting.next(free_long)) is not None:
-            plan.held_back_by = self._obstacle(request, plan)
-            if plan.held_back_by is not None:
+            plan.head_blocked_by = self._obstacle(request, plan)
+            if plan.head_blocked_by is not None:
                 return
             free_long -= self.waiting.admit(request)
             request.state = State.RUNNING
@@ -182,33 +182,33 @@ class Scheduler:
             plan.add(_scheduled(request, self._share(request, plan)))
 
     def _obstacle(self, request: Request, plan: StepPlan) -> str | None:
-        """Why the head of the line cannot be admitted; None once it has its blocks, for which others may give way."""
-        if plan.budget_left == 0 or plan.gave_way(request):
+        """Why the head of the queue cannot be admitted; None once it has its blocks. May preempt others for them."""
+        if plan.budget_left == 0 or plan.has_preempted(request):
             full = len(self.running) >= self.max_num_seqs
-            return "batch_cap" if full else "kv_blocks" if plan.gave_way(request) else "token_budget"
-        reason = self._place(request, plan)
+            return "batch_cap" if full else "kv_blocks" if plan.has_preempted(request) else "token_budget"
+        reason = self._allocate(request, plan)
         if reason is None:
             return None
         victims = [r for r in self.policy.displaced_by(request, self.running) if r not in plan.admitted]
         left = len(self.running) - len(victims)
-        if not victims or left >= self.max_num_seqs or not self.placement.would_fit(request, left, victims):
+        if not victims or left >= self.max_num_seqs or not self.block_manager.would_fit(request, left, victims):
             return reason
         victims.sort(key=self.policy.rank)
-        while (reason := self._place(request, plan)) is not None and victims:
+        while (reason := self._allocate(request, plan)) is not None and victims:
             self._preempt(victims.pop(), request, plan)
         return reason
 
-    def _place(self, request: Request, plan: StepPlan) -> str | None:
+    def _allocate(self, request: Request, plan: StepPlan) -> str | None:
         if len(self.running) >= self.max_num_seqs:
             return "batch_cap"
-        # Every running request may need one more block in a moment: do not admit what would be thrown out at once.
-        return None if self.placement.place(request, len(self.running), plan) else "kv_blocks"
+        # Every running request may soon need one more block: do not admit a request that would be preempted at once.
+        return None if self.block_manager.allocate(request, len(self.running), plan) else "kv_blocks"
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Blocks for a running request, at the cost of the last in rank; False if that was itself."""
+        """Blocks for a running request, at the cost of the last in rank; False if it is the last itself."""
         while (victim := max(self.running, key=self.policy.rank)) is not request:
             self._preempt(victim, request, plan)
-            if self.placement.extend(request, num_tokens, plan):
+            if self.block_manager.extend(request, num_tokens, plan):
                 return True
         self._preempt(request, request, plan)
         return False
@@ -217,24 +217,24 @@ class Scheduler:
         plan.drop(victim)
         plan.preempted.append(Preemption(victim, needy.id, victim.num_computed_tokens))
         self.running.remove(victim)
-        self.placement.give_back(victim)
+        self.block_manager.free(victim)
         victim.preemptions += 1
         self.waiting.join(victim, State.PREEMPTED)
 
     def _share(self, request: Request, plan: StepPlan) -> int:
-        """Tokens that a request may compute in this step: never some of them again and some for the first time."""
-        if request.has_drawn_all:
+        """Tokens that a request may compute in this step: never recomputed and new ones together."""
+        if request.is_at_max_tokens:
             return 0
         done, again = request.num_computed_tokens, request.computed_high_water
         until = again if done < again else request.num_tokens
         return min(until - done, self.chunk, plan.budget_left)
 
     def _wait(self, request: Request, leader: Request | None) -> None:
-        """A request waits in the line, with its leader's blocks if their prompt is computed, or for that."""
+        """A request waits in the queue, with its leader's blocks if their prompt is computed; else for that prompt."""
         if leader is None or not request.shares_prompt_with(leader):
             self.waiting.join(request)
         elif leader.has_computed_prompt:
-            self.placement.fork(request, leader)
+            self.block_manager.fork(request, leader)
             self.waiting.join(request)
         else:
             self.waiting.follow(request, leader)
@@ -257,12 +257,12 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.leave(request)
-        self.placement.give_back(request)
+        self.block_manager.free(request)
         request.state = State.FINISHED
         request.finish_reason = reason
         del self.requests[request.id]
         first: Request | None = None
-        for fork in self.waiting.release(request):  # its prompt will not be computed: the first of them does it
+        for fork in self.waiting.release(request):  # their leader's prompt is gone: the first fork computes it
             self._wait(fork, first)
             first = first or fork
 

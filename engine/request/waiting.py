@@ -1,87 +1,86 @@
-"""Who waits, and for what: for his turn, for the end of another long prompt, or for the prompt that he shares."""
+"""The waiting requests: in the policy's queue, behind other long prompts, or behind the prompt that they share."""
 
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import Policy
+from engine.request.policy import Policy, RankedQueue
 from engine.request.request import Request, State
 
 
-class WaitingRoom:
-    """Waiting requests stand in the policy's line. Two kinds are held aside, where they hold up nobody: forks until
-    their leader's prompt is computed, and prompts of more than `long_prefill_tokens` that came up while
-    `max_long_prefills` of them were being computed."""
+class WaitingQueue:
+    """Waiting requests are in the policy's queue, or in one of two side queues, where they block no other request.
+    Those are forks until their leader's prompt is computed, and prompts of more than `long_prefill_tokens` that came up
+    while `max_long_prefills` of them were being computed."""
 
     def __init__(self, policy: Policy, max_long_prefills: int | None = None, long_prefill_tokens: int | None = None):
-        self.count = 0  # of all that wait
-        self.moves: list[tuple[Request, str | None]] = []  # since the last plan: who went aside and why; None: back
-        self._line = policy.line
+        self.count = 0  # in all queues
+        self.moves: list[tuple[Request, str | None]] = []  # since the last plan: to which side queue; None: back
+        self._queue = policy.queue
         self._max_long = max_long_prefills
         self._long_tokens = long_prefill_tokens
-        self._long = RankedLine(policy.rank)  # held aside
-        self._long_admitted: list[Request] = []  # some may be done with their prompt
-        self._forks: dict[str, list[Request]] = {}  # leader's id → who waits for it
+        self._long = RankedQueue(policy.rank)  # a side queue
+        self._long_admitted: list[Request] = []  # some may have computed their prompt
+        self._forks: dict[str, list[Request]] = {}  # leader's id → its waiting forks, the other side queue
         self._num_forks = 0
 
     @property
-    def num_in_line(self) -> int:
+    def num_in_queue(self) -> int:
         return self.count - len(self._long) - self._num_forks
 
     @property
-    def has_followers(self) -> bool:
-        """Somebody waits for a leader's prompt."""
+    def has_forks(self) -> bool:
+        """A request waits for its leader's prompt."""
         return self._num_forks > 0
 
     def join(self, request: Request, state: State = State.WAITING) -> None:
-        """Begins to wait, in the line."""
+        """Begins to wait, in the policy's queue."""
         request.state = state
         self.count += 1
-        self._line.push(request)
+        self._queue.push(request)
 
     def follow(self, request: Request, leader: Request) -> None:
-        """Begins to wait, for its leader's prompt."""
+        """Begins to wait for its leader's prompt."""
         request.state = State.WAITING
         self.count += 1
         self._num_forks += 1
         request.fork_of = leader.id
         self._forks.setdefault(leader.id, []).append(request)
-        self._hold(request, "leader")
+        self._move(request, "leader")
 
     def release(self, leader: Request) -> list[Request]:
-        """The forks that waited for this leader, who then wait no more: `join` or `follow` is next for each."""
+        """The forks that waited for this leader, and wait no more: `join` or `follow` is next for each."""
         forks = self._forks.pop(leader.id, []) if self._forks else []
         for fork in forks:
             self.count -= 1
             self._num_forks -= 1
-            self._hold(fork, None)
+            self._move(fork, None)
         return forks
 
     def next(self, free_long: float) -> Request | None:
-        """The head of the line. Long prompts that come up while no more of them may be computed are set aside."""
-        while (request := self._line.head()) is not None and free_long <= 0 and self._is_long(request):
-            self._line.remove(request)
+        """The head of the queue. Long prompts that come up while `free_long` is 0 move to their side queue."""
+        while (request := self._queue.head()) is not None and free_long <= 0 and self._is_long(request):
+            self._queue.remove(request)
             self._long.push(request)
-            self._hold(request, "policy")
+            self._move(request, "policy")
         return request
 
     def admit(self, request: Request) -> bool:
-        """The head has its blocks and leaves the line. Tells whether it is a long prompt."""
+        """The head has its blocks and leaves the queue. Returns whether it is a long prompt."""
         self.leave(request)
         if long := self._is_long(request):
             self._long_admitted.append(request)
         return long
 
     def leave(self, request: Request) -> None:
-        """Waits no more, wherever it did."""
+        """Waits no more, in whichever queue it is."""
         self.count -= 1
-        if request.held_aside is None:
-            self._line.remove(request)
-        elif request.held_aside == "policy":
+        if request.side_queue is None:
+            self._queue.remove(request)
+        elif request.side_queue == "policy":
             self._long.remove(request)
         else:
             self._num_forks -= 1
             self._forks[request.fork_of].remove(request)
 
     def free_long(self) -> float:
-        """Long prompts that may begin now. So many that were held aside come back to the line."""
+        """How many long prompts may begin now. As many come back from their side queue."""
         if self._max_long is None:
             return float("inf")
         self._long_admitted = [r for r in self._long_admitted if r.state is State.RUNNING and r.is_prefilling]
@@ -89,23 +88,23 @@ class WaitingRoom:
         for _ in range(min(free, len(self._long))):
             request = self._long.head()
             self._long.remove(request)
-            self._hold(request, None)
-            self._line.push(request)
+            self._move(request, None)
+            self._queue.push(request)
         return free
 
     def refusals(self, reason: str | None) -> dict[str, int]:
-        """Reason → waiting requests, first what the head of the line was refused for."""
+        """Reason → waiting requests, with the reason of the queue's head first."""
         if not self.count:
             return {}
-        line = self.num_in_line
-        counts = {reason: 1, "behind_head": line - 1} if reason and line else {}
-        for held, number in (("policy", len(self._long)), ("leader", self._num_forks)):
-            counts[held] = counts.get(held, 0) + number
+        size = self.num_in_queue
+        counts = {reason: 1, "behind_head": size - 1} if reason and size else {}
+        for side_queue, number in (("policy", len(self._long)), ("leader", self._num_forks)):
+            counts[side_queue] = counts.get(side_queue, 0) + number
         return {why: number for why, number in counts.items() if number}
 
     def _is_long(self, request: Request) -> bool:
         return self._max_long is not None and request.num_tokens - request.num_computed_tokens > self._long_tokens
 
-    def _hold(self, request: Request, why: str | None) -> None:
-        request.held_aside = why
-        self.moves.append((request, why))
+    def _move(self, request: Request, side_queue: str | None) -> None:
+        request.side_queue = side_queue
+        self.moves.append((request, side_queue))

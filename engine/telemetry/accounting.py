@@ -142,7 +142,7 @@ class Accountant:
         self._shape = shape
         self._waited = dict.fromkeys(HEAD_REASONS, 0)  # time that the head of the line was refused so far, by reason
         self._decided_ns: int | None = None  # the last decision, if it left somebody waiting
-        self._held_back_by = HEAD_REASONS[-1]
+        self._head_blocked_by = HEAD_REASONS[-1]
         self._held: dict[int, int] = {}  # order → since when a request is held until the runner is ready for it
         self._arrived: dict[int, tuple[Request, int]] = {}  # by order: since when one waits for its first decision
         self._pauses: list[tuple[int, int]] = []  # since then: what no stage holds
@@ -162,24 +162,24 @@ class Accountant:
         request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
         request.queued_ns = received_ns
         if held:
-            self._held[request.order] = received_ns
+            self._held[request.arrival_index] = received_ns
         else:
-            self._arrived[request.order] = (request, received_ns)
+            self._arrived[request.arrival_index] = (request, received_ns)
 
     def released(self, request: Request, now_ns: int) -> None:
         """The runner is ready for a request that was held: it may be scheduled now."""
-        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
-        self._arrived[request.order] = (request, now_ns)
+        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.arrival_index))
+        self._arrived[request.arrival_index] = (request, now_ns)
 
     def planned(self, plan: StepPlan, turn: Turn) -> None:
         """A step was planned: the wait clocks advance, requests that were admitted stop waiting, new ones start."""
         now_ns = plan.planned_ns = turn.planned_ns
         if self._decided_ns is None and not (
-            plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.moves
+            plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.side_queue_moves
         ):
             return  # nobody waits, and nobody did
         self._advance(now_ns)
-        if self._arrived or plan.preempted or plan.moves:
+        if self._arrived or plan.preempted or plan.side_queue_moves:
             self._begin_waits(plan, turn.begin_ns, now_ns)
         for request in plan.admitted:
             self._end_wait(request)
@@ -187,7 +187,7 @@ class Accountant:
             if request.scheduled_ns is None:
                 request.scheduled_ns = now_ns
         self._decided_ns = now_ns if plan.num_waiting else None
-        self._held_back_by = plan.held_back_by or HEAD_REASONS[-1]  # None: the queue is empty
+        self._head_blocked_by = plan.head_blocked_by or HEAD_REASONS[-1]  # None: the queue is empty
 
     def executed(self, plan: StepPlan, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         """A step is over: books the device's time to its participants, and their absence to the other requests."""
@@ -209,10 +209,10 @@ class Accountant:
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
-        if request.order in self._held:
-            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.order))
-        elif request.order in self._arrived:
-            _book_wait(request, Account.REQUEST_QUEUE, "step", now_ns - self._arrived.pop(request.order)[1])
+        if request.arrival_index in self._held:
+            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.arrival_index))
+        elif request.arrival_index in self._arrived:
+            _book_wait(request, Account.REQUEST_QUEUE, "step", now_ns - self._arrived.pop(request.arrival_index)[1])
         elif waited:
             self._advance(now_ns)
             self._end_wait(request)
@@ -229,7 +229,7 @@ class Accountant:
         for preemption in plan.preempted:
             self._end_running(preemption.request, now_ns)
             preemption.request.wait_mark = mark
-        for request, aside in plan.moves:
+        for request, aside in plan.side_queue_moves:
             if request.state is not State.FINISHED:
                 self._end_wait(request)
                 request.wait_mark, request.waits_aside = mark, aside
@@ -241,19 +241,19 @@ class Accountant:
         clock, items = self.clock, plan.scheduled
         prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
         if participants.running is not participants.planned:
-            running = {request.order for request in participants.running}
-            items = [item for item in items if item.request.order in running]
+            running = {request.arrival_index for request in participants.running}
+            items = [item for item in items if item.request.arrival_index in running]
         others = [item for item in items if not item.request.clocked or item.kind != "decode"]
         if len(items) - len(others) < len(clock.members):
-            staying = {item.request.order for item in items} - {item.request.order for item in others}
+            staying = {item.request.arrival_index for item in items} - {item.request.arrival_index for item in others}
             for request in clock.members:
-                if request.order not in staying:
+                if request.arrival_index not in staying:
                     clock.leave(request)
         of_prompts = sum(prompts.values())
         interference_ns = device_ns * of_prompts // total
         self._tick(interference_ns, device_ns - interference_ns, outcome, lag_ns)
         for item in others:
-            request, own = item.request, prompts.get(item.request.order, 0)
+            request, own = item.request, prompts.get(item.request.arrival_index, 0)
             offence_ns = device_ns * (of_prompts - own) // total
             ledger = request.ledger
             ledger[Account.REQUEST_INTERFERENCE] += offence_ns
@@ -272,10 +272,10 @@ class Accountant:
         clock.tick(interference_ns, decode_ns, gap_ns + lag_ns - clock.lag_ns, outcome.sampling_ns)
 
     def _book_absence(self, participants: Participants, outcome: StepOutcome, committed_ns: int) -> None:
-        took_part = {request.order for request in participants.planned}
+        took_part = {request.arrival_index for request in participants.planned}
         begin_ns, end_ns = outcome.device_begin_ns, outcome.device_end_ns
         for request in participants.running:
-            if request.order in took_part:
+            if request.arrival_index in took_part:
                 continue
             ledger, mark = request.ledger, request.booked_ns
             host_ns = self._host_ns(max(mark, end_ns), committed_ns)
@@ -306,7 +306,7 @@ class Accountant:
     def _advance(self, now_ns: int) -> None:
         """Moves the wait clocks to now, at the charge of what held the head of the line back."""
         if self._decided_ns is not None:
-            self._waited[self._held_back_by] += now_ns - self._decided_ns
+            self._waited[self._head_blocked_by] += now_ns - self._decided_ns
             self._decided_ns = now_ns
 
     def _end_wait(self, request: Request) -> None:
@@ -330,7 +330,7 @@ def _book_wait(request: Request, account: Account, reason: str, waited_ns: int) 
 def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[int, int], int]:
     """FLOPs of each prompt in a step, by its request's order, and of the whole step; or, of one alone, its share."""
     if len(items) == 1 and items[0].kind != "decode":
-        return {items[0].request.order: 1}, 1
+        return {items[0].request.arrival_index: 1}, 1
     decodes = [item.past_tokens for item in items if item.kind == "decode" and item.new_tokens == 1 and item.samples]
     prompts, total = {}, decode_flops(shape, decodes)
     if len(decodes) < len(items):
@@ -339,7 +339,7 @@ def _weights(shape: ModelShape, items: Sequence[ScheduledTokens]) -> tuple[dict[
                 flops = request_flops(shape, item.new_tokens, item.past_tokens, item.samples)
                 total += flops
                 if item.kind != "decode":
-                    prompts[item.request.order] = flops
+                    prompts[item.request.arrival_index] = flops
     return prompts, total
 
 

@@ -112,7 +112,7 @@ class SimulatedRunner:
         request, size = item.request, self.block_size
         unknown = item.past_tokens + item.new_tokens - len(request.token_ids)
         assert unknown <= 0 or unknown == len(self.under_way) == 1, f"{request.id} computes what nobody drew"
-        token_ids = request.token_ids + [self.drawn.get(request.order)] * unknown
+        token_ids = request.token_ids + [self.drawn.get(request.arrival_index)] * unknown
         written = request.blocks[item.past_tokens // size :]
         assert all(self.pool.writable(block) for block in written), f"{request.id} writes what others read"
         for position in range(item.past_tokens + item.new_tokens):
@@ -124,8 +124,8 @@ class SimulatedRunner:
                 self.slots[slot] = history
         if not item.samples:
             return None
-        self.drawn[request.order] = next_token(token_ids)
-        return self.drawn[request.order]
+        self.drawn[request.arrival_index] = next_token(token_ids)
+        return self.drawn[request.arrival_index]
 
     def collect(self, step: LaunchedStep) -> StepOutcome:
         assert self.under_way.pop(0) is step, "steps are read in the order of their launch"
@@ -157,7 +157,7 @@ class Simulation:
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
         self.journal = make_journal(config, pool)
-        self.scheduler = Scheduler(pool, make_policy(config, pool), self.journal, **settings)
+        self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.journal, **settings)
         self.runner = device(self.clock, pool)
         observer = make_observer(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
@@ -210,8 +210,8 @@ class Simulation:
         """What must hold when nothing is left to do: nobody is remembered, nothing is held."""
         assert not self.engine.has_work and not self.scheduler.requests
         room = self.scheduler.waiting
-        assert (room.count, room.num_in_line) == (0, 0) and not any(room._forks.values())
-        assert not self.scheduler.placement._waiting_forks
+        assert (room.count, room.num_in_queue) == (0, 0) and not any(room._forks.values())
+        assert not self.scheduler.block_manager._waiting_forks
         counts = self.scheduler.pool.counts()
         assert counts.active == 0 and self.scheduler.pool.slots_written == 0, "a block leaked"
         assert counts.free + counts.reusable == self.scheduler.pool.num_blocks

@@ -111,26 +111,26 @@ class ShadowJournal:
 
     def _return(self, now_ns: int, reader: Reader) -> None:
         count = self._asked
-        if count and self._refreshed != (reader.order, count, self.shadow.num_listings):
+        if count and self._refreshed != (reader.arrival_index, count, self.shadow.num_listings):
             self.shadow.refresh(reader.block_hashes(self._size, count))
-            self._refreshed = (reader.order, count, self.shadow.num_listings)
+            self._refreshed = (reader.arrival_index, count, self.shadow.num_listings)
 
     def _admit(self, now_ns: int, reader: Reader, tokens: int, preemptions: int, active: int) -> None:
-        if reader.order not in self._trails:
+        if reader.arrival_index not in self._trails:
             self._first_blocks(reader, now_ns, tokens, preemptions)
         self._squeeze(now_ns, reader, active)
 
     def _share(self, now_ns: int, reader: Reader, leader: Reader, count: int) -> None:
-        led = self._trails[leader.order]
-        trail = self._trails.get(reader.order)
+        led = self._trails[leader.arrival_index]
+        trail = self._trails.get(reader.arrival_index)
         if trail is None:
-            trail = self._trails[reader.order] = _Trail(self.shadow.root(led.root.key), [])
+            trail = self._trails[reader.arrival_index] = _Trail(self.shadow.root(led.root.key), [])
         for node in led.read[len(trail.read) : count]:
             self.shadow.read(node)
             trail.read.append(node)
 
     def _copy(self, now_ns: int, reader: Reader, index: int) -> None:
-        read = self._trails[reader.order].read
+        read = self._trails[reader.arrival_index].read
         if len(read) > index:
             self.shadow.leave(read.pop(), now_ns)
 
@@ -145,7 +145,7 @@ class ShadowJournal:
                 self.has_times = True
 
     def _fill(self, now_ns: int, reader: Reader, count: int) -> None:
-        trail, shadow, size = self._trails[reader.order], self.shadow, self._size
+        trail, shadow, size = self._trails[reader.arrival_index], self.shadow, self._size
         read, known, in_flight = trail.read, trail.known, self._in_flight
         first = len(read)
         if count <= first:
@@ -169,7 +169,7 @@ class ShadowJournal:
             self.has_times = True
 
     def _release(self, now_ns: int, reader: Reader, committed_tokens: int) -> None:
-        trail = self._trails.pop(reader.order, None)
+        trail = self._trails.pop(reader.arrival_index, None)
         if trail is None:
             return
         shadow, read = self.shadow, trail.read
@@ -214,7 +214,7 @@ class ShadowJournal:
     def _first_blocks(self, reader: Reader, now_ns: int, tokens: int, preemptions: int) -> None:
         """What it reads of the cache, what of the known rest it computes again, and what for the first time."""
         shadow, size = self.shadow, self._size
-        trail = self._trails[reader.order] = _Trail(shadow.root(root_hash(reader.cache_salt)), [])
+        trail = self._trails[reader.arrival_index] = _Trail(shadow.root(root_hash(reader.cache_salt)), [])
         hashes = reader.block_hashes(size, tokens // size)
         known, hits = self._follow(hashes[: (tokens - 1) // size])
         if reader.reads_cache:

@@ -1,14 +1,12 @@
 """First come, first served."""
 
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import Policy
+from engine.request.policy import Policy
 
 
 class Fcfs(Policy):
     """A preempted request came before all that still wait for their first step.
 
-    Starvation: a request waits for those that came before it, and for nobody else.
+    Starvation: a request waits for earlier ones, and for no other.
     """
 
-    def __init__(self) -> None:
-        self.line = RankedLine(self.rank)
+    name = "fcfs"

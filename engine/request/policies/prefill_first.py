@@ -1,25 +1,28 @@
-"""Waiting prompts before running decodes, and never in one step: what vLLM did before it mixed them."""
+"""Waiting prompts before running decodes, and never in one step: vLLM did so before it mixed them."""
 
 from collections.abc import Sequence
 
+from engine.memory.block_pool import BlockPool
 from engine.request.plan import StepPlan
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import PROMPTS_FIRST, Courses, Policy
+from engine.request.policy import PROMPTS_FIRST, Phases, Policy
 from engine.request.request import Request
 
 
 class PrefillFirst(Policy):
-    """First come, first served; whoever computes its prompt stalls everyone who draws tokens.
+    """First come, first served. A request that computes its prompt stalls all that decode.
 
     Starvation: after `patience` steps without a decode, one step belongs to the decodes if there are any.
     """
 
-    def __init__(self, patience: int = 64) -> None:
+    name = "prefill-first"
+    setting = "prefill_patience"
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, patience: int = 64) -> None:
+        super().__init__(pool, max_num_seqs)
         self._patience = patience
         self._without_decode = 0
-        self.line = RankedLine(self.rank)
 
-    def courses(self, running: Sequence[Request]) -> Courses:
+    def phases(self, running: Sequence[Request]) -> Phases:
         return PROMPTS_FIRST if self._without_decode < self._patience else PROMPTS_FIRST[::-1]
 
     def computed(self, plan: StepPlan) -> None:

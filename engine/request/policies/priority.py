@@ -2,26 +2,30 @@
 
 from collections.abc import Sequence
 
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import Policy
+from engine.memory.block_pool import BlockPool
+from engine.request.policy import Policy
 from engine.request.request import Request
 
 
 class Priority(Policy):
-    """Ordered by priority, then by arrival; a waiting request throws out running ones of a higher number, if places or
+    """Ordered by priority, then by arrival. A waiting request preempts running ones of a higher number, if sequences or
     blocks are short. Of the step's tokens it takes nothing from them: `max_prefill_chunk_tokens` bounds their prompts.
 
-    Starvation: one step of priority is worth `ageing` arrivals. A request of priority p gives way to one of priority
-    q < p only if that came at most (p - q) * ageing arrivals later, in the line as well as in the batch; so at most so
-    many of q go before it. The order is fixed at arrival: ageing costs nothing.
+    Starvation: one step of priority is worth `ageing` arrivals. A request of priority p yields to one of priority q < p
+    only if that came at most (p - q) * ageing arrivals later, in the queue as well as in the batch; so at most so many
+    of q go before it. The order is fixed at arrival: ageing costs nothing.
     """
 
-    def __init__(self, ageing: int = 256) -> None:
+    name = "priority"
+    setting = "priority_ageing"
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, ageing: int = 256) -> None:
+        super().__init__(pool, max_num_seqs)
         self._ageing = ageing
-        self.line = RankedLine(self.rank)
 
     def rank(self, request: Request) -> tuple:
-        return (request.order + request.priority * self._ageing, request.priority, request.order)
+        aged = request.arrival_index + request.priority * self._ageing
+        return (aged, request.priority, request.arrival_index)
 
     def displaced_by(self, waiting: Request, running: Sequence[Request]) -> list[Request]:
         rank, priority = self.rank(waiting), waiting.priority

@@ -1,28 +1,30 @@
 """The least prompt work first."""
 
 from engine.memory.block_pool import BlockPool
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import Policy
+from engine.request.policy import Policy, RankedQueue
 from engine.request.request import Request
 
 
 class ShortestPrefillFirst(Policy):
-    """Ordered by the tokens that are to be computed before the next one is drawn: cached ones do not count.
+    """Ordered by the tokens to compute before the next one is sampled: cached ones do not count.
 
-    The cache is asked when a request begins to wait, so that the order is stable; what others cache meanwhile is
-    reused but moves nobody forward.
+    The cache is read when a request begins to wait, so that the order is stable. Blocks that are cached later are
+    reused, but do not move a request forward.
 
     Starvation: each later arrival is charged `ageing` tokens more. A request with n tokens to compute is overtaken by
     fewer than n / ageing later ones.
     """
 
-    def __init__(self, pool: BlockPool, ageing: int = 4) -> None:
-        self._pool = pool
+    name = "shortest-prefill-first"
+    setting = "shortest_ageing"
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, ageing: int = 4) -> None:
+        super().__init__(pool, max_num_seqs)
         self._ageing = ageing
-        self.line = RankedLine(self._key)
+        self.queue = RankedQueue(self._key)
 
     def _key(self, request: Request) -> tuple:
-        return (self._work(request) + request.order * self._ageing, request.order)
+        return (self._work(request) + request.arrival_index * self._ageing, request.arrival_index)
 
     def _work(self, request: Request) -> int:
         if request.blocks:  # a fork that reads its leader's prompt

@@ -1,34 +1,35 @@
-"""Static batching: what serving was before batches became continuous (Orca, OSDI 2022, measures the difference)."""
+"""Static batching: serving before batches became continuous (Orca, OSDI 2022, measures the difference)."""
 
 from collections.abc import Sequence
 
+from engine.memory.block_pool import BlockPool
 from engine.request.plan import StepPlan
-from engine.request.policies.line import RankedLine
-from engine.request.policies.policy import PROMPTS_FIRST, Courses, Part, Policy
+from engine.request.policy import PROMPTS_FIRST, Phase, Phases, Policy
 from engine.request.request import Request
 
-CLOSED: Courses = ((Part.PROMPTS,), (Part.DECODES,))
+CLOSED: Phases = ((Phase.PROMPTS,), (Phase.DECODES,))
 
 
 class StaticBatching(Policy):
-    """A batch is filled in order of arrival and computes all its prompts; then it decodes, and until all of it has
-    finished nobody else is admitted. One that is preempted comes back with the next batch.
+    """A batch is filled in order of arrival and computes all its prompts. Then it decodes, and no request is admitted
+    until all of it has finished. A preempted request comes back with the next batch.
 
-    Starvation: a batch is closed when it decodes, or when `batch_size` were admitted to it, those counted that ended
-    with their prompt. So between a prompt and its first decode stand fewer than 2 * `batch_size` others, and a request
-    waits for those that came before it and for those that share its batch.
+    Starvation: a batch is closed when it decodes, or after `max_num_seqs` admissions, with those counted that ended
+    with their prompt. So between a prompt and its first decode stand fewer than 2 * `max_num_seqs` others, and a
+    request waits for earlier ones and for those of its batch.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
+    name = "static"
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
+        super().__init__(pool, max_num_seqs)
         self._admitted = 0
         self._decoding = False
-        self.line = RankedLine(self.rank)
 
-    def courses(self, running: Sequence[Request]) -> Courses:
+    def phases(self, running: Sequence[Request]) -> Phases:
         if not running:
             self._admitted, self._decoding = 0, False
-        return CLOSED if self._decoding or self._admitted >= self._batch_size else PROMPTS_FIRST
+        return CLOSED if self._decoding or self._admitted >= self._max_num_seqs else PROMPTS_FIRST
 
     def admitted(self, request: Request) -> None:
         self._admitted += 1

@@ -20,7 +20,7 @@ class QuickDevice(SimulatedRunner):
     """Takes the same time, and looks into no slot: its tokens depend on who asks and where he is."""
 
     def _compute(self, item: ScheduledTokens) -> int | None:
-        return drawn(item.request.order, item.past_tokens + item.new_tokens) if item.samples else None
+        return drawn(item.request.arrival_index, item.past_tokens + item.new_tokens) if item.samples else None
 
 
 def drawn(order: int, position: int) -> int:

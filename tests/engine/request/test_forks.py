@@ -155,9 +155,9 @@ def test_waiting_siblings_give_up_the_leaders_blocks_where_memory_runs_short():
     simulation.receive(fork("leader", list(range(30)), 1), fork("fork", list(range(30)), 6, "leader"))
     simulation.receive(fork("long", [5] * 40, 4))
     simulation.step()
-    simulation.scheduler.policy.line.remove(simulation.scheduler.requests["long"])  # in front of the fork, for once
-    simulation.scheduler.requests["long"].order = -1
-    simulation.scheduler.policy.line.push(simulation.scheduler.requests["long"])
+    simulation.scheduler.policy.queue.remove(simulation.scheduler.requests["long"])  # in front of the fork, for once
+    simulation.scheduler.requests["long"].arrival_index = -1
+    simulation.scheduler.policy.queue.push(simulation.scheduler.requests["long"])
     simulation.step()
     assert [request.id for request in simulation.scheduler.running] == ["long"]
     simulation.drain()

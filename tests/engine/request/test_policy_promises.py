@@ -6,8 +6,8 @@ from pydantic import ValidationError
 from engine.config import EngineConfig
 from engine.messages import Submit
 from engine.request.policies import POLICIES
-from engine.request.policies.fair_share import TenantLines
-from engine.request.policies.line import RankedLine
+from engine.request.policies.fair_share import TenantQueues
+from engine.request.policy import RankedQueue
 from engine.request.request import Request
 from engine.sampling import SamplingParams
 from metrics.ledger import Account
@@ -204,7 +204,7 @@ def test_fair_share_serves_two_tenants_alike_however_many_requests_one_of_them_s
     tenants = {message.request_id: message.tenant for message in messages}
     simulation.receive(*messages)
     bound = 2 * max(8, 2 * 2 * 20)  # longest prompt; tokens of the running batch, weighed
-    while simulation.scheduler.policy.line._lines.get("modest"):  # both have somebody in the line
+    while simulation.scheduler.policy.queue._queues.get("modest"):  # both have somebody in the line
         simulation.step()
         served = weigh(simulation, tenants)
         assert abs(served["greedy"] - served["modest"]) <= bound
@@ -225,7 +225,7 @@ def test_fair_share_charges_a_preempted_request_once():
     simulation.receive(ask("old", 8, 12, tenant="only"), ask("new", 8, 12, tenant="only"))
     simulation.drain()
     assert simulation.published.ended["new"].preemptions > 0
-    assert simulation.scheduler.policy.line._counters == {"only": 2 * (8 + 2 * 12)}
+    assert simulation.scheduler.policy.queue._counters == {"only": 2 * (8 + 2 * 12)}
 
 
 def test_fair_share_lets_nobody_save_up_by_staying_away():
@@ -242,7 +242,7 @@ def test_fair_share_lets_nobody_save_up_by_staying_away():
 
 def test_fair_share_holds_nobody_back_for_ever_for_new_tenants():
     simulation = Simulation(policy="fair-share", max_num_seqs=1, prefix_caching=False)
-    simulation.scheduler.policy.line._max_passed_over = 20
+    simulation.scheduler.policy.queue._max_passed_over = 20
     simulation.receive(ask("before", 30, 10, tenant="victim"), ask("x", tenant="x"), ask("y", tenant="y"))
     overtaken = flood(
         simulation, ask("victim", tenant="victim"), lambda step: [ask(f"n{step}", tenant=f"n{step}")], 400
@@ -255,8 +255,8 @@ def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(
     """Whenever its turn comes by age, another one's long prompt has the slot."""
     bounds = {"max_num_seqs": places, "max_num_batched_tokens": 16, "prefix_caching": False}
     simulation = Simulation(200, policy="fair-share", **bounds, **LONG)
-    line = simulation.scheduler.policy.line
-    line._max_passed_over = 20
+    queue = simulation.scheduler.policy.queue
+    queue._max_passed_over = 20
     simulation.receive(ask("before", 30, 10, tenant="victim"), ask("x", tenant="x"), ask("y", tenant="y"))
     overtaken = flood(
         simulation,
@@ -265,7 +265,7 @@ def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(
         steps=400,
     )
     assert overtaken <= 2 + 20 + 20  # those who came before it, those by the promise, short ones until a slot was free
-    assert not line._claims and not line._due
+    assert not queue._claims and not queue._due
 
 
 def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
@@ -275,7 +275,7 @@ def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
         simulation.receive(ask(f"r{index}", tenant=f"t{index}"))
         simulation.step()
     simulation.drain()
-    assert len(simulation.scheduler.policy.line._counters) <= 8 + 8  # the limit, and those who are served now
+    assert len(simulation.scheduler.policy.queue._counters) <= 8 + 8  # the limit, and those who are served now
 
 
 def test_no_more_long_prompts_than_allowed_run_at_once_and_short_ones_overtake():
@@ -343,12 +343,15 @@ def test_a_config_survives_the_way_to_the_core():
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize("line", [RankedLine(lambda request: (request.order,)), TenantLines(1000)], ids=["one", "many"])
-def test_requests_that_leave_from_the_middle_of_a_line_do_not_pile_up(line):
+QUEUES = [RankedQueue(lambda request: (request.arrival_index,)), TenantQueues(1000)]
+
+
+@pytest.mark.parametrize("queue", QUEUES, ids=["one", "many"])
+def test_requests_that_leave_from_the_middle_of_a_queue_do_not_pile_up(queue):
     first = Request(0, "r", 1, [1], SamplingParams(max_tokens=1))
-    line.push(first)
+    queue.push(first)
     for order in range(1, 5_000):
         request = Request(order, "r", 1, [1], SamplingParams(max_tokens=1), tenant="other")
-        line.push(request)
-        line.remove(request)
-    assert line.head() is first and len(line._heap) < 100
+        queue.push(request)
+        queue.remove(request)
+    assert queue.head() is first and len(queue._heap) < 100

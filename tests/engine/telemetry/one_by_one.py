@@ -33,7 +33,7 @@ class OneByOne:
         self._shape = shape
         self._queue_ns = self._blocked_ns = self._committed_ns = 0
         self._decided_ns: int | None = None
-        self._held_back_by: str | None = None
+        self._head_blocked_by: str | None = None
         self._pauses: list[tuple[int, int]] = []
 
     def paused(self, begin_ns: int, end_ns: int) -> None:
@@ -42,7 +42,7 @@ class OneByOne:
 
     def received(self, request, encoded_ns, turn: Turn, last: Turn | None, *, held) -> None:
         now_ns = turn.received_ns
-        page = self.pages[request.order] = Page(since_ns=now_ns, held=held)
+        page = self.pages[request.arrival_index] = Page(since_ns=now_ns, held=held)
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         began_ns = min(max(begin_ns, encoded_ns), now_ns)
         ended_ns = min(max(end_ns, began_ns), now_ns)
@@ -50,7 +50,7 @@ class OneByOne:
         page.ledger[Account.REQUEST_ADMISSION] += now_ns - encoded_ns - (ended_ns - began_ns)
 
     def released(self, request, now_ns) -> None:
-        page = self.pages[request.order]
+        page = self.pages[request.arrival_index]
         page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
         page.since_ns, page.held = now_ns, False
 
@@ -63,32 +63,32 @@ class OneByOne:
                 page.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, page.since_ns)
                 page.since_ns, page.mark = None, (self._queue_ns, self._blocked_ns)
         for preemption in plan.preempted:
-            self._end_running(self.pages[preemption.request.order], now_ns)
-        for request, aside in plan.moves:
+            self._end_running(self.pages[preemption.request.arrival_index], now_ns)
+        for request, aside in plan.side_queue_moves:
             if request.state is not State.FINISHED:
                 self._end_wait(request)
-                self.pages[request.order].aside = aside is not None
+                self.pages[request.arrival_index].aside = aside is not None
         for request in plan.admitted:
             self._end_wait(request)
-            self.pages[request.order].booked_ns, self.pages[request.order].lag_ns = now_ns, 0
+            self.pages[request.arrival_index].booked_ns, self.pages[request.arrival_index].lag_ns = now_ns, 0
         self._decided_ns = now_ns if plan.num_waiting else None
-        self._held_back_by = plan.held_back_by
+        self._head_blocked_by = plan.head_blocked_by
 
     def executed(self, plan: StepPlan, present: Participants, outcome: StepOutcome, committed_ns: int) -> None:
         begin_ns, end_ns, sampling_ns = outcome.device_begin_ns, outcome.device_end_ns, outcome.sampling_ns
         lag_ns, device_ns = self._host_ns(end_ns, committed_ns), end_ns - begin_ns - sampling_ns
         weights = {
-            item.request.order: request_flops(self._shape, item.new_tokens, item.past_tokens, item.samples)
+            item.request.arrival_index: request_flops(self._shape, item.new_tokens, item.past_tokens, item.samples)
             for item in plan.scheduled
         }
-        prompts = sum(weights[item.request.order] for item in plan.scheduled if item.kind != "decode")
-        kinds = {item.request.order: item.kind for item in plan.scheduled}
+        prompts = sum(weights[item.request.arrival_index] for item in plan.scheduled if item.kind != "decode")
+        kinds = {item.request.arrival_index: item.kind for item in plan.scheduled}
         for request in present.running:
-            page = self.pages[request.order]
+            page = self.pages[request.arrival_index]
             ledger = page.ledger
-            if request.order in kinds:
-                kind = kinds[request.order]
-                others = prompts if kind == "decode" else prompts - weights[request.order]
+            if request.arrival_index in kinds:
+                kind = kinds[request.arrival_index]
+                others = prompts if kind == "decode" else prompts - weights[request.arrival_index]
                 interference = device_ns * others // sum(weights.values())
                 ledger[Account.REQUEST_INTERFERENCE] += interference
                 ledger[OWN_WORK[kind]] += device_ns - interference
@@ -116,7 +116,7 @@ class OneByOne:
         page.booked_ns, page.lag_ns = max(mark, end_ns), host_ns
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
-        page = self.pages[request.order]
+        page = self.pages[request.arrival_index]
         if page.since_ns is not None:
             page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
             page.since_ns = None
@@ -136,14 +136,14 @@ class OneByOne:
 
     def _advance(self, now_ns: int) -> None:
         if self._decided_ns is not None:
-            if self._held_back_by == "kv_blocks":
+            if self._head_blocked_by == "kv_blocks":
                 self._blocked_ns += now_ns - self._decided_ns
             else:
                 self._queue_ns += now_ns - self._decided_ns
             self._decided_ns = now_ns
 
     def _end_wait(self, request: Request) -> None:
-        page = self.pages[request.order]
+        page = self.pages[request.arrival_index]
         queue_ns, blocked_ns = self._queue_ns - page.mark[0], self._blocked_ns - page.mark[1]
         page.mark = (self._queue_ns, self._blocked_ns)
         if request.preemptions:
@@ -179,7 +179,7 @@ class BothAccountants:
             accountant.executed(plan, participants, outcome, committed_ns)
         present = [*participants.running, *participants.preempted]
         self.compare(present)
-        self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.order].ledger) for r in present}
+        self.ledgers |= {(r.id, committed_ns): list(self.oracle.pages[r.arrival_index].ledger) for r in present}
         self.steps += 1
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
@@ -195,4 +195,4 @@ class BothAccountants:
             if request.clocked:
                 assert any(member is request for member in clock.members)
                 ledger = ledger_at(ledger, clock.clock_ns)
-            assert ledger == self.oracle.pages[request.order].ledger, request.id
+            assert ledger == self.oracle.pages[request.arrival_index].ledger, request.id

@@ -237,7 +237,7 @@ def test_a_journal_changes_no_token_and_no_block():
     def run(journal: bool) -> tuple[dict, list]:
         simulation = Simulation(num_blocks=9, max_num_batched_tokens=8)
         if not journal:
-            simulation.scheduler.journal = simulation.scheduler.placement.journal = NoJournal()
+            simulation.scheduler.journal = simulation.scheduler.block_manager.journal = NoJournal()
             simulation.journal.check = lambda cached: None
         for index in range(12):
             simulation.receive(ask(f"r{index}", [index % 3] * (5 + index % 7), 5))

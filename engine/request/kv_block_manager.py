@@ -1,4 +1,4 @@
-"""Which KV blocks a request reads and writes: cached ones, its leader's, fresh ones. Knows no order and no budget."""
+"""The KV blocks that a request reads and writes: cached ones, its leader's, fresh ones. No order and no budget."""
 
 from collections.abc import Sequence
 
@@ -8,33 +8,33 @@ from engine.request.plan import StepPlan
 from engine.request.request import Request
 
 
-class Placement:
-    """Gives requests their blocks and takes them back. A block that somebody else reads is copied before it is written.
+class KVBlockManager:
+    """Allocates and frees the blocks of requests. A block that another request reads is copied before it is written.
 
-    A fork holds its leader's prompt from the moment it is computed. If it still waits for a place when memory runs
-    short, it is the first to give it up, and computes the prompt itself.
+    A fork has its leader's prompt from the moment it is computed. If it still waits when memory runs short, it is the
+    first to lose it, and computes the prompt itself.
     """
 
     def __init__(self, pool: BlockPool, journal: Journal):
         self.pool = pool
         self.journal = journal
-        self._waiting_forks: dict[int, Request] = {}  # order → a waiting request that holds blocks
+        self._waiting_forks: dict[int, Request] = {}  # arrival index → a waiting request that has blocks
 
-    def place(self, request: Request, reserve: int, plan: StepPlan) -> bool:
+    def allocate(self, request: Request, reserve: int, plan: StepPlan) -> bool:
         """Blocks for all tokens of a waiting request, if `reserve` others stay available; else no change."""
-        assert not request.pending, "who is admitted knows all its tokens"
-        held = request.order in self._waiting_forks
-        if not held:
+        assert not request.num_unread_tokens, "all tokens of an admitted request are known"
+        has_blocks = request.arrival_index in self._waiting_forks
+        if not has_blocks:
             self._reuse(request)
         if not self._extend(request, request.num_tokens, plan, reserve):
-            if not held:
+            if not has_blocks:
                 self.journal.returns(request)
                 self._clear(request)
-            elif reserve == 0:  # nobody runs: it stands in its own way, with a prompt that it may not write to
-                self.give_back(request)
-                return self.place(request, reserve, plan)
+            elif reserve == 0:  # nothing runs: its own blocks are in the way, which it may not write to
+                self.free(request)
+                return self.allocate(request, reserve, plan)
             return False
-        self._waiting_forks.pop(request.order, None)
+        self._waiting_forks.pop(request.arrival_index, None)
         found = request.num_computed_tokens
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
@@ -43,7 +43,7 @@ class Placement:
         return True
 
     def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
-        """Whether `place` would work if some running requests were gone."""
+        """Whether `allocate` would work without the running requests `gone`."""
         read = request.blocks or self.pool.match(request.reusable_hashes(self.pool.block_size))
         available = self.pool.available_without([other.blocks for other in gone], read)
         return self.pool.blocks_for(request.num_tokens) - len(read) + bool(request.blocks) + reserve <= available
@@ -71,7 +71,7 @@ class Placement:
                 forks = self._reclaimable(request, lacking + reserve)
             if not forks:
                 return False
-            self.give_back(forks.pop())
+            self.free(forks.pop())
         request.forked = False
         fresh = pool.allocate(missing)
         if copied:
@@ -86,7 +86,7 @@ class Placement:
         return True
 
     def fork(self, request: Request, leader: Request) -> None:
-        """A waiting request reads its leader's blocks. Its last prompt token stays its own: it needs the logits."""
+        """A waiting request reads its leader's blocks. It computes its last prompt token itself, for the logits."""
         shared = request.prompt_tokens - 1
         blocks = leader.blocks[: self.pool.blocks_for(shared)]
         if blocks:
@@ -97,14 +97,14 @@ class Placement:
             request.share_hashes(leader, self.pool.block_size, request.published_blocks)
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.forked = leader.forked = True
-            self._waiting_forks[request.order] = request
+            self._waiting_forks[request.arrival_index] = request
             self.journal.shares(request, leader, len(blocks))
 
     def publish(self, request: Request) -> None:
-        """Makes the blocks that were filled since findable by their prefix; known ones replace their twins.
+        """Makes newly filled blocks findable by their prefix. A cached block of the same tokens replaces a filled one.
 
-        A step that is under way may still write behind them, and reads a twin that is given back: what comes to stand
-        there is written by a later step, and the device works in order.
+        A step under way may still read a block that is freed here: its new contents are written by a later step, and
+        the device works in order.
         """
         size = self.pool.block_size
         full = request.num_committed_tokens // size
@@ -123,7 +123,7 @@ class Placement:
         request.published_blocks = full
 
     def _share_filled(self, leader: Request, filled: range) -> None:
-        """A step that was under way may have filled a block whose beginning waiting forks hold since."""
+        """The step may have filled a block of which waiting forks read the beginning."""
         for index in filled:
             block = leader.blocks[index]
             if self.pool.num_readers(block) > 1:
@@ -131,8 +131,8 @@ class Placement:
                     if index >= fork.published_blocks and fork.blocks[index : index + 1] == [block]:
                         self.journal.shares(fork, leader, index + 1)
 
-    def give_back(self, request: Request) -> None:
-        self._waiting_forks.pop(request.order, None)
+    def free(self, request: Request) -> None:
+        self._waiting_forks.pop(request.arrival_index, None)
         self.journal.released(request)
         self._clear(request)
 
@@ -151,7 +151,7 @@ class Placement:
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size
 
     def _reclaimable(self, request: Request, wanted: int) -> list[Request]:
-        """Waiting forks but `request` itself, the newest last; none where the blocks of all of them would not do."""
+        """Waiting forks but `request` itself, the newest last; none where all their blocks are not enough."""
         forks = [fork for fork in self._waiting_forks.values() if fork is not request]
         enough = self.pool.available_without([fork.blocks for fork in forks], []) >= wanted
         return forks if enough else []
