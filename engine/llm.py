@@ -97,6 +97,11 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._sequences)
+
     def close(self) -> None:
         """Ends the loop. What is under way is given up with an LLMError to whoever waits for it."""
         _end(self._inbox, self._thread)

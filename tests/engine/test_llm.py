@@ -2,26 +2,60 @@
 
 import asyncio
 import gc
+import queue
 import signal
 import subprocess
 import sys
 import threading
-import weakref
+from types import SimpleNamespace
 
 import pytest
 
 from engine import LLM, Grammar, SamplingParams
+from engine.compute.kv_cache import KVCache
+from engine.config import model_folder
 from engine.llm import LLMError
+from engine.messages import Submit
+from engine.runner import ModelRunner
+from engine.token.text.tokenizer import Tokenizer
+from metrics.records import StepRecord
 from tests.engine.harness import generate
 
 PROMPTS = ["The queue is", "A cache of", "When the"]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
+class Steps:
+    """The records of finished steps. `then` is called once, in the engine's thread, when some arrive."""
+
+    def __init__(self):
+        self.records: list[StepRecord] = []
+        self.then = None
+
+    def __call__(self, records: list[StepRecord]) -> None:
+        self.records += records
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+
 @pytest.fixture(scope="module")
-def llm():
-    with LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256, max_num_seqs=4) as made:
+def steps():
+    return Steps()
+
+
+@pytest.fixture(scope="module")
+def llm(steps):
+    with LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256, max_num_seqs=4, on_steps=steps) as made:
         yield made
+
+
+def is_empty(llm: LLM, steps: Steps) -> bool:
+    """Whether nothing is left of earlier requests: a new one is alone in the engine."""
+    for _ in range(2):  # the records of the first are there before the second one begins
+        llm.generate(["x"], SamplingParams(max_tokens=1))
+    last = steps.records[-1]
+    return (llm.num_open, len(last.request_ids), last.waiting, last.blocks_active) == (0, 1, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +73,10 @@ def test_outputs_stand_in_the_order_of_their_prompts_and_equal_the_loop(llm, exp
     assert all(output.ledger_ms["compute.decode"] > 0 for output in outputs)
 
 
-def test_an_engine_that_is_closed_at_work_has_told_of_all_its_steps():
-    told = []
-    llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256, on_steps=told.extend)
-    engine = llm._engine
+def test_an_engine_that_is_closed_at_work_reports_all_its_steps(monkeypatch):
+    reported, collected, collect = [], [], ModelRunner.collect
+    monkeypatch.setattr(ModelRunner, "collect", lambda *args: collected.append(collect(*args)) or collected[-1])
+    llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256, on_steps=reported.extend)
 
     async def close_at_work():
         with pytest.raises(LLMError, match="closed"):
@@ -50,7 +84,7 @@ def test_an_engine_that_is_closed_at_work_has_told_of_all_its_steps():
                 llm.close()
 
     asyncio.run(close_at_work())
-    assert [record.step for record in told] == list(range(engine.step_number)) != []
+    assert [record.step for record in reported] == list(range(len(collected))) != []
 
 
 def test_stream_gives_the_same_tokens_and_streams_share_the_batch(llm, expected):
@@ -67,7 +101,7 @@ def test_stream_gives_the_same_tokens_and_streams_share_the_batch(llm, expected)
     assert all([piece.finish_reason for piece in pieces][-2:] == [None, "length"] for pieces in streams)
 
 
-def test_left_stream_is_aborted_and_gives_its_blocks_back(llm):
+def test_left_stream_is_aborted_and_gives_its_blocks_back(llm, steps):
     async def read_two():
         stream = llm.stream("The", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
         pieces = [await anext(stream), await anext(stream)]
@@ -75,8 +109,7 @@ def test_left_stream_is_aborted_and_gives_its_blocks_back(llm):
         return pieces
 
     assert len(asyncio.run(read_two())) == 2
-    llm.generate(["x"], SamplingParams(max_tokens=1))  # the loop has turned since
-    assert not llm._sequences and not llm._engine.scheduler.requests
+    assert is_empty(llm, steps)
 
 
 def test_chat_is_what_the_template_makes_of_it_completed(llm):
@@ -154,7 +187,7 @@ def test_callers_in_threads_get_their_own_outputs(llm, expected):
 def test_what_cannot_be_honoured_is_refused_with_a_sentence(llm, prompts, sampling, sentence):
     with pytest.raises(LLMError, match=sentence):
         llm.generate(prompts, sampling)
-    assert not llm._sequences
+    assert llm.num_open == 0
 
 
 @pytest.mark.parametrize(
@@ -195,7 +228,7 @@ def test_request_that_fails_says_why_and_leaves_the_others_alone(llm, expected):
 
 def test_output_that_its_grammar_ends_without_a_token_ends_with_all_its_text(llm):
     """The model's end token is forbidden, so that only the grammar can say that nothing may follow."""
-    ends = llm._tokenizer.stop_token_ids
+    ends = Tokenizer(model_folder("tiny-model")).stop_token_ids
     sampling = SamplingParams(max_tokens=9, grammar=Grammar("regex", "ab"), bad_words=[[token] for token in ends])
     output = llm.generate(["x"], sampling, stop=["bc"])[0]
     assert (output.finish_reason, output.text) == ("stop", "ab")
@@ -207,29 +240,21 @@ def test_output_that_its_grammar_ends_without_a_token_ends_with_all_its_text(llm
     assert "".join(piece.text for piece in pieces) == "ab" and pieces[-1].finish_reason == "stop"
 
 
-def test_reader_whose_event_loop_is_closed_is_given_up_and_hurts_nobody(llm, expected):
+def test_reader_whose_event_loop_is_closed_is_given_up_and_hurts_nobody(llm, steps, expected):
     loop = asyncio.new_event_loop()
     stream = llm.stream("The", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
     loop.run_until_complete(anext(stream))
     loop.close()
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == expected[0]
-    llm.generate(["x"], SamplingParams(max_tokens=1))  # the loop has turned since
-    assert not llm._sequences and not llm._engine.scheduler.requests
+    assert is_empty(llm, steps)
 
 
-def test_interrupt_from_the_keyboard_gives_up_what_is_under_way(llm, expected):
-    step = llm._engine.step
-
-    def interrupted_step():
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        llm._engine.step = step
-        return step()
-
-    llm._engine.step = interrupted_step
+def test_interrupt_from_the_keyboard_gives_up_what_is_under_way(llm, steps, expected):
+    steps.then = lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["The"] * 8, SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True), n=3)
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == expected[0]
-    assert not llm._sequences and not llm._engine.scheduler.requests
+    assert is_empty(llm, steps)
 
 
 def test_settings_of_a_server_and_unknown_ones_are_refused():
@@ -249,40 +274,44 @@ def test_settings_of_a_server_and_unknown_ones_are_refused():
         LLM("tiny-model", priority_ageing=5)
 
 
-def test_engine_that_fails_tells_everybody_who_waits():
+def test_engine_that_fails_tells_everybody_who_waits(monkeypatch):
     with LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64) as llm:
 
-        def fail(plan):
+        def fail(runner, plan):
             raise RuntimeError("the device is gone")
 
-        llm._engine.runner.launch = fail
+        monkeypatch.setattr(ModelRunner, "launch", fail)
         for _ in range(2):
             with pytest.raises(LLMError, match="the device is gone"):
                 llm.generate(["x"], GREEDY)
 
 
 def test_closed_engine_takes_no_more():
+    def num_caches() -> int:
+        gc.collect()
+        return sum(isinstance(thing, KVCache) for thing in gc.get_objects())
+
+    before = num_caches()
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
-    cache = weakref.ref(llm._engine.runner.kv_cache)
+    assert num_caches() > before
     llm.close()
     llm.close()
-    gc.collect()
-    assert cache() is None, "the memory was not given back"
+    assert num_caches() == before, "the memory was not given back"
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
 
 
-def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_waiting():
+def test_engine_that_is_closed_while_a_request_is_handed_over_leaves_nobody_waiting(monkeypatch):
+    class ClosedBefore(queue.SimpleQueue):
+        """A queue to an engine that ends before the first request is in it."""
+
+        def put(self, item):
+            if isinstance(item, Submit):
+                llm.close()
+            super().put(item)
+
+    monkeypatch.setattr("engine.llm.queue", SimpleNamespace(SimpleQueue=ClosedBefore, Empty=queue.Empty))
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
-    hand_over, llm._raise_if_failed = llm._raise_if_failed, lambda: None  # it looked up to now
-    begin = llm._begin
-
-    def close_first(sequences):
-        llm.close()
-        llm._raise_if_failed = hand_over
-        begin(sequences)
-
-    llm._begin = close_first
     with pytest.raises(LLMError, match="closed"):
         llm.generate(["x"], GREEDY)
 
@@ -292,9 +321,8 @@ def test_program_that_ends_without_closing_its_engine_ends_as_it_should():
     code = """
 import threading
 from engine import LLM, SamplingParams
-llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=1024)
-stepped, step = threading.Event(), llm._engine.step
-llm._engine.step = lambda: (stepped.set(), step())[1]
+stepped = threading.Event()
+llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=1024, on_steps=lambda records: stepped.set())
 sampling = SamplingParams(max_tokens=1000, ignore_eos=True)
 threading.Thread(target=llm.generate, args=(["a"], sampling), daemon=True).start()
 stepped.wait()
@@ -304,16 +332,11 @@ stepped.wait()
 
 
 def test_close_tells_those_who_wait():
-    llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
-    step = llm._engine.step
-
-    def step_and_close():
-        llm._inbox.put(None)
-        return step()
-
-    llm._engine.step = step_and_close
+    steps = Steps()
+    steps.then = lambda: threading.Thread(target=llm.close).start()
+    llm = LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=1024, on_steps=steps)
     with pytest.raises(LLMError, match="closed"):
-        llm.generate(["x"] * 3, GREEDY)
+        llm.generate(["x"] * 3, SamplingParams(max_tokens=1000, ignore_eos=True))
     llm.close()
 
 

@@ -166,6 +166,7 @@ def test_segment_half_written_when_the_generator_was_killed_is_not_read(tmp_path
     assert [record.status for record in replayed(run.path).records] == ["ok", "ok", "missing"]
 
 
+@pytest.mark.server
 def test_last_scrape_comes_after_all_that_was_counted(tmp_path):
     server = ScriptedServer().start()
     scraper = Scraper(parse_base_url(server.url), tmp_path)

@@ -144,6 +144,7 @@ def test_slots_of_a_closed_loop_are_shared_or_refused(slots, of):
     assert sum(part.slots for part in parts) == slots and all(part.slots and part.duration_s == 2.0 for part in parts)
 
 
+@pytest.mark.server
 @pytest.mark.slow
 def test_load_with_processes_is_one_run_that_says_how_to_repeat_it(tmp_path):
     """A closed loop: three slots on two processes."""

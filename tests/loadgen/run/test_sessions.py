@@ -42,6 +42,7 @@ def by_session(server: ScriptedServer) -> dict[str, list[dict]]:
     return groups
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("api", ["chat", "completions"])
 @pytest.mark.parametrize("klass", [TALK, AGENT])
 @pytest.mark.parametrize("stream", [True, False])
@@ -66,6 +67,7 @@ def test_every_turn_carries_the_conversation_with_the_answers_that_the_server_ga
             assert said[1].startswith(said[0] + answer + " ") and said[2].startswith(said[1] + answer + " ")
 
 
+@pytest.mark.server
 def test_turn_is_due_when_the_answer_before_has_ended_and_the_pause_is_over(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.02)).start()
     klass = TALK | {"session": {"turns": 4, "think_time_s": 0.12, "turn_tokens": 4}}
@@ -76,6 +78,7 @@ def test_turn_is_due_when_the_answer_before_has_ended_and_the_pause_is_over(tmp_
             assert after.sent_ns >= after.due_ns
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("script", "fault"),
     [({"status": 500}, "HTTP 500: scripted 500"), ({"error_after": 2}, "the core died"),
@@ -90,6 +93,7 @@ def test_turn_that_fails_ends_its_session_and_the_rest_is_cancelled_with_the_rea
     assert fault in records[1].error or "HTTP 500" in records[1].error
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(("arrivals", "slots"), [
     ({"process": "concurrency", "in_flight": 3, "count": 12}, 3),
     ({"process": "users", "users": 4, "think_time_s": 0.05, "count": 12}, 4),
@@ -124,6 +128,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     assert [outgoing.due_ns for outgoing in [first, *arrivals]] == [0, 10**10, 2 * 10**10, 3 * 10**10]
 
 
+@pytest.mark.server
 def test_closed_loop_begins_nothing_after_its_duration_nor_records_it(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     records = replay(
@@ -134,6 +139,7 @@ def test_closed_loop_begins_nothing_after_its_duration_nor_records_it(tmp_path):
     assert max(record.due_ns for record in records) < begin + 1e9
 
 
+@pytest.mark.server
 def test_session_cut_by_the_duration_has_no_record_of_what_was_never_due(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.1)).start()
     chosen = scenario({"process": "concurrency", "in_flight": 1, "duration_s": 1.2}, [TALK | {"session": {
@@ -209,6 +215,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
     return num_sent, bool(said)
 
 
+@pytest.mark.server
 def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("loadgen.schedule.closed_loop.QUICK_REQUESTS", 0)
     server = ScriptedServer(Script(first_token_s=0.02)).start()
@@ -216,6 +223,7 @@ def test_closed_loop_whose_requests_are_used_up_early_says_so(tmp_path, monkeypa
     assert done.parsed.ran_out and len(done.records) == 4  # replies of half a second would take as many
 
 
+@pytest.mark.server
 def test_stopped_closed_loop_sends_nothing_more(tmp_path):
     server = ScriptedServer(Script(gap_s=0.05, num_tokens=100)).start()
     chosen = scenario({"process": "concurrency", "in_flight": 2, "count": 50}, [TALK])
@@ -229,6 +237,7 @@ def test_stopped_closed_loop_sends_nothing_more(tmp_path):
     assert [record.error for record in records if record.status == "cancelled"] == [STOPPED] * 2
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("waits_for", ["first_token", "answer"])
 def test_client_leaves_when_its_patience_ends(tmp_path, waits_for):
     server = ScriptedServer(Script(first_token_s=0.05, gap_s=0.1, num_tokens=8)).start()
@@ -363,6 +372,7 @@ def test_run_says_which_loop_it_was_and_its_diagnosis_repeats_it(tmp_path, arriv
     assert load_told(meta) == [told for told in diagnose(run).warnings if told in load_told(meta)]
 
 
+@pytest.mark.server
 @pytest.mark.slow
 def test_two_processes_share_a_closed_loop_and_no_session_is_torn_apart(tmp_path):
     server = ScriptedServer(Script(first_token_s=0.03)).start()

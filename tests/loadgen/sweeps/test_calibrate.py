@@ -94,6 +94,7 @@ def test_fingerprint_follows_the_code_that_stamps(tmp_path, monkeypatch):
     assert client_fingerprint() != before
 
 
+@pytest.mark.server
 def test_fingerprint_is_of_all_code_that_runs_in_the_thread_of_the_loop(tmp_path, monkeypatch):
     """A conversation with patience on kept connections is sent, and every function that is called meanwhile noted."""
     called, run = set(), SocketLoop.run
@@ -160,6 +161,7 @@ def test_no_error_is_claimed_where_nothing_streamed(tmp_path, monkeypatch, strea
     assert beyond_capacity(told["calibration"]) is None
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(("p99_ms", "valid"), [(0.4, True), (7.0, False)])
 def test_run_beyond_the_measured_capacity_is_not_valid(tmp_path, monkeypatch, p99_ms, valid):
     kept(tmp_path, monkeypatch, planted(512, 1000.0, p99_ms))

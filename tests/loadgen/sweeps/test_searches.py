@@ -31,6 +31,7 @@ def sweep(url: str, **changes) -> SweepPlan:
     return SweepPlan(**given | changes)
 
 
+@pytest.mark.server
 @pytest.mark.slow  # four experiments
 def test_an_interrupted_sweep_keeps_finished_runs_and_goes_on_with_the_others(tmp_path):
     server, told = ScriptedServer(Script()).start(), []
@@ -61,6 +62,7 @@ def test_an_interrupted_sweep_keeps_finished_runs_and_goes_on_with_the_others(tm
         run_sweep(sweep(server.url, seed=8), tmp_path / "s", on_point=lambda *_: None, progress=lambda _: None)
 
 
+@pytest.mark.server
 @pytest.mark.slow  # four experiments
 def test_a_search_of_a_server_that_only_fails_ends_with_its_error_and_begins_anew(tmp_path):
     server, asked, notes = ScriptedServer(Script(status=500)).start(), [], []

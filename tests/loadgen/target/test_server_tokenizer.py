@@ -58,6 +58,7 @@ def test_blocks_are_exact(server):
     assert {tuple(tokens(text)[:16]) for text in sent} == {tuple(tokens(sent[0])[:16])}
 
 
+@pytest.mark.server
 def test_server_that_does_not_tokenize_is_refused_with_the_way_out():
     chosen, silent = scenario(target=TARGET), ScriptedServer().start()
     with pytest.raises(ScenarioError, match=r"/tokenize tells no tokens \(HTTP 404: .*name a tokenizer\.json instead"):

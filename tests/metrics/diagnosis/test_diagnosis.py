@@ -23,10 +23,10 @@ def planted(tmp_path_factory):
     """(plant, seed) → its diagnosis, computed once: simulating is most of the cost."""
 
     @cache
-    def diagnosed(plant: str, seed: int = 0) -> Diagnosis:
+    def diagnosed(plant: str, seed: int) -> Diagnosis:
         return diagnose(synthetic_run(tmp_path_factory.mktemp("runs") / "run", plant=plant, seed=seed))
 
-    return diagnosed
+    return lambda plant, seed=0: diagnosed(plant, seed)
 
 
 def status(diagnosis: Diagnosis, symptom: str) -> str:

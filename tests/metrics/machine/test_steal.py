@@ -1,6 +1,7 @@
 """CPU time that went to other machines: measured, told beside a benchmark, and a warning of the run that it hit."""
 
 import io
+import time
 from collections import namedtuple
 
 import pandas as pd
@@ -106,6 +107,7 @@ def scripted_machine(monkeypatch):
     def spends(user: float, steal: float) -> None:
         readings = iter([Times(7.0, 7.0, 7.0), Times(7 + user, 8 - user - steal, 7 + steal)])
         monkeypatch.setattr(psutil, "cpu_times", lambda: next(readings))
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
     return spends
 
