@@ -6,10 +6,13 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from metrics.errors import RunDataError
+from ui.drawings import Drawing
 from ui.markup import fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
 from ui.theme import CONFIG
+
+NO_STEPS = "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off."
 
 
 @st.cache_data(max_entries=4, show_spinner="Reading the run …")
@@ -49,7 +52,18 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
     return run
 
 
-def draw(fig: go.Figure, key: str, caption: str) -> None:
-    """A figure with the tables and columns that it was made from."""
-    st.plotly_chart(fig, theme=None, config=CONFIG, key=key)
+def draw(title: str, figure: go.Figure, caption: str) -> None:
+    """A figure below its title, with the tables and columns that it was made from."""
+    if title:
+        st.subheader(title, anchor=False)
+    st.plotly_chart(figure, theme=None, config=CONFIG, key=title or caption)
     st.caption(caption)
+
+
+def draw_all(drawings: list[Drawing]) -> None:
+    """One below the other, the last two side by side."""
+    for drawing in drawings[:-2]:
+        draw(*drawing)
+    for column, drawing in zip(st.columns(2, gap="large"), drawings[-2:], strict=True):
+        with column:
+            draw(*drawing)

@@ -5,12 +5,16 @@ accounts, token kinds and stages of a lifecycle are shades of its colour.
 """
 
 import itertools
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
+from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io as pio
+from plotly.subplots import make_subplots
 
 from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
+from ui.text import percent
 
 FONT = "'Source Sans', Inter, 'Segoe UI', 'DejaVu Sans', Roboto, Helvetica, Arial, sans-serif"
 INK, MUTED, LINE, PAPER = "#1F2933", "#5F6B7A", "#E3E7EC", "#FFFFFF"
@@ -27,6 +31,9 @@ STATE_COLOURS = {
 COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766E", "#BE185D", "#94A3B8")
 # plotly offers to send charts to a cloud service; the bar that holds this button stays away.
 CONFIG = {"displayModeBar": False, "responsive": True}
+RUN_CLOCK = "time since the begin of the run (s)"
+NOTE_CHARACTERS = 64  # of a line: what fits into the narrowest column
+LABELLED_SHARE = 0.06  # of a bar: room for its label
 
 
 def shade(colour: str, towards_white: float) -> str:
@@ -87,6 +94,10 @@ _AXIS = dict(
     automargin=True, title=dict(font=dict(size=13, color=MUTED), standoff=8), tickformat=",",
     tickfont=dict(size=12, color=MUTED),
 )  # fmt: skip
+_LEGEND = dict(
+    orientation="h", yanchor="bottom", y=1.0, xanchor="left", x=0, font=dict(size=12), title_text="",
+    traceorder="normal",
+)  # fmt: skip
 TEMPLATE = go.layout.Template(
     layout=dict(
         font=dict(family=FONT, size=13, color=INK),
@@ -97,7 +108,7 @@ TEMPLATE = go.layout.Template(
         yaxis=_AXIS,
         title=dict(font=dict(size=14, color=INK), x=0, xref="container", xanchor="left", y=0.99, yanchor="top"),
         margin=dict(l=8, r=16, t=34, b=8),
-        legend=dict(orientation="h", yanchor="bottom", y=1.0, xanchor="left", x=0, font=dict(size=12), title_text=""),
+        legend=_LEGEND,
         hoverlabel=dict(bgcolor=PAPER, bordercolor="#C5CCD5", font=dict(family=FONT, size=12, color=INK)),
         bargap=0.28,
         barcornerradius=0,
@@ -111,23 +122,39 @@ def figure(height_px: int, **layout) -> go.Figure:
     return go.Figure(layout=dict(template=TEMPLATE, height=height_px) | layout)
 
 
-NOTE_CHARACTERS = 64  # of a line: what fits into the narrowest column
+def panels(titles: Sequence[str], height_px: int, gap: float, **layout) -> go.Figure:
+    """An empty figure of panels, one below the other, on the clock of the run; `titles` name their y axes."""
+    fig = make_subplots(rows=len(titles), cols=1, shared_xaxes=True, vertical_spacing=gap)
+    for row, title in enumerate(titles, start=1):
+        fig.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+    fig.update_xaxes(title_text="")
+    fig.update_xaxes(title_text=RUN_CLOCK, row=len(titles), col=1)
+    return fig.update_layout(template=TEMPLATE, height=height_px, **layout)
 
 
 def note(text: str, height_px: int = 120) -> go.Figure:
     """A figure that says in a sentence why there is nothing to draw."""
-    empty = figure(height_px)
-    empty.update_xaxes(visible=False)
-    empty.update_yaxes(visible=False)
+    empty = figure(height_px, xaxis_visible=False, yaxis_visible=False)
     return empty.add_annotation(
-        text="<br>".join(wrap(text, NOTE_CHARACTERS)),
-        showarrow=False,
-        x=0.5,
-        y=0.5,
-        xref="paper",
-        yref="paper",
+        text="<br>".join(wrap(text, NOTE_CHARACTERS)), showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper",
         font=dict(size=13, color=MUTED),
-    )
+    )  # fmt: skip
+
+
+def row_label(name: str, detail: str) -> str:
+    return f"{name}<br><span style='color:{MUTED}'>{detail}</span>"
+
+
+def add_share_bars(
+    fig: go.Figure, name: str, rows: Sequence[str], lengths: Iterable[float], shares: Iterable[float], colour: str,
+    hover: str, **more: Any,
+) -> None:  # fmt: skip
+    """One part of stacked horizontal bars, labelled with its share of each bar where the label fits."""
+    bar = dict(
+        text=[percent(share) if share >= LABELLED_SHARE else "" for share in shares], textposition="inside",
+        textangle=0, insidetextanchor="middle", textfont_size=11, marker_color=colour,
+    )  # fmt: skip
+    fig.add_bar(name=name, y=rows, x=lengths, orientation="h", hovertemplate=f"{hover}<extra></extra>", **bar | more)
 
 
 def objective_lines(fig: go.Figure, bounds: dict[float, str], top: float) -> go.Figure:

@@ -15,15 +15,13 @@ WAIT_COLOURS = theme.REFUSAL_COLOURS | {
     "preempted": theme.ACCOUNT_COLOURS["memory.preempted"],
     "prompts of others": theme.ACCOUNT_COLOURS["request.interference"],
 }
-
-
-NOTHING_SEEN = 1e-5  # of the whole: a column of less is what rounding left
+ROUNDING = 1e-5  # a column with a smaller share of the whole is a rounding error
 
 
 def heat_map(caused_ns: pd.DataFrame, victims: str, offenders: str) -> go.Figure:
     """A blame matrix: rows wait, columns are why. `victims` and `offenders` say what rows and columns are."""
     shown = caused_ns.loc[caused_ns.sum(axis=1) > 0]
-    shown = shown.loc[:, shown.abs().sum() > NOTHING_SEEN * shown.to_numpy().sum()]
+    shown = shown.loc[:, shown.abs().sum() > ROUNDING * shown.to_numpy().sum()]
     if shown.empty:
         return theme.note("Nobody waited for anybody.")
     seconds = shown.to_numpy() / 1e9
@@ -61,7 +59,7 @@ def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
     if not reasons:
         return theme.note("No request waited for another.")
     rows = [
-        f"{label(name, 22)}<br><span style='color:{theme.MUTED}'>n = {count:,.0f}</span>"
+        theme.row_label(label(name, 22), f"n = {count:,.0f}")
         for name, count in zip(waited_ns.index, waited_ns.requests, strict=True)
     ]
     fig = theme.figure(150 + 46 * len(rows), barmode="stack")
@@ -69,17 +67,13 @@ def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
     for reason in reasons:
         mean_ms = waited_ns[reason] / waited_ns.requests / 1e6
         part = waited_ns[reason] / total.where(total > 0)
-        fig.add_bar(
-            name=reason, y=rows, x=mean_ms, orientation="h",
-            marker_color=WAIT_COLOURS.get(reason, theme.UNACCOUNTED_COLOUR), customdata=100 * part,
-            text=[percent(value) if value >= 0.08 else "" for value in part.fillna(0)], textposition="inside",
-            textangle=0, insidetextanchor="middle", textfont_size=11,
-            hovertemplate=f"<b>{reason}</b>: %{{x:,.1f}} ms a request, %{{customdata:.1f}} % of the waiting"
-            "<extra></extra>",
+        theme.add_share_bars(
+            fig, reason, rows, mean_ms, part.fillna(0), WAIT_COLOURS.get(reason, theme.UNACCOUNTED_COLOUR),
+            f"<b>{reason}</b>: %{{x:,.1f}} ms a request, %{{customdata:.1f}} % of the waiting", customdata=100 * part,
         )  # fmt: skip
     fig.update_xaxes(title_text="waited for, mean of a request (ms)", rangemode="tozero")
     fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def offenders(blamed: pd.DataFrame, total_ns: float, count: int = 8) -> go.Figure:
@@ -110,7 +104,7 @@ def offenders(blamed: pd.DataFrame, total_ns: float, count: int = 8) -> go.Figur
         names.append(UNEXPLAINED)
     fig.update_xaxes(title_text="waiting that it caused this request (ms)", rangemode="tozero")
     fig.update_yaxes(title_text="request", categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def gap(found: Gap) -> go.Figure:
@@ -120,16 +114,14 @@ def gap(found: Gap) -> go.Figure:
     fig = theme.figure(165, barmode="stack")
     for name, ns in found.accounts.items():
         share = ns / max(found.length_ns, 1)
-        fig.add_bar(
-            name=name, y=[f"token {found.token:,}"], x=[ns / 1e6], orientation="h",
-            marker_color=theme.ACCOUNT_COLOURS[name], text=[percent(share) if share >= 0.06 else ""],
-            textposition="inside", textangle=0, insidetextanchor="middle", textfont_size=11,
-            hovertemplate=f"<b>{name}</b>: %{{x:,.3f}} ms, {percent(share)} of the gap<extra></extra>",
+        theme.add_share_bars(
+            fig, name, [f"token {found.token:,}"], [ns / 1e6], [share], theme.ACCOUNT_COLOURS[name],
+            f"<b>{name}</b>: %{{x:,.3f}} ms, {percent(share)} of the gap",
         )  # fmt: skip
     since = "the arrival" if found.token == 0 else f"token {found.token - 1:,}"
     fig.update_xaxes(title_text=f"time since {since} (ms)", rangemode="tozero")
     fig.update_yaxes(title_text="", showticklabels=False, ticks="")
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def gap_lengths(token_ns: list[int], slowest: list[int], chosen: int) -> go.Figure:

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from metrics.compute.cost_model import PARTS
 from metrics.compute.roofline import Ceilings
@@ -85,9 +84,7 @@ def utilisation(table: pd.DataFrame) -> go.Figure:
     """MFU, MBU and the share of the roofline by phase, on busy time, and of all steps on wall time."""
     if not table.mfu.notna().any():
         return theme.note("The ceilings of this run's device are not known here, so there is no utilisation to show.")
-    rows = [
-        f"{row.phase}<br><span style='color:{theme.MUTED}'>{row.seconds:,.1f} s</span>" for row in table.itertuples()
-    ]
+    rows = [theme.row_label(row.phase, f"{row.seconds:,.1f} s") for row in table.itertuples()]
     fig = theme.figure(130 + 62 * len(rows), barmode="group", bargap=0.25)
     series = (
         ("of_roofline", "share of the roofline: the larger of both, step by step", theme.INK),
@@ -103,7 +100,7 @@ def utilisation(table: pd.DataFrame) -> go.Figure:
     most = float(100 * table[["mfu", "mbu", "of_roofline"]].max().max())
     fig.update_xaxes(title_text="share of the measured ceiling (%)", range=[0, max(100.0, most) * 1.08])
     fig.update_yaxes(title_text="steps", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def tokens_by_kind(tokens: pd.Series) -> go.Figure:
@@ -128,22 +125,19 @@ def flops_by_part(table: pd.DataFrame) -> go.Figure:
     """FLOPs per token by part of the model, a bar a phase."""
     if table.empty:
         return theme.note("This run does not tell its FLOPs by part: its server was an older or another one.")
-    rows = [f"{name}<br><span style='color:{theme.MUTED}'>{row.tokens:,.0f} tokens</span>"
-            for name, row in zip(table.index, table.itertuples(), strict=True)]  # fmt: skip
+    rows = [theme.row_label(name, f"{count:,.0f} tokens") for name, count in table.tokens.items()]
     fig = theme.figure(130 + 46 * len(rows), barmode="stack")
     per_token = table[list(PARTS)].div(table.tokens, axis=0) / 1e6
     whole = table[list(PARTS)].sum(axis=1)
     for part in PARTS:
         share = table[part] / whole
-        fig.add_bar(
-            name=part, y=rows, x=per_token[part], orientation="h", marker_color=PART_COLOURS[part],
-            customdata=100 * share, text=[percent(value) if value >= 0.06 else "" for value in share],
-            textposition="inside", textangle=0, insidetextanchor="middle", textfont_size=11,
-            hovertemplate=f"<b>{part}</b>: %{{x:,.2f}} MFLOPs a token, %{{customdata:.1f}} %<extra></extra>",
+        theme.add_share_bars(
+            fig, part, rows, per_token[part], share, PART_COLOURS[part],
+            f"<b>{part}</b>: %{{x:,.2f}} MFLOPs a token, %{{customdata:.1f}} %", customdata=100 * share,
         )  # fmt: skip
     fig.update_xaxes(title_text="work for a token (MFLOPs)", rangemode="tozero")
     fig.update_yaxes(title_text="steps", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def kernels_by_class(times_ns: pd.Series) -> go.Figure:
@@ -169,8 +163,7 @@ def machine(system: pd.DataFrame, begin_ns: float) -> go.Figure:
     if not known:
         return theme.note("No sensor of the machine was recorded.")
     panels = list(dict.fromkeys(panel for *_, panel in known))
-    fig = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    fig.update_layout(template=theme.TEMPLATE, height=90 + 170 * len(panels))
+    fig = theme.panels(panels, 90 + 170 * len(panels), 0.08)
     at_s = (system.ns.astype("float64") - begin_ns) / 1e9
     colours = dict(zip((name for name, *_ in known), theme.COHORT_COLOURS, strict=False))
     for column, name, unit, factor, panel in known:
@@ -179,8 +172,4 @@ def machine(system: pd.DataFrame, begin_ns: float) -> go.Figure:
             col=1, line=dict(color=colours.get(column, theme.INK), width=1.5),
             hovertemplate=f"{name}: %{{y:,.1f}} {unit}<extra></extra>",
         )  # fmt: skip
-    for row, panel in enumerate(panels, start=1):
-        fig.update_yaxes(title_text=panel, rangemode="tozero", row=row, col=1)
-        fig.update_xaxes(title_text="", row=row, col=1)
-    fig.update_xaxes(title_text="time since the begin of the run (s)", row=len(panels), col=1)
     return fig

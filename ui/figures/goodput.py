@@ -35,7 +35,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
         )  # fmt: skip
     fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def _counted(group: ClassGoodput, objective: str | None) -> str:

@@ -34,7 +34,7 @@ def lifecycle_bar(lifecycle_share: dict[str, float]) -> go.Figure:
         )  # fmt: skip
     fig.update_xaxes(title_text="share of all requests' time, intended send to last byte (%)", range=[0, 100])
     fig.update_yaxes(title_text="", showticklabels=False, ticks="")
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Figure:
@@ -43,8 +43,7 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
     if shares.empty:
         return theme.note(NO_LEDGER)
     rows = [
-        f"{label(cohort, 22)}<br><span style='color:{theme.MUTED}'>n = {row.requests:,.0f}, mean "
-        f"{duration(row.mean_ms * 1e6)}</span>"
+        theme.row_label(label(cohort, 22), f"n = {row.requests:,.0f}, mean {duration(row.mean_ms * 1e6)}")
         for cohort, row in zip(shares.index, shares.itertuples(), strict=True)
     ]
     fig = theme.figure(150 + 46 * len(shares), barmode="stack")
@@ -52,18 +51,15 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
         share = shares[name].clip(lower=0)
         if (share < 0.0005).all():
             continue
-        fig.add_bar(
-            name=name, y=rows, x=100 * share, orientation="h", marker_color=theme.ACCOUNT_COLOURS[name],
+        theme.add_share_bars(
+            fig, name, rows, 100 * share, share, theme.ACCOUNT_COLOURS[name],
+            f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,.1f}} ms a request<br>{MEANING[name]}",
             marker_line=dict(color="#FFFFFF", width=0.5), customdata=share * shares.mean_ms,
-            text=[percent(part) if part >= 0.06 else "" for part in share], textposition="inside", textangle=0,
-            insidetextanchor="middle", textfont_size=11,
-            hovertemplate=f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,.1f}} ms a request<br>"
-            f"{MEANING[name]}<extra></extra>",
         )  # fmt: skip
     until = "last byte" if prefix == "ledger" else "first token"
     fig.update_xaxes(title_text=f"share of the time from the intended send to the {until} (%)", range=[0, 100])
     fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def waterfall(requests: pd.DataFrame, prefix: str = "ledger") -> go.Figure:
@@ -99,7 +95,7 @@ def waterfall(requests: pd.DataFrame, prefix: str = "ledger") -> go.Figure:
         title_text="request", tickvals=positions, ticktext=distinct(shown.request_id.tolist()),
         range=[len(shown) - 0.4, -0.6], ticks="", showgrid=False,
     )  # fmt: skip
-    return fig.update_layout(legend_traceorder="normal", hovermode="closest")
+    return fig.update_layout(hovermode="closest")
 
 
 def one_request(request: pd.Series, steps: pd.DataFrame) -> go.Figure:
@@ -121,7 +117,7 @@ def one_request(request: pd.Series, steps: pd.DataFrame) -> go.Figure:
     _clock_rows(fig, request, steps)
     fig.update_xaxes(title_text="accounts end to end (ms)", showticklabels=True, row=1, col=1)
     fig.update_xaxes(title_text="time since the intended send (ms)", rangemode="tozero", row=2, col=1)
-    return fig.update_layout(legend_traceorder="normal", hovermode="closest")
+    return fig.update_layout(hovermode="closest")
 
 
 def _accounts_rows(fig: go.Figure, parts: pd.Series) -> None:

@@ -8,9 +8,10 @@ from plotly.subplots import make_subplots
 from metrics.catalog.catalog import BLOCK_STATES
 from metrics.memory.prefix_outcomes import RATIOS
 from ui import theme
+from ui.figures.steps import add_blocks
 from ui.tables.memory import OUTCOME_MEANING, OUTCOMES
 from ui.tables.request import binned, step_series
-from ui.text import label, number, percent
+from ui.text import label, number
 
 NO_OUTCOMES = "This run does not tell what became of its prompt tokens: its server was an older or another one."
 NO_CURVE = "This run does not tell what other pool sizes would have hit: its server was an older or another one."
@@ -32,27 +33,22 @@ def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
     if tokens.empty or not tokens.to_numpy().sum():
         return theme.note(NO_OUTCOMES)
     total = tokens.sum(axis=1)
-    rows = [
-        f"{label(name, 22)}<br><span style='color:{theme.MUTED}'>{number(count)} tokens</span>"
-        for name, count in total.items()
-    ]
+    rows = [theme.row_label(label(name, 22), f"{number(count)} tokens") for name, count in total.items()]
     fig = theme.figure(150 + 46 * len(rows), barmode="stack")
     for outcome in OUTCOMES:
         share = tokens[outcome] / total.where(total > 0)
         if not (share > 0.0005).any():
             continue
         dark = outcome in ("hit", "miss_evicted", "miss_in_flight", "miss_disabled")
-        fig.add_bar(
-            name=outcome.replace("_", " "), y=rows, x=100 * share, orientation="h", customdata=tokens[outcome],
-            marker_color=OUTCOME_COLOURS[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
-            text=[percent(part) if part >= 0.06 else "" for part in share.fillna(0)], textposition="inside",
-            textangle=0, insidetextanchor="middle", textfont=dict(size=11, color="#FFFFFF" if dark else theme.INK),
-            hovertemplate=f"<b>{outcome}</b>: %{{x:.1f}} %, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}"
-            "<extra></extra>",
+        theme.add_share_bars(
+            fig, outcome.replace("_", " "), rows, 100 * share, share.fillna(0), OUTCOME_COLOURS[outcome],
+            f"<b>{outcome}</b>: %{{x:.1f}} %, %{{customdata:,.0f}} tokens<br>{OUTCOME_MEANING[outcome]}",
+            customdata=tokens[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
+            textfont_color="#FFFFFF" if dark else theme.INK,
         )  # fmt: skip
     fig.update_xaxes(title_text="share of the prompt tokens (%)", range=[0, 100])
     fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def hit_rates(rates: pd.DataFrame) -> go.Figure:
@@ -67,7 +63,7 @@ def hit_rates(rates: pd.DataFrame) -> go.Figure:
             line=dict(color=colour, width=2, dash=dash), connectgaps=False,
             hovertemplate=f"{name}: %{{y:.1f}} % of the prompt tokens<extra></extra>",
         )  # fmt: skip
-    fig.update_xaxes(title_text="time since the begin of the run (s)")
+    fig.update_xaxes(title_text=theme.RUN_CLOCK)
     fig.update_yaxes(title_text="prompt tokens hit (%)", range=[0, 102])
     return fig
 
@@ -112,13 +108,7 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
     series["blocks_written"] = written / (block_size or 1) if told else untold
     rows, _ = binned(series, bins)
     fig = theme.figure(320)
-    for state in BLOCK_STATES:
-        if rows[f"blocks_{state}"].any():
-            fig.add_scatter(
-                name=state, x=rows.at_s, y=rows[f"blocks_{state}"], mode="lines", stackgroup="blocks",
-                line=dict(width=0, shape="hv"), fillcolor=theme.BLOCK_COLOURS[state],
-                hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>",
-            )  # fmt: skip
+    add_blocks(fig, rows)
     if told:
         fig.add_scatter(
             name="full of what is written", x=rows.at_s, y=rows.blocks_written, mode="lines",
@@ -132,9 +122,9 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
             mode="markers", marker=dict(symbol="triangle-down", size=9, color=theme.OBJECTIVE_COLOUR),
             hovertemplate="preemption at %{x:.2f} s<extra></extra>",
         )  # fmt: skip
-    fig.update_xaxes(title_text="time since the begin of the run (s)")
+    fig.update_xaxes(title_text=theme.RUN_CLOCK)
     fig.update_yaxes(title_text="KV blocks", rangemode="tozero")
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:

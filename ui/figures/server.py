@@ -2,14 +2,13 @@
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from metrics.diagnosis.foreign_server import ACCOUNT_SEPARATOR
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.ledger import UNACCOUNTED
 from metrics.sources.view import KV_USE, PREEMPTIONS, RUNNING, WAITING
 from ui import theme
-from ui.text import number, percent
+from ui.text import number
 
 NOTHING_SEEN = "No metric of the server was scraped, or it is of a kind that is not known here."
 PANELS = ("in the server (requests)", "KV use (%)", "tokens per second")
@@ -34,18 +33,16 @@ def parts_of_the_time(diagnosis: Diagnosis) -> go.Figure:
         if max(shares) < 0.0005:
             continue
         means = [span.mean_ms, span.ttft_ms] if span is not None else [None, None]
-        fig.add_bar(
-            name=span.name if span is not None else name, y=list(rows), x=[100 * share for share in shares],
-            orientation="h", marker_color=_colour(name), marker_line=dict(color="#FFFFFF", width=0.5),
-            text=[percent(share) if share >= 0.06 else "" for share in shares], textposition="inside", textangle=0,
-            insidetextanchor="middle", textfont_size=11,
+        theme.add_share_bars(
+            fig, span.name if span is not None else name, list(rows), [100 * share for share in shares], shares,
+            _colour(name), "%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}",
+            marker_line=dict(color="#FFFFFF", width=0.5),
             customdata=[[number(mean, "ms"), name if name != UNACCOUNTED else "what no metric explains"]
                         for mean in means],
-            hovertemplate="%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}<extra></extra>",
         )  # fmt: skip
     fig.update_xaxes(title_text="share of the client’s mean time from the intended send (%)", range=[0, 100])
     fig.update_yaxes(title_text="until", autorange="reversed", ticks="", ticklabelstandoff=6)
-    return fig.update_layout(legend_traceorder="normal")
+    return fig
 
 
 def over_time(series: pd.DataFrame, begin_ns: float) -> go.Figure:
@@ -54,8 +51,7 @@ def over_time(series: pd.DataFrame, begin_ns: float) -> go.Figure:
         return theme.note(NOTHING_SEEN)
     at_s = (series.index.to_numpy(dtype="float64") - begin_ns) / 1e9
     seconds = pd.Series(at_s, index=series.index).diff()
-    fig = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.07)
-    fig.update_layout(template=theme.TEMPLATE, height=620)
+    fig = theme.panels(PANELS, 620, 0.07, hovermode="x unified")
     for column, name, dash in ((RUNNING, "running", "dot"), (WAITING, "waiting", "solid")):
         if column in series:
             _line(fig, at_s, series[column], name, theme.COLOURS["request"], "%{y:,.0f} requests", 1, dash)
@@ -66,11 +62,7 @@ def over_time(series: pd.DataFrame, begin_ns: float) -> go.Figure:
         if column in series:
             rate = series[column] / seconds
             _line(fig, at_s, rate, name, theme.ACCOUNT_COLOURS[account], "%{y:,.0f} tokens per second", 3)
-    for row, title in enumerate(PANELS, start=1):
-        fig.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
-    fig.update_yaxes(range=[0, 104], row=2, col=1)
-    fig.update_xaxes(title_text="time since the begin of the run (s)", row=3, col=1)
-    return fig.update_layout(legend_traceorder="normal", hovermode="x unified")
+    return fig.update_yaxes(range=[0, 104], row=2, col=1)
 
 
 def _line(

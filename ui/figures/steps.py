@@ -1,9 +1,10 @@
 """Figures of the engine's steps: what each batch held, what waited, who owned the blocks, where a step's time went."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from metrics.catalog.catalog import BLOCK_STATES
 from metrics.records import KINDS, REFUSALS, STAGES
@@ -21,30 +22,43 @@ def over_time(steps: pd.DataFrame, begin_ns: float, bins: int = 200) -> go.Figur
     if steps.empty:
         return theme.note(NO_STEPS)
     rows, width = binned(step_series(steps, begin_ns), bins)
-    fig = make_subplots(rows=4, cols=1, shared_xaxes=True, vertical_spacing=0.045)
-    fig.update_layout(template=theme.TEMPLATE, height=860, barmode="stack", bargap=0)
+    fig = theme.panels(PANELS, 860, 0.045, barmode="stack", bargap=0)
     if not width:  # a bar is a step, as wide as the step was long
         width = (rows.end_s - rows.begin_s).clip(lower=1e-4)
         rows = rows.assign(at_s=rows.begin_s + width / 2)
-    _tokens(fig, rows, width)
-    _held_back(fig, rows, width)
-    _blocks(fig, rows)
-    _stages(fig, rows, width)
-    for row, title in enumerate(PANELS, start=1):
-        fig.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
-        fig.update_xaxes(title_text="", row=row, col=1)
-    fig.update_xaxes(title_text="time since the begin of the run (s)", row=4, col=1)
+    for kind in KINDS:
+        hover = "%{y:.1f} tokens, near step %{customdata:.0f}"
+        _bars(fig, rows, width, kind, f"tokens_{kind}", theme.KIND_COLOURS[kind], hover, 1, customdata=rows.step)
+    _budget(fig, rows)
+    for reason in REFUSALS:
+        colour = theme.REFUSAL_COLOURS[reason]
+        _bars(fig, rows, width, reason, f"refused_{reason}", colour, "%{y:.1f} requests held back", 2)
+    _queue(fig, rows)
+    add_blocks(fig, rows, row=3, col=1)
+    for stage in STAGES:
+        _bars(fig, rows, width, stage, f"stage_{stage}_ms", theme.STAGE_COLOURS[stage], "%{y:.2f} ms", 4)
+    if rows.predicted_ms.notna().any():
+        fig.add_scatter(
+            name="device time expected", x=rows.at_s, y=rows.predicted_ms, mode="lines",
+            line=dict(color=theme.OBJECTIVE_COLOUR, width=1.2), row=4, col=1,
+            hovertemplate="expected by the step model: %{y:.2f} ms<extra></extra>",
+        )  # fmt: skip
     return _legend_by_panel(fig)
 
 
-def _tokens(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
-    for kind in KINDS:
-        if rows[f"tokens_{kind}"].any():
-            fig.add_bar(
-                name=kind, x=rows.at_s, y=rows[f"tokens_{kind}"], width=width, marker_color=theme.KIND_COLOURS[kind],
-                marker_line_width=0, customdata=rows.step,
-                hovertemplate=f"{kind}: %{{y:.1f}} tokens, near step %{{customdata:.0f}}<extra></extra>", row=1, col=1,
-            )  # fmt: skip
+def _bars(
+    fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series, name: str, column: str, colour: str, hover: str,
+    row: int, **more: Any,
+) -> None:  # fmt: skip
+    """One part of a panel's stacked bars; none where the column is 0 throughout, or below 5 µs."""
+    if (rows[column] > 0.005).any():
+        fig.add_bar(
+            name=name, x=rows.at_s, y=rows[column], width=width, marker_color=colour, marker_line_width=0,
+            hovertemplate=f"{name}: {hover}<extra></extra>", row=row, col=1, **more,
+        )  # fmt: skip
+
+
+def _budget(fig: go.Figure, rows: pd.DataFrame) -> None:
     largest, budget = rows[[f"tokens_{kind}" for kind in KINDS]].sum(axis=1).max(), rows.budget.max()
     is_far = 0 < largest < budget / BUDGET_IN_SIGHT  # drawn to its scale, the steps would be too low to be seen
     if is_far:
@@ -56,70 +70,40 @@ def _tokens(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> Non
     )  # fmt: skip
 
 
-def _held_back(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
-    for reason in REFUSALS:
-        if rows[f"refused_{reason}"].any():
-            fig.add_bar(
-                name=reason, x=rows.at_s, y=rows[f"refused_{reason}"], width=width, marker_line_width=0,
-                marker_color=theme.REFUSAL_COLOURS[reason],
-                hovertemplate=f"{reason}: %{{y:.1f}} requests held back<extra></extra>", row=2, col=1,
-            )  # fmt: skip
-    for name, column, style in (("waiting", "waiting", "solid"), ("running", "running", "dot")):
+def _queue(fig: go.Figure, rows: pd.DataFrame) -> None:
+    for name, style in (("waiting", "solid"), ("running", "dot")):
         fig.add_scatter(
-            name=name, x=rows.at_s, y=rows[column], mode="lines", line=dict(color=theme.INK, width=1.2, dash=style),
+            name=name, x=rows.at_s, y=rows[name], mode="lines", line=dict(color=theme.INK, width=1.2, dash=style),
             hovertemplate=f"{name}: %{{y:.1f}} requests<extra></extra>", row=2, col=1,
         )  # fmt: skip
-    evicted = rows[rows.preempted > 0]
-    if len(evicted):
+    preempted = rows[rows.preempted > 0]
+    if len(preempted):
         fig.add_scatter(
-            name="preemption", x=evicted.at_s, y=evicted.waiting, mode="markers", row=2, col=1,
+            name="preemption", x=preempted.at_s, y=preempted.waiting, mode="markers", row=2, col=1,
             marker=dict(symbol="triangle-down", size=9, color=theme.COLOURS["memory"]),
             hovertemplate="preemption at %{x:.2f} s<extra></extra>",
         )  # fmt: skip
 
 
-def _blocks(fig: go.Figure, rows: pd.DataFrame) -> None:
+def add_blocks(fig: go.Figure, rows: pd.DataFrame, **panel: int) -> None:
+    """KV blocks by state, stacked: they sum to the pool."""
     for state in BLOCK_STATES:
         if rows[f"blocks_{state}"].any():
             fig.add_scatter(
                 name=state, x=rows.at_s, y=rows[f"blocks_{state}"], mode="lines", stackgroup="blocks",
                 line=dict(width=0, shape="hv"), fillcolor=theme.BLOCK_COLOURS[state],
-                hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>", row=3, col=1,
+                hovertemplate=f"{state}: %{{y:.0f}} blocks<extra></extra>", **panel,
             )  # fmt: skip
-
-
-def _stages(fig: go.Figure, rows: pd.DataFrame, width: float | pd.Series) -> None:
-    for stage in STAGES:
-        if (rows[f"stage_{stage}_ms"] > 0.005).any():
-            fig.add_bar(
-                name=stage, x=rows.at_s, y=rows[f"stage_{stage}_ms"], width=width, marker_line_width=0,
-                marker_color=theme.STAGE_COLOURS[stage],
-                hovertemplate=f"{stage}: %{{y:.2f}} ms<extra></extra>", row=4, col=1,
-            )  # fmt: skip
-    if rows.predicted_ms.notna().any():
-        fig.add_scatter(
-            name="device time expected", x=rows.at_s, y=rows.predicted_ms, mode="lines",
-            line=dict(color=theme.OBJECTIVE_COLOUR, width=1.2), row=4, col=1,
-            hovertemplate="expected by the step model: %{y:.2f} ms<extra></extra>",
-        )  # fmt: skip
 
 
 def _legend_by_panel(fig: go.Figure) -> go.Figure:
     """A legend beside each panel instead of one for all, so that a colour is read where it is drawn."""
     for panel in range(1, len(PANELS) + 1):
-        axis = "y" if panel == 1 else f"y{panel}"
-        key = "legend" if panel == 1 else f"legend{panel}"
-        top = fig.layout["yaxis" if panel == 1 else f"yaxis{panel}"].domain[1]
-        for trace in fig.data:
-            if (trace.yaxis or "y") == axis:
-                trace.legend = key
-        fig.update_layout(
-            {
-                key: dict(
-                    x=1.005, xanchor="left", y=top, yanchor="top", orientation="v", font_size=11, traceorder="normal"
-                )
-            }
-        )
+        number = "" if panel == 1 else panel
+        fig.update_traces(legend=f"legend{number}", row=panel, col=1)
+        top = fig.layout[f"yaxis{number}"].domain[1]
+        legend = dict(x=1.005, xanchor="left", y=top, yanchor="top", orientation="v", font_size=11)
+        fig.update_layout({f"legend{number}": legend | {"traceorder": "normal"}})
     return fig.update_layout(margin=dict(r=8, t=8))
 
 

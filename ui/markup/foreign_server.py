@@ -3,7 +3,7 @@
 from metrics.diagnosis.foreign_server import counts_differ
 from metrics.diagnosis.terminal.time_spent import LATENCIES, sight
 from metrics.sources.view import KV_USE, RUNNING, WAITING, ServerView
-from ui.markup.fragments import STATUS_COLOURS, Tile, chip, wrap
+from ui.markup.fragments import STATUS_COLOURS, Tile, chip, dot, html_table, wrap
 from ui.text import number, percent, safe
 
 SIGHT_COLOURS = {"seen": STATUS_COLOURS["absent"], "partly": "#B7791F", "unseen": STATUS_COLOURS["unknown"]}
@@ -32,44 +32,36 @@ def tiles_of(view: ServerView) -> list[Tile]:
     if view.preemptions is not None:
         tiles.append(("preemptions", number(view.preemptions), "", f"{number(view.finished)} requests finished"))
     for name, what in LATENCIES.items():
-        if (told := view.latencies.get(name)) is not None:
-            tiles.append((f"{what} (server)", number(told.mean * 1e3), "ms", f"mean of {number(told.count)}"))
+        if (latency := view.latencies.get(name)) is not None:
+            tiles.append((f"{what} (server)", number(latency.mean * 1e3), "ms", f"mean of {number(latency.count)}"))
     return tiles
 
 
 def accounts(view: ServerView) -> str:
     """Each account of the ledger and whether it can be seen in the server's metrics."""
     rows = [
-        f"<tr><td>{safe(account.account)}</td><td>{chip(account.account.split('.')[0])}</td>"
-        f'<td><span class="sj-dot" style="--dot:{SIGHT_COLOURS[account.visibility]}"></span>'
-        f"{safe(sight(account.visibility, view.title))}</td><td>{safe(account.why)}</td></tr>"
+        [safe(account.account), chip(account.account.split(".")[0]),
+         dot(SIGHT_COLOURS[account.visibility]) + safe(sight(account.visibility, view.title)), safe(account.why)]
         for account in view.accounts
-    ]
-    return wrap(
-        '<table class="sj-table"><thead><tr><th>account</th><th>lifecycle</th><th>seen</th><th>because</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    ]  # fmt: skip
+    return html_table(["account", "lifecycle", "seen", "because"], rows)
 
 
 def spans(view: ServerView) -> str:
     """The stretches of time that the server measures, and where what it does not explain lies."""
     rows = [
-        f'<tr><td style="white-space:nowrap">{safe(span.name)}</td><td class="sj-right">{number(span.mean_ms)}</td>'
-        f'<td class="sj-right">{number(span.ttft_ms)}</td><td>{safe(", ".join(span.accounts))}</td>'
-        f"<td>{safe(span.meaning)}</td></tr>"
+        [f'<span style="white-space:nowrap">{safe(span.name)}</span>', number(span.mean_ms), number(span.ttft_ms),
+         safe(", ".join(span.accounts)), safe(span.meaning)]
         for span in view.spans
-    ]
+    ]  # fmt: skip
     left = ""
     if view.inside_ms is not None and view.outside_ms is not None:
-        left = (
+        left = wrap(
             f'<p class="sj-small">Unaccounted: {number(view.inside_ms)} ms inside {safe(view.title)}’s own end-to-end '
             f"latency, {number(view.outside_ms)} ms outside of it ({safe(', '.join(view.outside))}).</p>"
         )
-    return wrap(
-        '<table class="sj-table"><thead><tr><th>stretch</th><th class="sj-right">mean (ms)</th>'
-        '<th class="sj-right">to first token (ms)</th><th>accounts in it</th><th>meaning</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>{left}"
-    )
+    columns = ["stretch", "mean (ms)", "to first token (ms)", "accounts in it", "meaning"]
+    return html_table(columns, rows, right=(1, 2)) + left
 
 
 def agreement(view: ServerView) -> str:
@@ -79,8 +71,5 @@ def agreement(view: ServerView) -> str:
     parts = []
     for pair in view.agreement:
         colour = STATUS_COLOURS["present" if counts_differ(pair) else "absent"]
-        parts.append(
-            f'<span class="sj-dot" style="--dot:{colour}"></span>{safe(pair.what)}: client {number(pair.client)}, '
-            f"server {number(pair.server)}"
-        )
+        parts.append(f"{dot(colour)}{safe(pair.what)}: client {number(pair.client)}, server {number(pair.server)}")
     return wrap(f'<p class="sj-small"><b>Counts of both sides</b>: {"; ".join(parts)}.</p>')

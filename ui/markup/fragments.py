@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from metrics.machine.client_error import client_error_sentence
@@ -23,6 +25,10 @@ KIND_MEANING = {
     "client": "the load generator, not the server",
     "fault": "something is slower than it should be",
 }
+TEXT_COLUMNS = {
+    "request", "class", "tenant", "status", "error", "largest account", "victim", "its blocks went to", "kernel",
+    "latency (ms)",
+}  # fmt: skip
 Tile = tuple[str, str, str, str]  # name, value, unit, detail
 
 
@@ -44,10 +50,10 @@ def headline(run: RunData) -> str:
 
 def about(run: RunData) -> str:
     """Which run this is: name, scenario, model and device, as far as run.json tells, and what is left out of it."""
-    asked = run.meta.get("engine")
-    asked = asked if isinstance(asked, dict) else {}
-    served = asked.get("served")  # what the server said of itself when it was asked
-    known = asked | ((served.get("engine") or {}) if isinstance(served, dict) else {})
+    engine = run.meta.get("engine")
+    engine = engine if isinstance(engine, dict) else {}
+    served = engine.get("served")  # the server's own description of itself
+    known = engine | ((served.get("engine") or {}) if isinstance(served, dict) else {})
     parts = [f"run {run.name}", f"scenario {scenario_name(run.meta)}"]
     parts += [f"{key} {known[key]}" for key in ("model", "device", "dtype") if known.get(key)]
     hardware = run.meta.get("hardware")
@@ -108,15 +114,15 @@ def tiles(items: list[Tile]) -> str:
 
 def closure(diagnosis: Diagnosis) -> str:
     """Whether the accounts explain what the client measured."""
-    kept = diagnosis.closure
-    if not kept.joined:
+    found = diagnosis.closure
+    if not found.joined:
         return wrap('<p class="sj-small sj-muted">Closure: no request was recorded by both client and server.</p>')
-    colour = STATUS_COLOURS["absent" if kept.closed == kept.joined else "present"]
+    colour = STATUS_COLOURS["absent" if found.closed == found.joined else "present"]
     bound = f"{percent(CLOSURE_SHARE)} and {duration(CLOSURE_NS)}"
-    worst = f"worst {percent(kept.worst_share)}, {duration(kept.worst_ns)}"
+    worst = f"worst {percent(found.worst_share)}, {duration(found.worst_ns)}"
     return wrap(
-        f'<p class="sj-small"><span class="sj-dot" style="--dot:{colour}"></span><b>Closure</b>: in {kept.closed:,} of '
-        f"{kept.joined:,} requests the accounts sum to the client’s latency within {bound} ({worst}).</p>"
+        f'<p class="sj-small">{dot(colour)}<b>Closure</b>: in {found.closed:,} of '
+        f"{found.joined:,} requests the accounts sum to the client’s latency within {bound} ({worst}).</p>"
     )
 
 
@@ -128,8 +134,9 @@ def clocks(meta: dict[str, Any]) -> str:
 
 def client_error(meta: dict[str, Any]) -> str:
     """How wrong the load generator itself is at the run's load; nothing where none of ours recorded the run."""
-    told = meta.get("client_error")
-    return wrap(f'<p class="sj-small sj-muted">Client error: {prose(client_error_sentence(told))}.</p>' if told else "")
+    error = meta.get("client_error")
+    line = f'<p class="sj-small sj-muted">Client error: {prose(client_error_sentence(error))}.</p>' if error else ""
+    return wrap(line)
 
 
 def warnings(diagnosis: Diagnosis) -> str:
@@ -202,26 +209,38 @@ def _fix(found: Finding) -> str:
 def checks(items: list[SymptomCheck]) -> str:
     """The six symptoms, whether the run shows each, and why."""
     rows = [
-        f'<tr><td><span class="sj-dot" style="--dot:{STATUS_COLOURS[item.status]}"></span>{safe(item.title)}</td>'
-        f'<td class="sj-muted">{STATUS_WORDS[item.status]}</td><td>{prose(item.reason)}</td>'
-        f"<td>{' '.join(chip(name) for name in item.lifecycles)}</td></tr>"
+        [dot(STATUS_COLOURS[item.status]) + safe(item.title),
+         f'<span class="sj-muted">{STATUS_WORDS[item.status]}</span>', prose(item.reason),
+         " ".join(map(chip, item.lifecycles))]
         for item in items
-    ]
-    return wrap(
-        '<table class="sj-table"><thead><tr><th>symptom</th><th>this run</th><th>because</th><th>lifecycles</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table>"
-    )
+    ]  # fmt: skip
+    return html_table(["symptom", "this run", "because", "lifecycles"], rows)
 
 
-def table(columns: list[str], rows: list[list[Any]], right: tuple[int, ...] = ()) -> str:
-    """Rows of text and numbers; the columns in `right` are numbers and stand right."""
+def dot(colour: str) -> str:
+    return f'<span class="sj-dot" style="--dot:{colour}"></span>'
+
+
+def html_table(columns: list[str], rows: list[list[str]], right: tuple[int, ...] = ()) -> str:
+    """Cells are HTML; the columns in `right` are numbers and stand right."""
     css = [' class="sj-right"' if place in right else "" for place in range(len(columns))]
     head = "".join(f"<th{css[place]}>{safe(name)}</th>" for place, name in enumerate(columns))
     body = "".join(
-        "<tr>" + "".join(f"<td{css[place]}>{safe(value)}</td>" for place, value in enumerate(row)) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td{css[place]}>{cell}</td>" for place, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return wrap(f'<table class="sj-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def table(columns: list[str], rows: list[list[Any]], right: tuple[int, ...] = ()) -> str:
+    """As `html_table`; cells are text and numbers."""
+    return html_table(columns, [[safe(value) for value in row] for row in rows], right)
+
+
+def data_table(rows: pd.DataFrame) -> str:
+    """All columns but TEXT_COLUMNS are numbers and stand right."""
+    right = tuple(place for place, name in enumerate(rows.columns) if name not in TEXT_COLUMNS)
+    cells = rows.astype(object).where(rows.notna(), NOTHING)
+    return table(list(rows.columns), cells.to_numpy().tolist(), right)
 
 
 def pairs(items: dict[str, Any], css: str = "") -> str:

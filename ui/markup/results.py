@@ -8,7 +8,7 @@ from metrics.results.summary import Results
 from metrics.statistics.intervals import Interval
 from metrics.statistics.steadiness import Steadiness
 from ui.markup import fragments
-from ui.markup.fragments import wrap
+from ui.markup.fragments import dot, wrap
 from ui.text import NOTHING, number, percent, prose, safe
 
 VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}
@@ -46,12 +46,12 @@ def bounds(interval: Interval) -> str:
 
 def steady(found: Steadiness) -> str:
     """Whether the measured window was a steady state, and why not."""
-    dot = f'<span class="sj-dot" style="--dot:{VERDICT_COLOURS[found.verdict]}"></span>'
     window = ""
     if found.window_s is not None:
         window = f" Looked at: seconds {found.begin_s:.3g} to {found.end_s:.4g} after the first measured request."
     return wrap(
-        f'<p class="sj-small">{dot}<b>Steady state: {safe(found.verdict)}</b> {prose(found.reason)}.{safe(window)} '
+        f'<p class="sj-small">{dot(VERDICT_COLOURS[found.verdict])}'
+        f"<b>Steady state: {safe(found.verdict)}</b> {prose(found.reason)}.{safe(window)} "
         '<span class="sj-muted">Nothing was trimmed: the figures are of the declared measure window.</span></p>'
     )
 

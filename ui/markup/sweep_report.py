@@ -1,21 +1,17 @@
 """What a sweep shows, in the app and as one self-contained HTML file."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.search.frontier import KEPT_SHARE
 from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
+from ui.drawings import Drawing
 from ui.figures import sweep as figures
 from ui.markup import fragments
-from ui.markup.run_report import PAGE_CSS
+from ui.markup.document import document, drawn, write_whole
 from ui.text import number, percent, safe
-from ui.theme import CONFIG, FONT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +53,22 @@ def summary(data: SweepData) -> str:
     )
 
 
-def drawings(data: SweepData) -> Iterator[tuple[str, go.Figure, str]]:
-    """Heading, figure and caption of each."""
-    yield (
+def drawings(data: SweepData) -> Iterator[Drawing]:
+    yield Drawing(
         "Goodput against the rate", figures.goodput_against_rate(data.rates),
-        "sweep.json points: requests that kept every objective, a second; failed ones are not good.",
+        "`sweep.json` points: requests that met every objective, per second; failed ones are not good.",
     )  # fmt: skip
-    yield (
+    yield Drawing(
         "Attainment against the rate", figures.attainment_against_rate(data.rates, KEPT_SHARE),
-        "sweep.json points: Wilson’s 95 % interval, from as many requests as would say as much were they independent.",
+        "`sweep.json` points: Wilson’s 95 % interval, for the effective number of independent requests.",
     )  # fmt: skip
-    yield (
+    yield Drawing(
         "Frontier: goodput against the objectives", figures.frontier_against_objectives(data.best),
         "The best of the measured rates, judged again under stricter and looser objectives. Open: the largest rate "
         "with a valid run, so a larger one might give more.",
     )  # fmt: skip
     for latency, name in OBJECTIVE_NAMES.items():
-        yield (
+        yield Drawing(
             name.capitalize(), figures.latency_against_rate(data.rates, latency, data.objectives_ms.get(latency)),
             "From the intended send; failed requests count as slower than all others.",
         )  # fmt: skip
@@ -106,27 +101,15 @@ def remarks(data: SweepData) -> str:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Writes `sweep.html` into a sweep, all or nothing. Raises RunDataError."""
-    target, partial = folder / "sweep.html", folder / ".sweep.html.tmp"
-    partial.write_text(render(load_sweep(folder)), encoding="utf-8")
-    os.replace(partial, target)
-    return target
+    """Writes `sweep.html` into a sweep. Raises RunDataError."""
+    return write_whole(folder / "sweep.html", render(load_sweep(folder)))
 
 
 def render(data: SweepData) -> str:
     """The whole page."""
-    css = PAGE_CSS % FONT + fragments.CSS_FILE.read_text(encoding="utf-8")
-    body = "".join(
-        f'<section><h2>{safe(title)}</h2><div class="figure">'
-        f"{fig.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)}</div>"
-        f'<p class="caption">{safe(caption)}</p></section>'
-        for title, fig, caption in drawings(data)
-    )
     rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
-    title = safe(f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{title}</h1>"
-        f"{summary(data)}{remarks(data)}{body}<h2>Rates</h2>{rate_table(data)}</body></html>"
+    figures = "".join(drawn(drawing, "h2") for drawing in drawings(data))
+    return document(
+        f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}",
+        f"{summary(data)}{remarks(data)}{figures}<h2>Rates</h2>{rate_table(data)}",
     )

@@ -3,10 +3,10 @@
 import streamlit as st
 
 from metrics.diagnosis.verdict import without_finding
-from ui import page as frame
 from ui.markup import fragments
+from ui.page import open_page
 
-run = frame.open_page(
+run = open_page(
     "Diagnose",
     "Which symptoms this run shows, which lifecycle and cause explain them, what would prove it, and what to change.",
     "Each card reads from left to right: the **symptom**, the **lifecycle** that is responsible, the **object** in "

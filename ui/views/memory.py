@@ -3,12 +3,12 @@
 import streamlit as st
 
 from metrics.run.directory import engine_settings
-from ui import page as frame
 from ui.figures import memory
 from ui.markup import fragments
+from ui.page import draw, open_page
 from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
 
-run = frame.open_page(
+run = open_page(
     "Memory",
     "What the prefix cache made of every prompt token, what a larger pool would change, and who took whose KV blocks.",
     "**Prompt tokens by outcome**: a token is a *hit*, or a miss with its cause; *evicted* is what more memory mends, "
@@ -21,39 +21,31 @@ run = frame.open_page(
 )
 left, right = st.columns([3, 2], gap="large")
 with left:
-    st.subheader("Prompt tokens by outcome", anchor=False)
-    frame.draw(
+    draw(
+        "Prompt tokens by outcome",
         memory.prefix_outcomes(outcome_tokens(run.requests)),
-        "outcomes",
         "`requests.parquet` `prefix_outcomes`: every prompt token at its first query; they sum to the prompt tokens.",
     )
-    st.subheader("Hit rate, and that of a cache without eviction", anchor=False)
-    frame.draw(
+    draw(
+        "Hit rate, and that of a cache without eviction",
         memory.hit_rates(hit_rates(run.requests, run.begin_ns)),
-        "hit_rates",
         "`requests.parquet` `prefix_outcomes`, `infinite_hit_tokens`, over `arrived_ns`.",
     )
 with right:
-    st.subheader("What another pool would miss", anchor=False)
-    frame.draw(
+    draw(
+        "What another pool would miss",
         memory.miss_ratio_curve(*miss_ratios(run.requests)),
-        "miss_ratio",
         "`requests.parquet` `resized_hit_tokens`, from the distances between uses of the same blocks.",
     )
-st.subheader("KV blocks by state", anchor=False)
-block_size = engine_settings(run.meta).get("block_size")
-frame.draw(
-    memory.blocks_over_time(run.steps, run.begin_ns, block_size),
-    "blocks",
+draw(
+    "KV blocks by state",
+    memory.blocks_over_time(run.steps, run.begin_ns, engine_settings(run.meta).get("block_size")),
     "`steps.parquet` `blocks_*`, `slots_written`, `preempted_ids`; with more than 300 steps, means of equal spans.",
 )
-st.subheader("Lives of blocks", anchor=False)
-pool = int(run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1).max()) if len(
-    run.steps
-) else 0  # fmt: skip
-frame.draw(
-    memory.block_lives(block_events(run.steps), pool),
-    "lives",
+pool = run.steps[[name for name in run.steps.columns if name.startswith("blocks_")]].sum(axis=1)
+draw(
+    "Lives of blocks",
+    memory.block_lives(block_events(run.steps), int(pool.max()) if len(pool) else 0),
     "`steps.parquet` `evicted_age_ns`, `evicted_idle_ns`, `reuse_gap_ns`, `reuse_distance_blocks`: a sample by hash.",
 )
 st.subheader("Preemptions", anchor=False)
@@ -61,10 +53,7 @@ table = preemptions(run.steps, run.requests, run.begin_ns)
 if table.empty:
     st.caption("No request lost its blocks in this run." if len(run.steps) else "The server recorded no step.")
 else:
-    right_columns = tuple(
-        place for place, name in enumerate(table.columns) if name not in ("victim", "its blocks went to")
-    )
-    st.html(fragments.table(list(table.columns), table.to_numpy().tolist(), right=right_columns))
+    st.html(fragments.data_table(table))
     st.caption(
         "`steps.parquet` `preempted_ids`, `preempted_for`, `preempted_tokens`; cost of the victim over its life: "
         "`requests.parquet` `recomputed_tokens`, `ledger_memory_preempted_ns`. The 20 costliest."

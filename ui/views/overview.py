@@ -2,13 +2,12 @@
 
 import streamlit as st
 
-from ui import page as frame
-from ui.figures import goodput, ledger
-from ui.figures.server import parts_of_the_time
+from ui import drawings
 from ui.markup import foreign_server as server
 from ui.markup import fragments
+from ui.page import draw, open_page
 
-run = frame.open_page(
+run = open_page(
     "Overview",
     "How much of the load was served within its objectives, and where the requests’ time went.",
     "A request is **good** when it met every objective of its class; **attainment** is the share of good requests "
@@ -26,12 +25,7 @@ st.caption(
 )
 view = run.diagnosis.server if run.diagnosis is not None else None
 if view is not None:
-    st.subheader("Where the time went", anchor=False)
-    frame.draw(
-        parts_of_the_time(run.diagnosis),
-        "parts",
-        "`scrapes.parquet` against `client.parquet`: means over all requests; grey is what no metric explains.",
-    )
+    draw(*drawings.parts_of_the_time(run))
     st.html(server.introduction(view))
     st.html(server.spans(view))
     st.subheader("What can be seen of this server", anchor=False)
@@ -40,31 +34,16 @@ if view is not None:
     st.html(server.accounts(view))
     st.caption("`scrapes.parquet`, read in the names of our own metrics; `docs/foreign-servers.md` has the table.")
 elif run.diagnosis is not None:
-    st.subheader("Time by lifecycle", anchor=False)
-    frame.draw(
-        ledger.lifecycle_bar(run.diagnosis.lifecycle_share),
-        "lifecycles",
-        "`client.parquet` and `requests.parquet`: sum of `ledger_<lifecycle>_*_ns` over all joined requests.",
-    )
+    draw(*drawings.lifecycles(run))
     st.html(fragments.closure(run.diagnosis))
 st.html(fragments.clocks(run.meta))
 st.html(fragments.client_error(run.meta))
 if view is None:
-    st.subheader("Where the time went", anchor=False)
-    frame.draw(
-        ledger.where_the_time_went(run.requests),
-        "where",
-        "Shares of `ledger_*_ns` and of `unaccounted_ns`, by `klass`; the slowest tenth by `e2e_ms`.",
-    )
+    draw(*drawings.accounts(run))
 if run.diagnosis is not None:
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.subheader("Attainment", anchor=False)
-        frame.draw(
-            goodput.attainment(run.diagnosis.goodput),
-            "attainment",
-            "`client.parquet` against `run.json` objectives.",
-        )
+        draw(*drawings.attainment(run))
     with right:
         st.subheader("Limits of this run", anchor=False)
         if run.diagnosis.warnings:

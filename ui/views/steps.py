@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from ui import page as frame
-from ui.figures import server, steps
+from ui import drawings
+from ui.page import NO_STEPS, draw, draw_all, open_page
 from ui.tables.request import longest_steps
 
-run = frame.open_page(
+run = open_page(
     "Steps",
     "What each step of the engine computed, what it held back, who owned the KV blocks, and where its time went.",
     "All panels share one clock. **Tokens**: what a batch held, by kind, below the token budget. **Held back**: "
@@ -16,41 +16,11 @@ run = frame.open_page(
     "step above it is slower than its work explains.",
 )
 if run.steps.empty:
-    st.info(
-        "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off.",
-        icon=":material/info:",
-    )
+    st.info(NO_STEPS, icon=":material/info:")
     if not run.server.empty:
-        st.subheader("What its own metrics showed", anchor=False)
-        frame.draw(
-            server.over_time(run.server, run.begin_ns),
-            "server",
-            "`scrapes.parquet`, one point a scrape: gauges are samples, tokens are what counters grew by.",
-        )
+        draw(*drawings.scraped_metrics(run))
     st.stop()
-lasting = (run.steps.end_ns.max() - run.begin_ns) / 1e9
-st.subheader(f"{len(run.steps):,} steps in {lasting:,.1f} s", anchor=False)
-frame.draw(
-    steps.over_time(run.steps, run.begin_ns),
-    "over_time",
-    "`steps.parquet`: `new_tokens` by `kinds`, `budget`; `refusals`, `waiting`, `preempted_ids`; `blocks_*`; "
-    "`stage_*_ns`, `predicted_ns`. With more than 200 steps, a bar is the mean of the steps that began in its span.",
-)
-left, right = st.columns(2, gap="large")
-with left:
-    st.subheader("Expected and measured", anchor=False)
-    frame.draw(
-        steps.expected_against_actual(run.steps, run.begin_ns),
-        "expected",
-        "`steps.parquet` `device_ns` against `predicted_ns`; above the line a step took longer than its work explains.",
-    )
-with right:
-    st.subheader("Stages of all steps", anchor=False)
-    frame.draw(
-        steps.stage_breakdown(run.steps),
-        "stages",
-        "`steps.parquet` `stage_*_ns`: share of the wall time, and mean of a step.",
-    )
+draw_all(drawings.of_steps(run))
 st.subheader("Longest steps", anchor=False)
 table = longest_steps(run.steps, run.begin_ns)
 formats = {

@@ -4,8 +4,8 @@ import streamlit as st
 
 from metrics.errors import RunDataError
 from metrics.search.points import sweeps
-from ui import page as frame
 from ui.markup import fragments, sweep_report
+from ui.page import draw
 from ui.text import markdown
 
 st.html(fragments.CSS_FILE)
@@ -34,9 +34,8 @@ except RunDataError as error:
     st.stop()
 st.html(sweep_report.summary(data))
 st.html(sweep_report.remarks(data))
-for place, (title, figure, caption) in enumerate(sweep_report.drawings(data)):
-    st.subheader(title, anchor=False)
-    frame.draw(figure, f"sweep-{place}", caption)
+for drawing in sweep_report.drawings(data):
+    draw(*drawing)
 st.subheader("Rates", anchor=False)
 st.html(sweep_report.rate_table(data))
 st.caption("`sweep.json` points; each has its run directory beside it.")

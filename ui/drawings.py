@@ -1,0 +1,119 @@
+"""The figures that the app and the report share, each with its title and with the tables that it was made from."""
+
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from metrics.request.goodput import goodput_by_tpot
+from metrics.request.objectives import OBJECTIVE_NAMES
+from metrics.results.load import latency_origin
+from ui.figures import blame as blame_figures
+from ui.figures import goodput, ledger, server, steps
+from ui.run_data import RunData
+from ui.tables.blame import TRAITS, blame, waits_by_reason
+
+
+class Drawing(NamedTuple):
+    """`caption` names files and columns between backticks."""
+
+    title: str
+    figure: go.Figure
+    caption: str
+
+
+def of_goodput(run: RunData) -> list[Drawing]:
+    """Throughput against TPOT, the attainment if the run was diagnosed, and last the distributions of TTFT and TPOT."""
+    objectives = run.meta.get("objectives") or []
+    bounds = {name: goodput.bounds(run.requests, objectives, name) for name in ("ttft_ms", "tpot_ms")}
+    drawings = [Drawing(
+        "Throughput against time per output token",
+        goodput.throughput_against_tpot(goodput_by_tpot(run.requests, objectives), bounds["tpot_ms"]),
+        "`client.parquet` `chunk_ns`, `chunk_tokens`; `run.json` objectives. A point is a window of the run, its size "
+        "the open streams.",
+    )]  # fmt: skip
+    if run.diagnosis is not None:
+        drawings.append(attainment(run))
+    for name, bound in bounds.items():
+        drawings.append(Drawing(
+            OBJECTIVE_NAMES[name].capitalize(), goodput.latency_distribution(run.requests, name, bound),
+            f"`client.parquet`: `{name}` of served requests, {latency_origin(run.meta)}.",
+        ))  # fmt: skip
+    return drawings
+
+
+def attainment(run: RunData) -> Drawing:
+    return Drawing(
+        "Attainment", goodput.attainment(run.diagnosis.goodput),
+        "`diagnosis.json` goodput, from `client.parquet` `status`, `due_ns`, `first_token_ns`, `last_byte_ns`: the "
+        "share of the sent requests, failures included. A line on a bar is its 95 % interval.",
+    )  # fmt: skip
+
+
+def lifecycles(run: RunData) -> Drawing:
+    return Drawing(
+        "Time by lifecycle", ledger.lifecycle_bar(run.diagnosis.lifecycle_share),
+        "`client.parquet` and `requests.parquet`: sum of `ledger_<lifecycle>_*_ns` over all joined requests.",
+    )  # fmt: skip
+
+
+def accounts(run: RunData, prefix: str = "ledger", title: str = "Where the time went") -> Drawing:
+    """`prefix` as in `accounts_ms`."""
+    return Drawing(
+        title, ledger.where_the_time_went(run.requests, prefix),
+        f"Shares of `{prefix}_*_ns` and of what no account explains, by `klass`; the slowest tenth by `e2e_ms`.",
+    )  # fmt: skip
+
+
+def parts_of_the_time(run: RunData) -> Drawing:
+    """Of a server that is known by its own metrics only."""
+    return Drawing(
+        "Where the time went", server.parts_of_the_time(run.diagnosis),
+        "`scrapes.parquet` against `client.parquet`: means over all requests; grey is what no metric explains.",
+    )  # fmt: skip
+
+
+def waits(run: RunData) -> Drawing:
+    return Drawing(
+        "What they waited for", blame_figures.waits_by_reason(waits_by_reason(run.requests)),
+        "`requests.parquet` `waits`, by the scheduler’s own reason, and `ledger_request_interference_ns`.",
+    )  # fmt: skip
+
+
+def blame_matrix(run: RunData, trait: str) -> Drawing:
+    """Who delayed whom, by one of TRAITS."""
+    rows = TRAITS[trait] if trait != "worst" else "requests"
+    return Drawing(
+        f"By {TRAITS[trait]}",
+        blame_figures.heat_map(blame(run.book, trait), f"{rows} that waited", f"{rows} that they waited for"),
+        "Rows sum to `request.queue`, `memory.blocked`, `request.interference` and `memory.preempted` of the ledger; "
+        "from `steps.parquet`. `unexplained` is what the steps do not explain.",
+    )  # fmt: skip
+
+
+def of_steps(run: RunData) -> list[Drawing]:
+    """The panels over time, and last the step model and the stages."""
+    lasting_s = (run.steps.end_ns.max() - run.begin_ns) / 1e9
+    return [
+        Drawing(
+            f"{len(run.steps):,} steps in {lasting_s:,.1f} s", steps.over_time(run.steps, run.begin_ns),
+            "`steps.parquet`: `new_tokens` by `kinds`, `budget`; `refusals`, `waiting`, `preempted_ids`; `blocks_*`; "
+            "`stage_*_ns`, `predicted_ns`. With more than 200 steps, a bar is the mean of the steps that began in its "
+            "span.",
+        ),
+        Drawing(
+            "Expected and measured", steps.expected_against_actual(run.steps, run.begin_ns),
+            "`steps.parquet` `device_ns` against `predicted_ns`; above the line a step took longer than its work "
+            "explains.",
+        ),
+        Drawing(
+            "Stages of all steps", steps.stage_breakdown(run.steps),
+            "`steps.parquet` `stage_*_ns`: share of the wall time, and mean of a step.",
+        ),
+    ]  # fmt: skip
+
+
+def scraped_metrics(run: RunData) -> Drawing:
+    return Drawing(
+        "What its own metrics showed", server.over_time(run.server, run.begin_ns),
+        "`scrapes.parquet`, one point a scrape: gauges are samples, tokens are what counters grew by.",
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""The HTML file of a report: one page that loads nothing from a network."""
+
+import os
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from ui.drawings import Drawing
+from ui.markup.fragments import CSS_FILE
+from ui.text import prose, safe
+from ui.theme import CONFIG, FONT
+
+PAGE_CSS = """
+body { font-family: %s; color: #1F2933; margin: 0 auto; max-width: 1180px; padding: 28px 32px; font-size: 15px; }
+h1 { font-size: 1.6rem; margin: 0 0 0.9rem; }
+h2 { font-size: 1.25rem; margin: 2.4rem 0 0.7rem; }
+h3 { font-size: 1.02rem; margin: 1.3rem 0 0.3rem; }
+p.caption { color: #5F6B7A; font-size: 0.8rem; margin: 0.2rem 0 1rem; }
+nav { display: flex; gap: 1.2rem; margin: 1rem 0; font-size: 0.88rem; flex-wrap: wrap; } nav a { color: #0072B2; }
+.figure { break-inside: avoid; } .sj { margin-bottom: 0.6rem; }
+@media print { body { max-width: none; padding: 0; } nav { display: none; } h2 { break-after: avoid; } }
+"""
+
+
+def document(title: str, body: str) -> str:
+    """The whole page; `body` is HTML."""
+    css = PAGE_CSS % FONT + CSS_FILE.read_text(encoding="utf-8")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{safe(title)}</h1>{body}</body></html>"
+    )
+
+
+def write_whole(path: Path, page: str) -> Path:
+    """Writes a file, all or nothing."""
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def caption(text: str) -> str:
+    return f'<p class="caption">{prose(text)}</p>'
+
+
+def drawn(drawing: Drawing, heading: str = "h3") -> str:
+    """A figure below its heading; none for an empty title."""
+    title = f"<{heading}>{safe(drawing.title)}</{heading}>" if drawing.title else ""
+    inner = drawing.figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)
+    return f'{title}<div class="figure">{inner}</div>{caption(drawing.caption)}'
