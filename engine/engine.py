@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal, NoJournal
-from engine.memory.shadow.journal import ShadowJournal
+from engine.memory.observer import BlockObserver
+from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Abort, Ended, Observed, Output, Submit, Tokens
 from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -89,7 +89,7 @@ class Engine:
 
     def receive(self, messages: Sequence[Submit | Abort], begin_ns: int) -> None:
         """Takes in what the front sent. The turn began at `begin_ns`: without a pause, the end of the one before."""
-        self.scheduler.journal.now_ns = begin_ns
+        self.scheduler.block_observer.now_ns = begin_ns
         released, ended = self._release()
         arrived: list[tuple[Request, int, bool]] = []
         for message in messages:
@@ -114,7 +114,7 @@ class Engine:
 
     def flush(self) -> None:
         """Reports the requests that ended between two steps. Call it where no step follows."""
-        self.scheduler.journal.flush()
+        self.scheduler.block_observer.flush()
         if self._ended:
             self.publish(self._tokens(self.clock(), []))
             self._report(None)
@@ -172,7 +172,7 @@ class Engine:
 
     def _observe(self, plan: StepPlan, outcome: StepOutcome, emitted: list[Emitted], turn: Turn) -> None:
         """What no token waits for: the index of blocks, the ends of requests, the record of the step."""
-        self.scheduler.journal.flush()
+        self.scheduler.block_observer.flush()
         turn.end_ns = self.clock()
         record = self.observer.observed(self.step_number - 1, plan, outcome, emitted, turn)
         for item in emitted:
@@ -268,7 +268,7 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     return Scheduler(
         pool,
         make_policy(dict(config), pool),
-        make_journal(config, pool),
+        make_block_observer(config, pool),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
@@ -277,9 +277,9 @@ def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
     )
 
 
-def make_journal(config: EngineConfig, pool: BlockPool) -> Journal:
+def make_block_observer(config: EngineConfig, pool: BlockPool) -> BlockObserver:
     """The observer of the blocks that the setting `telemetry` asks for."""
-    return ShadowJournal(pool) if config.telemetry == "full" else NoJournal()
+    return ShadowObserver(pool) if config.telemetry == "full" else BlockObserver()
 
 
 def _ended(request: Request, booked_ns: int) -> Ended:

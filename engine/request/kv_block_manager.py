@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal
+from engine.memory.observer import BlockObserver
 from engine.request.plan import StepPlan
 from engine.request.request import Request
 
@@ -15,9 +15,9 @@ class KVBlockManager:
     first to lose it, and computes the prompt itself.
     """
 
-    def __init__(self, pool: BlockPool, journal: Journal):
+    def __init__(self, pool: BlockPool, observer: BlockObserver):
         self.pool = pool
-        self.journal = journal
+        self.observer = observer
         self._waiting_forks: dict[int, Request] = {}  # arrival index → a waiting request that has blocks
 
     def allocate(self, request: Request, reserve: int, plan: StepPlan) -> bool:
@@ -28,7 +28,7 @@ class KVBlockManager:
             self._reuse(request)
         if not self._extend(request, request.num_tokens, plan, reserve):
             if not has_blocks:
-                self.journal.returns(request)
+                self.observer.on_lookup_failed(request)
                 self._clear(request)
             elif reserve == 0:  # nothing runs: its own blocks are in the way, which it may not write to
                 self.free(request)
@@ -39,7 +39,7 @@ class KVBlockManager:
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
             request.computed_high_water = found
-        self.journal.admitted(request)
+        self.observer.on_admit(request)
         return True
 
     def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
@@ -52,7 +52,7 @@ class KVBlockManager:
         """Room to write the positions that are not computed yet, up to `num_tokens`; False (and no change) if none."""
         fits = self._extend(request, num_tokens, plan, 0)
         if fits:
-            self.journal.grew(request)
+            self.observer.on_grow(request)
         return fits
 
     def _extend(self, request: Request, num_tokens: int, plan: StepPlan, reserve: int) -> bool:
@@ -79,7 +79,7 @@ class KVBlockManager:
             written = max(0, request.num_committed_tokens - tail * pool.block_size)
             pool.release(blocks[tail : tail + 1], written)
             pool.wrote(written)
-            self.journal.copies(request, tail)
+            self.observer.on_copy(request, tail)
             blocks[tail] = fresh.pop()
             request.first_changed_block = min(request.first_changed_block, tail)
         blocks += fresh
@@ -98,7 +98,7 @@ class KVBlockManager:
             request.prompt_logprobs = list(leader.prompt_logprobs)
             request.forked = leader.forked = True
             self._waiting_forks[request.arrival_index] = request
-            self.journal.shares(request, leader, len(blocks))
+            self.observer.on_share(request, leader, len(blocks))
 
     def publish(self, request: Request) -> None:
         """Makes newly filled blocks findable by their prefix. A cached block of the same tokens replaces a filled one.
@@ -117,7 +117,7 @@ class KVBlockManager:
             if block != request.blocks[index]:
                 request.blocks[index] = block
                 request.first_changed_block = min(request.first_changed_block, index)
-        self.journal.filled(request, full)
+        self.observer.on_fill(request, full)
         if self._waiting_forks:
             self._share_filled(request, range(request.published_blocks, full))
         request.published_blocks = full
@@ -129,11 +129,11 @@ class KVBlockManager:
             if self.pool.num_readers(block) > 1:
                 for fork in self._waiting_forks.values():
                     if index >= fork.published_blocks and fork.blocks[index : index + 1] == [block]:
-                        self.journal.shares(fork, leader, index + 1)
+                        self.observer.on_share(fork, leader, index + 1)
 
     def free(self, request: Request) -> None:
         self._waiting_forks.pop(request.arrival_index, None)
-        self.journal.released(request)
+        self.observer.on_release(request)
         self._clear(request)
 
     def _clear(self, request: Request) -> None:
@@ -145,7 +145,7 @@ class KVBlockManager:
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
         request.blocks = self.pool.match(request.reusable_hashes(size))
-        self.journal.asks(request, len(request.blocks))
+        self.observer.on_lookup(request, len(request.blocks))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size

@@ -52,7 +52,7 @@ class Request:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
-    prefix_report: PrefixReport | None = None  # once it was given a place, and the journal was flushed
+    prefix_report: PrefixReport | None = None  # once it was admitted, and the block observer flushed
     first_step: int | None = None
     last_step: int | None = None
     queued_ns: int | None = None  # the loop took it in

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal
+from engine.memory.observer import BlockObserver
 from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policy import Phase, Policy
@@ -34,7 +34,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         policy: Policy,
-        journal: Journal,
+        block_observer: BlockObserver,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -50,8 +50,8 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingQueue(policy, max_long_prefills, long_prefill_tokens)
-        self.journal = journal
-        self.block_manager = KVBlockManager(pool, journal)
+        self.block_observer = block_observer
+        self.block_manager = KVBlockManager(pool, block_observer)
 
     @property
     def num_waiting(self) -> int:

@@ -127,4 +127,4 @@ def make_observer(config: EngineConfig, shape: ModelShape, scheduler: Scheduler)
     """The observer that the setting `telemetry` asks for."""
     if config.telemetry == "off":
         return NoObserver()
-    return FullObserver(Accountant(shape), StepRecords(scheduler.pool, scheduler.journal))
+    return FullObserver(Accountant(shape), StepRecords(scheduler.pool, scheduler.block_observer))

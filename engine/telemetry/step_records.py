@@ -1,7 +1,7 @@
 """One record of each engine step, made once its tokens are out."""
 
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import Journal
+from engine.memory.observer import BlockObserver
 from engine.request.plan import StepOutcome, StepPlan
 from engine.telemetry.accounting import Participants, Turn
 from metrics.records import StepRecord
@@ -10,9 +10,9 @@ from metrics.records import StepRecord
 class StepRecords:
     """Knows what a record counts since the step before: idle time of the device, evictions, turns without a step."""
 
-    def __init__(self, pool: BlockPool, journal: Journal):
+    def __init__(self, pool: BlockPool, block_observer: BlockObserver):
         self._pool = pool
-        self._journal = journal
+        self._block_observer = block_observer
         self._evicted_blocks = 0  # up to the last record
         self._idle_since_ns = 0  # since when the device has nothing to do
         self._earlier: list[Turn] = []  # turns since the last record that committed no step
@@ -72,8 +72,8 @@ class StepRecords:
             record.preempted_ids.append(preemption.request.id)
             record.preempted_for.append(preemption.wanted_by)
             record.preempted_tokens.append(preemption.computed_tokens)
-        if self._journal.has_times:
-            times = self._journal.take_times()
+        if self._block_observer.has_times:
+            times = self._block_observer.take_times()
             record.reuse_gap_ns, record.reuse_distance_blocks = times.reuse_gap_ns, times.reuse_distance_blocks
             record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
             record.forgotten_blocks = times.forgotten_blocks

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-# In order of precedence; `engine/memory/shadow/journal.py` defines each of them.
+# In order of precedence; `engine/memory/shadow/observer.py` defines each of them.
 PREFIX_OUTCOMES = (
     "hit", "miss_disabled", "miss_evicted", "miss_in_flight", "miss_sub_block", "miss_diverged", "miss_cold",
 )  # fmt: skip

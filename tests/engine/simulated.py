@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.config import EngineConfig
-from engine.engine import Engine, make_journal
+from engine.engine import Engine, make_block_observer
 from engine.memory.block_pool import BlockPool
-from engine.memory.shadow.journal import ShadowJournal
+from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Observed, Submit, Tokens
 from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
 from engine.request.policies import make_policy
@@ -156,8 +156,8 @@ class Simulation:
         pool = BlockPool(num_blocks, block_size, prefix_caching)
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | limits
         config = EngineConfig(model="", policy=policy, max_num_seqs=settings["max_num_seqs"], **(knobs or {}))
-        self.journal = make_journal(config, pool)
-        self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.journal, **settings)
+        self.block_observer = make_block_observer(config, pool)
+        self.scheduler = Scheduler(pool, make_policy(dict(config), pool), self.block_observer, **settings)
         self.runner = device(self.clock, pool)
         observer = make_observer(config, SHAPE, self.scheduler)
         self.engine = Engine(self.scheduler, self.runner, observer, self._take, overlap=overlap, clock=self.clock)
@@ -199,8 +199,8 @@ class Simulation:
         pool = self.scheduler.pool
         pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
         self._checks += 1
-        if isinstance(self.journal, ShadowJournal) and self._checks % 3 == 0:
-            self.journal.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
+        if isinstance(self.block_observer, ShadowObserver) and self._checks % 3 == 0:
+            self.block_observer.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)

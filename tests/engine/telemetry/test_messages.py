@@ -73,7 +73,7 @@ def test_the_index_learns_of_a_step_only_when_its_tokens_are_out():
     simulation = Simulation()
     simulation.check = lambda: None  # which would flush
     seen = []
-    simulation.engine.publish = lambda message: seen.append((type(message), len(simulation.journal.shadow)))
+    simulation.engine.publish = lambda message: seen.append((type(message), len(simulation.block_observer.shadow)))
     simulation.receive(ask("a", [1] * 8, 2))
     simulation.drain()
     assert seen == [(Tokens, 0), (Observed, 2), (Tokens, 2), (Observed, 2)]

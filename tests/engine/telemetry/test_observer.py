@@ -36,7 +36,7 @@ def play(events: list[tuple[str, object]], held: int, limits: dict, **bounds) ->
     """Every `held`-th request is held for a while before it may be scheduled, and the third of those is refused."""
     simulation = Simulation(**(bounds | limits))
     both = BothAccountants(Accountant(SHAPE), OneByOne(SHAPE))
-    simulation.engine.observer = FullObserver(both, StepRecords(simulation.scheduler.pool, simulation.journal))
+    simulation.engine.observer = FullObserver(both, StepRecords(simulation.scheduler.pool, simulation.block_observer))
     for index, (kind, what) in enumerate(events):
         simulation.clock.tick_ns = 300 + 701 * index % 3000  # no two steps take the host alike
         if kind == "submit":

@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.shadow import branches
+from engine.memory.shadow.index import Branches, follow_branches, packed_tokens, with_branch
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 
 
 @given(st.lists(tokens, max_size=12), tokens)
 def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
-    tree: branches.Branches = None
+    tree: Branches = None
     for branch in known:
-        tree = branches.added(tree, branches.packed(branch))
+        tree = with_branch(tree, packed_tokens(branch))
 
     def shared(branch: list[int]) -> int:
         return next(
@@ -21,7 +21,7 @@ def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
 
     furthest = max(map(shared, known), default=0)
     leaves = any(shared(branch) == furthest and len(branch) > furthest for branch in known)
-    shared_tokens, goes_on = branches.follow(tree, branches.packed(asked))
+    shared_tokens, goes_on = follow_branches(tree, packed_tokens(asked))
     assert shared_tokens == furthest
     if furthest < len(asked):
         assert goes_on == leaves

@@ -3,9 +3,9 @@
 import pytest
 
 from engine.memory.block_pool import BlockPool
-from engine.memory.journal import NoJournal
-from engine.memory.shadow.index import Shadow
-from engine.memory.shadow.journal import ShadowJournal
+from engine.memory.observer import BlockObserver
+from engine.memory.shadow.index import ShadowIndex
+from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.memory.prefix_outcomes import PrefixReport, combined
@@ -191,10 +191,10 @@ def test_who_never_got_a_place_has_no_report():
 
 def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
     pool = BlockPool(8, SIZE)
-    shadow = Shadow(8, SIZE, remembered=4)
+    shadow = ShadowIndex(8, SIZE, remembered=4)
     assert shadow.sizes == [4, 8]  # larger ones are more than it can know
     simulation = Simulation(8)
-    simulation.journal.shadow = shadow
+    simulation.block_observer.shadow = shadow
     for index in range(10):
         served(simulation, ask(f"r{index}", [index] * 9, cache_salt=str(index % 3)))
         assert len(shadow) <= 12
@@ -204,9 +204,9 @@ def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
 
 
 def test_a_salt_is_forgotten_with_its_last_block_or_last_request():
-    shadow = Shadow(8, SIZE, remembered=4)
+    shadow = ShadowIndex(8, SIZE, remembered=4)
     simulation = Simulation(8)
-    simulation.journal.shadow = shadow
+    simulation.block_observer.shadow = shadow
     for index in range(20):
         served(simulation, ask(f"short{index}", [1, 2], cache_salt=f"a{index}"))
         simulation.receive(ask(f"left{index}", [1] * 9, cache_salt=f"b{index}"), Abort(f"left{index}"))
@@ -233,12 +233,12 @@ def test_sampled_times_are_of_the_clock_and_distances_of_the_blocks_between():
     assert all(0 <= i <= a for i, a in zip(idle, age, strict=True)) and max(age) > 70_000_000
 
 
-def test_a_journal_changes_no_token_and_no_block():
-    def run(journal: bool) -> tuple[dict, list]:
+def test_an_observer_changes_no_token_and_no_block():
+    def run(observed: bool) -> tuple[dict, list]:
         simulation = Simulation(num_blocks=9, max_num_batched_tokens=8)
-        if not journal:
-            simulation.scheduler.journal = simulation.scheduler.block_manager.journal = NoJournal()
-            simulation.journal.check = lambda cached: None
+        if not observed:
+            simulation.scheduler.block_observer = simulation.scheduler.block_manager.observer = BlockObserver()
+            simulation.block_observer.check = lambda cached: None
         for index in range(12):
             simulation.receive(ask(f"r{index}", [index % 3] * (5 + index % 7), 5))
             simulation.step()
@@ -261,5 +261,5 @@ def test_reports_of_one_call_add_up():
 
 
 def test_one_block_in_so_many_is_sampled():
-    assert [Shadow(n, 1).sampled_one_in for n in (1, 511, 512, 4096, 32_768, 10**6)] == [1, 1, 2, 16, 128, 128]
-    assert ShadowJournal(BlockPool(4, 1)).shadow.sizes == [2, 4, 8, 16, 32]
+    assert [ShadowIndex(n, 1).sampled_one_in for n in (1, 511, 512, 4096, 32_768, 10**6)] == [1, 1, 2, 16, 128, 128]
+    assert ShadowObserver(BlockPool(4, 1)).shadow.sizes == [2, 4, 8, 16, 32]

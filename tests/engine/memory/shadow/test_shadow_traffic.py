@@ -86,18 +86,22 @@ actions = st.lists(
 )  # fmt: skip
 
 
+EVENTS = (
+    "on_lookup", "on_lookup_failed", "on_admit", "on_share", "on_copy", "on_grow", "on_fill", "on_release",
+)  # fmt: skip
+FATES = ("too_small_below", "lost_below", "filled_ns", "idle_ns", "evicted_ns", "evicted_by")
+
+
 def played(acts, num_blocks: int, caching: bool, overlap: bool, book=None):
     """The simulation, the prompts' lengths, and the ids of forks. With `book` nobody looks at it, and the index learns
     of each event "at_once", or "after each step"."""
     simulation = Simulation(num_blocks, prefix_caching=caching, overlap=overlap, max_num_batched_tokens=12)
-    journal = simulation.journal
+    observer = simulation.block_observer
     if book is not None:
         simulation.check = lambda: None  # which would flush
-    for event in (
-        ("asks", "returns", "admitted", "shares", "copies", "grew", "filled", "released") if book == "at_once" else ()
-    ):
-        later = getattr(journal, event)
-        setattr(journal, event, lambda *told, later=later: (later(*told), journal.flush()))
+    for event in EVENTS if book == "at_once" else ():
+        later = getattr(observer, event)
+        setattr(observer, event, lambda *told, later=later: (later(*told), observer.flush()))
     lengths: dict[str, int] = {}
     forks, last = set(), None
     for act in acts:
@@ -128,10 +132,9 @@ def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_bloc
     told = []
     for book in ("at_once", "after each step"):
         simulation = played(acts, num_blocks, caching, overlap, book)[0]
-        published, fates = simulation.published, ("level", "floor", "filled_ns", "idle_ns", "evicted_ns", "evicted_by")
-        blocks = {
-            key: [getattr(node, fate) for fate in fates] for key, node in simulation.journal.shadow._known.items()
-        }
+        published = simulation.published
+        nodes = simulation.block_observer.shadow._nodes
+        blocks = {key: [getattr(node, fate) for fate in FATES] for key, node in nodes.items()}
         fields = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
         times = [[ns for record in published.records for ns in getattr(record, field)] for field in fields]
         forgotten = sum(record.forgotten_blocks for record in published.records)

@@ -1,0 +1,80 @@
+"""The observer of a block pool: it learns what requests do to blocks, and changes nothing."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from metrics.memory.prefix_outcomes import PrefixReport
+
+
+class BlockOwner(Protocol):
+    """A request as the observer sees it."""
+
+    arrival_index: int
+    id: str
+    prompt_tokens: int
+    token_ids: list[int]
+    cache_salt: str
+    fork_of: str | None
+    preemptions: int
+    num_committed_tokens: int
+    prefix_report: PrefixReport | None  # the observer writes it
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def reads_cache(self) -> bool: ...
+
+    def block_hashes(self, block_size: int, count: int) -> list[bytes]: ...
+
+
+@dataclass(slots=True)
+class BlockTimes:
+    """Times of sampled blocks since the last `take_times`, in the fields of StepRecord."""
+
+    reuse_gap_ns: list[int] = field(default_factory=list)
+    reuse_distance_blocks: list[int] = field(default_factory=list)
+    evicted_age_ns: list[int] = field(default_factory=list)
+    evicted_idle_ns: list[int] = field(default_factory=list)
+    forgotten_blocks: int = 0
+
+
+class BlockObserver:
+    """Ignores all events. A subclass that books them must not change blocks or requests, but for `prefix_report`."""
+
+    has_times = False  # `take_times` has something to return
+
+    def __init__(self) -> None:
+        self.now_ns = 0  # begin of the turn; the loop sets it
+
+    def on_lookup(self, owner: BlockOwner, count: int) -> None:
+        """The owner is about to take the first `count` blocks of its prefix from the cache, if it is admitted."""
+
+    def on_lookup_failed(self, owner: BlockOwner) -> None:
+        """It was not admitted, and returned them."""
+
+    def on_admit(self, owner: BlockOwner) -> None:
+        """It was admitted, and has all its blocks."""
+
+    def on_share(self, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
+        """A waiting fork reads the first `count` blocks of its leader, or those of them that have become full."""
+
+    def on_copy(self, owner: BlockOwner, index: int) -> None:
+        """It no longer reads that block, but a copy of its own that is not full."""
+
+    def on_grow(self, owner: BlockOwner) -> None:
+        """It got more blocks while it runs."""
+
+    def on_fill(self, owner: BlockOwner, count: int) -> None:
+        """Its first `count` blocks are full and committed."""
+
+    def on_release(self, owner: BlockOwner) -> None:
+        """It frees all its blocks."""
+
+    def flush(self) -> None:
+        """Books the events since the last call, after the tokens of a step were published. Each admitted owner that is
+        no fork then has the report of its first lookup."""
+
+    def take_times(self) -> BlockTimes:
+        """The times that were sampled since the last call."""
+        return BlockTimes()

@@ -1,0 +1,315 @@
+"""The outcome of every prompt token at its first lookup, and how long cached blocks live.
+
+**Outcomes.** Each prompt token gets exactly one, in this order of precedence, and they sum to the prompt. A prompt of P
+tokens could at best reuse (P - 1) // block_size blocks, since the last token is always computed for its logits.
+
+1. `hit`: its block was cached, and the request may read the cache.
+2. `miss_disabled`: its block was computed before, as were all before it, but `prefix_caching` is off or the request
+   wants log-probabilities of its prompt.
+3. `miss_evicted`: the same, but the block was evicted, or one before it was (then also if another request is
+   computing it again at this moment). `evicted_by` names the request that needed its room.
+4. `miss_in_flight`: behind those, whole blocks that another running request computes now, for the first time.
+5. `miss_sub_block`: behind those, tokens that some earlier sequence had in the same place, but that fill no reusable
+   block: ends of sequences, beginnings of blocks that go on otherwise, and the last block of a prompt known whole.
+6. `miss_diverged`: the rest, if at least one known block stands before it and some known sequence goes on otherwise
+   at its first token; `miss_cold`: the rest else, never seen, or new text behind the end of what is known.
+
+`infinite_hit_tokens` = hit + miss_disabled + miss_evicted. `diverged_at` is the number of tokens shared with known
+sequences where one of them goes on otherwise, also within the first block; None if none is shared or none goes on.
+A sequence is known once its step was read; sequences with other cache salts are not. Of ends the last 64 behind one
+prefix are remembered.
+
+*Example*, blocks of 4: `abcdefghij` was served, so that `abcd` and `efgh` are blocks and `ij` an end. Then
+`abcdefghiXYZ` may reuse two blocks of the three: if `efgh` was evicted since, it is 4 hit, 4 miss_evicted, 1
+miss_sub_block (`i`) and 3 miss_diverged, with `diverged_at` 9. And `abcdefghijKL` would be 8 hit, 2 miss_sub_block
+and 2 miss_cold, for `KL` is what comes next in the same conversation.
+
+Forks (n > 1) read their leader's prompt: it counts once, for the leader. The second lookup of a preempted request does
+not count: the tokens that it computes again are `recomputed_tokens`.
+"""
+
+from dataclasses import dataclass, field
+
+from engine.memory.block_pool import BlockPool
+from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
+from engine.memory.prefix import root_hash
+from engine.memory.shadow.index import REAL, TOKEN_BYTES, ShadowIndex, ShadowNode, follow_branches, packed_tokens
+from metrics.memory.prefix_outcomes import PrefixReport
+
+
+@dataclass(slots=True)
+class RequestPath:
+    """The blocks of a live request in the shadow index."""
+
+    root: ShadowNode
+    read: list[ShadowNode]  # its first full blocks, which it reads
+    known: list[ShadowNode] = field(
+        default_factory=list
+    )  # ... and those that it computes again, for the pool lost them
+    prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
+    partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled
+
+
+class ShadowObserver(BlockObserver):
+    """Keeps the shadow index beside a pool. With prefix caching off it computes what a cache of this size would do.
+
+    Events wait, each with the values that will have changed by then, until `flush` books them in their order: no token
+    waits for the index.
+    """
+
+    def __init__(self, pool: BlockPool, shadow: ShadowIndex | None = None):
+        super().__init__()
+        self.shadow = shadow or ShadowIndex(pool.num_blocks, pool.block_size)
+        self._pool = pool
+        self._size = pool.block_size
+        self._paths: dict[int, RequestPath] = {}  # by arrival index
+        self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
+        self._num_cached = 0  # blocks that the last lookup found
+        self._occupied_before = 0  # ... and blocks of other requests then
+        self._refreshed = (0, 0, 0)  # the last failed lookup: request, blocks, and the list's state after it
+        self._events: list[tuple] = []  # the method that books it, the time, and its other arguments
+        self._times = BlockTimes()
+        self.has_times = False
+        self._forgotten = 0
+
+    def on_lookup(self, owner: BlockOwner, count: int) -> None:
+        self._events.append((ShadowObserver._lookup, self.now_ns, count, self._pool.num_active))
+
+    def on_lookup_failed(self, owner: BlockOwner) -> None:
+        self._events.append((ShadowObserver._lookup_failed, self.now_ns, owner))
+
+    def on_admit(self, owner: BlockOwner) -> None:
+        active = self._pool.num_active
+        self._events.append((ShadowObserver._admit, self.now_ns, owner, owner.num_tokens, owner.preemptions, active))
+
+    def on_share(self, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
+        self._events.append((ShadowObserver._share, self.now_ns, owner, leader, count))
+
+    def on_copy(self, owner: BlockOwner, index: int) -> None:
+        self._events.append((ShadowObserver._copy, self.now_ns, owner, index))
+
+    def on_grow(self, owner: BlockOwner) -> None:
+        self._events.append((ShadowObserver._grow, self.now_ns, owner, self._pool.num_active))
+
+    def on_fill(self, owner: BlockOwner, count: int) -> None:
+        self._events.append((ShadowObserver._fill, self.now_ns, owner, count))
+
+    def on_release(self, owner: BlockOwner) -> None:
+        self._events.append((ShadowObserver._release, self.now_ns, owner, owner.num_committed_tokens))
+
+    def flush(self) -> None:
+        events, self._events = self._events, []
+        for book, *arguments in events:
+            book(self, *arguments)
+
+    def _lookup(self, now_ns: int, count: int, active: int) -> None:
+        self._num_cached, self._occupied_before = count, self._occupied(active)
+        self.shadow.evict_to(self._occupied_before)  # for requests that ended since
+
+    def _lookup_failed(self, now_ns: int, owner: BlockOwner) -> None:
+        count = self._num_cached
+        if count and self._refreshed != (owner.arrival_index, count, self.shadow.num_listings):
+            self.shadow.refresh(owner.block_hashes(self._size, count))
+            self._refreshed = (owner.arrival_index, count, self.shadow.num_listings)
+
+    def _admit(self, now_ns: int, owner: BlockOwner, tokens: int, preemptions: int, active: int) -> None:
+        if owner.arrival_index not in self._paths:
+            self._first_blocks(owner, now_ns, tokens, preemptions)
+        self._grow(now_ns, owner, active)
+
+    def _share(self, now_ns: int, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
+        led = self._paths[leader.arrival_index]
+        path = self._paths.get(owner.arrival_index)
+        if path is None:
+            path = self._paths[owner.arrival_index] = RequestPath(self.shadow.root(led.root.key), [])
+        for node in led.read[len(path.read) : count]:
+            self.shadow.read(node)
+            path.read.append(node)
+
+    def _copy(self, now_ns: int, owner: BlockOwner, index: int) -> None:
+        read = self._paths[owner.arrival_index].read
+        if len(read) > index:
+            self.shadow.leave(read.pop(), now_ns)
+
+    def _grow(self, now_ns: int, owner: BlockOwner, active: int) -> None:
+        """`active` blocks are in use since the owner grew."""
+        times = self._times
+        for node in self.shadow.evict_to(self._occupied(active)):
+            node.evicted_by, node.evicted_ns = owner.id, now_ns
+            if self._pool.prefix_caching and self.shadow.is_sampled(node):
+                times.evicted_age_ns.append(now_ns - node.filled_ns)
+                times.evicted_idle_ns.append(now_ns - node.idle_ns)
+                self.has_times = True
+
+    def _fill(self, now_ns: int, owner: BlockOwner, count: int) -> None:
+        path, shadow, size = self._paths[owner.arrival_index], self.shadow, self._size
+        read, known, in_flight = path.read, path.known, self._in_flight
+        first = len(read)
+        if count <= first:
+            return
+        if path.partly_lost:
+            path.partly_lost = False
+            for node in read:
+                node.lost_below = 0
+        parent = read[-1] if read else path.root
+        hashes = owner.block_hashes(size, count)
+        tokens, width = packed_tokens(owner.token_ids[first * size : count * size]), size * TOKEN_BYTES
+        for index in range(first, count):
+            key, begin = hashes[index], (index - first) * width
+            if index < len(known):
+                known[index].pending_recomputes -= 1
+            elif in_flight:
+                in_flight.pop(key, None)
+            parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns)
+            read.append(parent)
+        if self.shadow.forgotten != self._forgotten:
+            self.has_times = True
+
+    def _release(self, now_ns: int, owner: BlockOwner, committed_tokens: int) -> None:
+        path = self._paths.pop(owner.arrival_index, None)
+        if path is None:
+            return
+        shadow, read = self.shadow, path.read
+        done = len(read)
+        for index in range(max(done, len(path.known)), len(path.prompt_keys)):
+            self._drop_in_flight(path.prompt_keys[index])
+        for node in reversed(path.known[done:]):
+            shadow.give_up(node)
+        shadow.end(read[-1] if read else path.root, owner.token_ids[done * self._size : committed_tokens])
+        for node in reversed(read):
+            shadow.leave(node, now_ns)
+        shadow.leave_root(path.root)
+
+    def take_times(self) -> BlockTimes:
+        times, self._times, self.has_times = self._times, BlockTimes(), False
+        times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
+        return times
+
+    def check(self, cached: dict[bytes, bool]) -> None:
+        """Asserts that paths, index and, with caching, pool agree. For tests.
+
+        `cached` says of the blocks that the pool could find whether somebody reads them.
+        """
+        self.flush()
+        self.shadow.check(self._occupied(self._pool.num_active), cached if self._pool.prefix_caching else None)
+        paths = self._paths.values()
+        again = sum(max(0, len(path.known) - len(path.read)) for path in paths)
+        assert self.shadow.num_holds() == (sum(len(path.read) for path in paths), again), "a hold is lost"
+        if not self._paths:
+            assert not self._in_flight, "nobody computes what is in flight"
+
+    def _occupied(self, active: int) -> int:
+        """Blocks of live requests, of `active` ones. Without caching: as with it, where shared blocks count once.
+
+        Forks share blocks even so, which are then subtracted twice.
+        """
+        if self._pool.prefix_caching:
+            return active
+        return max(0, active - self.shadow.num_extra_readers)
+
+    def _first_blocks(self, owner: BlockOwner, now_ns: int, tokens: int, preemptions: int) -> None:
+        """Splits the prefix: blocks to read, known blocks to compute again, and new ones."""
+        shadow, size = self.shadow, self._size
+        path = self._paths[owner.arrival_index] = RequestPath(shadow.root(root_hash(owner.cache_salt)), [])
+        hashes = owner.block_hashes(size, tokens // size)
+        known, hits = self._follow(hashes[: (tokens - 1) // size])
+        if owner.reads_cache:
+            path.known = known
+            self._read(now_ns, path, known, self._num_cached if self._pool.prefix_caching else hits[REAL])
+        else:
+            hits = [0] * len(hits)
+        if preemptions == 0 and owner.fork_of is None:
+            owner.prefix_report = self._report(now_ns, owner, path, hashes, known, hits)
+        self._expect(path, hashes, len(known))
+
+    def _follow(self, hashes: list[bytes]) -> tuple[list[ShadowNode], list[int]]:
+        """The known blocks of a chain, and how many of them each size would hit."""
+        known: list[ShadowNode] = []
+        hits: list[int] = []
+        for index, key in enumerate(hashes):
+            node = self.shadow.find(key)
+            if node is None:
+                break
+            known.append(node)
+            lost = node.too_small_below if node.too_small_below > node.lost_below else node.lost_below
+            if lost > len(hits):
+                hits += [index] * (lost - len(hits))
+        hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
+        return known, hits
+
+    def _read(self, now_ns: int, path: RequestPath, known: list[ShadowNode], count: int) -> None:
+        """The request looked up the `known` blocks, and takes the first `count` from the cache."""
+        shadow, occupied, times = self.shadow, self._occupied_before, self._times
+        is_cache = self._pool.prefix_caching
+        for index, node in enumerate(known):
+            if node.stamp:
+                times.reuse_distance_blocks.append(shadow.distance(node, occupied))
+                if index < count and is_cache:
+                    times.reuse_gap_ns.append(now_ns - node.idle_ns)
+                self.has_times = True
+            if index < count:
+                occupied += node.newer is not None
+                shadow.read(node)
+                path.partly_lost |= node.lost_below > 0
+        path.read = known[:count]
+
+    def _expect(self, path: RequestPath, hashes: list[bytes], num_known: int) -> None:
+        """The request computes the blocks that it does not read: again, or for the first time."""
+        for node in path.known[len(path.read) :]:
+            self.shadow.expect(node)
+        in_flight, path.prompt_keys = self._in_flight, hashes
+        for key in hashes[max(num_known, len(path.read)) :]:
+            in_flight[key] = in_flight.get(key, 0) + 1
+
+    def _drop_in_flight(self, key: bytes) -> None:
+        """A request ended before it computed a new block."""
+        others = self._in_flight.get(key, 0) - 1
+        if others > 0:
+            self._in_flight[key] = others
+        elif others == 0:
+            del self._in_flight[key]
+
+    def _report(
+        self,
+        now_ns: int,
+        owner: BlockOwner,
+        path: RequestPath,
+        hashes: list[bytes],
+        blocks: list[ShadowNode],
+        hits: list[int],
+    ) -> PrefixReport:
+        size, prompt_tokens = self._size, owner.prompt_tokens
+        usable = (prompt_tokens - 1) // size
+        cached = self._pool.prefix_caching and owner.reads_cache
+        hit = len(path.read) if cached else 0
+        known = max(hit, len(blocks))
+        outcomes = {"hit": hit * size, "miss_evicted" if cached else "miss_disabled": (known - hit) * size}
+        evicted_by: dict[str, int] = {}
+        evicted_ago_ns = None
+        for node in blocks[hit:] if cached else ():
+            if evicted_ago_ns is None:
+                evicted_ago_ns = now_ns - node.evicted_ns
+            evicted_by[node.evicted_by] = evicted_by.get(node.evicted_by, 0) + size
+        computed = known
+        while computed < usable and hashes[computed] in self._in_flight:
+            computed += 1
+        outcomes["miss_in_flight"] = (computed - known) * size
+        shared, leaves = 0, False
+        begin = computed * size
+        if computed == known:
+            parent = blocks[-1] if blocks else path.root
+            if parent.followed_by:
+                rest = packed_tokens(owner.token_ids[begin : min(begin + size, prompt_tokens)])
+                shared, leaves = follow_branches(parent.followed_by, rest)
+        outcomes["miss_sub_block"] = shared
+        until = begin + shared
+        leaves = leaves and 0 < until < prompt_tokens
+        outcomes["miss_diverged" if leaves and known else "miss_cold"] = prompt_tokens - until
+        return PrefixReport(
+            prefix_outcomes={outcome: tokens for outcome, tokens in outcomes.items() if tokens},
+            infinite_hit_tokens=known * size,
+            diverged_at=until if leaves else None,
+            evicted_by=evicted_by,
+            evicted_ago_ns=evicted_ago_ns,
+            resized_hit_tokens=[blocks * size for blocks in hits],
+        )
