@@ -37,13 +37,13 @@ REQUEST = (
         per_request("Ledger to the last byte, mean per request", "sojourn_request_ledger_seconds_total"),
         per_request("Ledger to the first text, mean per request", "sojourn_request_ttft_ledger_seconds_total"),
         quantiles("Time in the queue", "sojourn_request_queue_seconds"),
-        quantiles("Due to other requests' prompts", "sojourn_request_interference_seconds"),
+        quantiles("Interference by other requests' prompts", "sojourn_request_interference_seconds"),
         quantiles("Hand-over to the scheduler", "sojourn_request_admission_seconds"),
         quantiles("Text to socket", "sojourn_request_stream_seconds"),
-        rates("Waiting in the core, by what held them back", "sojourn_request_wait_seconds_total", by="reason",
+        rates("Waiting in the core, by reason", "sojourn_request_wait_seconds_total", by="reason",
               shape="stack", note="Of ended requests. Seconds a second: 100 % is one request that waits all the time."),
         rates("Refused by the scheduler, by reason", "sojourn_request_refusals_total", by="reason"),
-        rates("Rejected at the door, by reason", "sojourn_request_rejected_total", by="reason"),
+        rates("Rejected before admission, by reason", "sojourn_request_rejected_total", by="reason"),
     )),
     Row("Objectives and workload", (
         Panel("Objectives met, by class", "percentunit", (Query(
@@ -63,9 +63,9 @@ REQUEST = (
         Panel("Core restarts", "suffix: restarts", (Query(_RESTARTS, "restarts"),), shape="number", width=4,
               note="In the time range shown."),
         quantiles("Lag of the front's event loop", "sojourn_request_loop_lag_seconds", width=12),
-        gauges("Telemetry kept, by level", "sojourn_telemetry_enabled_info", by="level", width=12),
-        rates("Traces, by why they are kept or not", "sojourn_telemetry_traces_total", by="decision", width=12),
-        rates("Kept traces, by what became of them", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
+        gauges("Telemetry level", "sojourn_telemetry_enabled_info", by="level", width=12),
+        rates("Traces, by decision", "sojourn_telemetry_traces_total", by="decision", width=12),
+        rates("Selected traces, by result", "sojourn_telemetry_trace_exports_total", by="outcome", width=12),
     )),
 )  # fmt: skip
 
@@ -79,12 +79,12 @@ TOKEN = (
               width=12),
         rates("Speculation", "sojourn_token_drafted_tokens_total", "sojourn_token_accepted_tokens_total", width=12),
     )),
-    Row("What the steps drew", (
-        quantiles("Entropy of what was drawn from", "sojourn_token_entropy_nats"),
-        quantiles("Mass that truncation left", "sojourn_token_kept_mass_ratio"),
+    Row("Sampling", (
+        quantiles("Entropy of the sampling distribution", "sojourn_token_entropy_nats"),
+        quantiles("Probability mass that truncation keeps", "sojourn_token_nucleus_mass_ratio"),
         rates("Rows of logits", "sojourn_token_logit_rows_total"),
     )),
-    Row("What ended requests brought", (
+    Row("Tokens of ended requests", (
         rates("Prompt, computed and generated tokens", "sojourn_token_prompt_tokens_total",
               "sojourn_token_computed_tokens_total", "sojourn_token_generated_tokens_total", width=16),
         Panel("Characters per token", "suffix: characters", (
@@ -105,7 +105,7 @@ COMPUTE = (
         quantiles("Step time, by composition", "sojourn_compute_step_seconds", by="composition", width=12),
         heatmap("Step time: where the steps lie", "sojourn_compute_step_seconds", width=12),
         rates("Host time, by stage", "sojourn_compute_stage_seconds_total", by="stage", shape="stack", width=12,
-              note="Share of wall time, summed over instances; what is missing to 100 % lies between steps."),
+              note="Share of wall time, summed over instances. The rest to 100 % lies between steps."),
         rates("Steps, by graph", "sojourn_compute_steps_total", by="graph", shape="stack", width=12),
     )),
     Row("Device", (
@@ -119,7 +119,7 @@ COMPUTE = (
             rate("sojourn_compute_flops_total") + " / " + rate("sojourn_compute_moved_bytes_total"), "intensity"),),
             width=6, note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),
     )),
-    Row("How near to the device's limits?", (
+    Row("Distance to the device's limits", (
         Panel("Arithmetic while busy, by composition", "flops", (
             Query(rate("sojourn_compute_phase_flops_total", by="composition") + " / "
                   + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),
@@ -135,7 +135,7 @@ COMPUTE = (
             note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
-    Row("As expected of what the steps held?", (
+    Row("Measured against predicted time", (
         quantiles("Measured / predicted", "sojourn_compute_prediction_ratio"),
         rates("Predicted device time", "sojourn_compute_predicted_seconds_total"),
         rates("Residual, slower and faster", "sojourn_compute_residual_seconds_total", by="direction"),
@@ -148,12 +148,12 @@ COMPUTE = (
             rate("sojourn_compute_energy_joules_total", by="device") + " / ignoring (device) group_left () "
             + rate("sojourn_compute_steps_total"), "{{device}}"),)),
         gauges("GPU clocks", "sojourn_compute_sm_clock_hertz", "sojourn_compute_memory_clock_hertz", operator="min"),
-        gauges("GPU held back, by reason", "sojourn_compute_throttle_active", by="reason", operator="max"),
+        gauges("GPU clock throttled, by reason", "sojourn_compute_throttle_active", by="reason", operator="max"),
         gauges("GPU temperature", "sojourn_compute_temperature_celsius", operator="max"),
         gauges("GPU in use", "sojourn_compute_utilisation_ratio", operator="avg"),
-        gauges("CPU time given to other machines", "sojourn_compute_steal_ratio", operator="max"),
+        gauges("CPU steal", "sojourn_compute_steal_ratio", operator="max"),
         rates("Kernels of profile bursts, by class", "sojourn_compute_kernel_seconds_total", by="klass", shape="stack",
-              note="Only after POST /debug/profile: shares, no totals."),
+              note="Only after POST /debug/profile: read shares, not totals."),
     )),
 )  # fmt: skip
 
@@ -167,24 +167,24 @@ MEMORY = (
         quantiles("Waiting for KV blocks", "sojourn_memory_blocked_seconds", width=12),
     )),
     Row("The prefix cache", (
-        Panel("Prefix hits, and what a cache without eviction would have", "percentunit", (
+        Panel("Prefix hits, and hits without eviction", "percentunit", (
             Query(rate(_ASKED, where='result="hit"') + " / " + rate(_ASKED), "hit"),
             Query(rate("sojourn_memory_infinite_hit_tokens_total") + " / " + rate(_ASKED), "without eviction"))),
-        rates("Prompt tokens asked of the cache, by outcome", _OUTCOMES, by="outcome", shape="stack"),
+        rates("Prefix lookups in tokens, by outcome", _OUTCOMES, by="outcome", shape="stack"),
         Panel("Hits with a pool of another size", "percentunit", (Query(
             rate("sojourn_memory_resized_hit_tokens_total", by="pool") + " / ignoring (pool) group_left () "
-            + rate(_ASKED), "× {{pool}}"),), note="Multiples of the pool that runs."),
-        quantiles("A missed prefix had been evicted so long ago", "sojourn_memory_evicted_ago_seconds"),
-        quantiles("A cached block is read again after", "sojourn_memory_reuse_gap_seconds"),
+            + rate(_ASKED), "× {{pool}}"),), note="Multiples of the current pool."),
+        quantiles("Time since the eviction of a missed prefix", "sojourn_memory_evicted_ago_seconds"),
+        quantiles("Time until a cached block is read again", "sojourn_memory_reuse_gap_seconds"),
         quantiles("Reuse distance", "sojourn_memory_reuse_distance_blocks"),
         quantiles("Age of a block at its eviction", "sojourn_memory_eviction_age_seconds"),
         quantiles("Idle time of a block at its eviction", "sojourn_memory_eviction_idle_seconds"),
-        rates("Prefixes that the shadow index forgot", "sojourn_memory_forgotten_prefix_blocks_total"),
+        rates("Blocks that the shadow index evicted", "sojourn_memory_shadow_evicted_blocks_total"),
     )),
     Row("Preemption and its price", (
         rates("Preemptions", "sojourn_memory_preemptions_total"),
         rates("Recomputed tokens", "sojourn_memory_recomputed_tokens_total"),
-        rates("Computed positions given up, by whose need", "sojourn_memory_preempted_tokens_total", by="cause"),
+        rates("Discarded positions, by taker of the blocks", "sojourn_memory_preempted_tokens_total", by="cause"),
         quantiles("Time until scheduled again", "sojourn_memory_preempted_seconds"),
     )),
     Row("The machine's memory", (

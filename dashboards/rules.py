@@ -37,7 +37,7 @@ RATIOS = {
     "model_name:sojourn_memory_prefix_hit:ratio_rate5m": _share(
         'sojourn_memory_prefix_tokens_total{result="hit"}', "sojourn_memory_prefix_tokens_total"
     ),
-    # Net: steps that were faster than predicted make up for noise, so that only what remains is slowness
+    # Net of the steps that were faster than predicted: noise cancels out, and slowness remains.
     "model_name:sojourn_compute_residual:ratio_rate5m": (
         f"({_rate(_RESIDUAL % 'slower')} - {_rate(_RESIDUAL % 'faster')}) / "
         + _rate("sojourn_compute_predicted_seconds_total")
@@ -61,7 +61,7 @@ def _alert(name: str, expr: str, wait: str, severity: str, summary: str, descrip
 ALERTS = (
     _alert(
         "SojournDown", 'up{job="sojourn"} == 0', "1m", "critical",
-        "Nobody answers at {{ $labels.instance }}",
+        "{{ $labels.instance }} does not answer",
         "The scrape fails: the front process is gone, or the address is wrong.",
     ),
     _alert(
@@ -80,7 +80,7 @@ ALERTS = (
         f"({_rate('sojourn_request_rejected_total')} + {_rate('sojourn_request_finished_total')}) > 0.05",
         "5m", "warning",
         "{{ $labels.model_name }} refuses {{ $value | humanizePercentage }} of its requests",
-        "Dashboard sojourn-request, panel `Rejected at the door`: a full queue means more load than capacity.",
+        "Dashboard sojourn-request, panel `Rejected before admission`: a full queue means more load than capacity.",
     ),
     _alert(
         "SojournBlockedByMemory",
@@ -119,9 +119,8 @@ ALERTS = (
     ),
     _alert(
         "SojournStepsSlow", "model_name:sojourn_compute_residual:ratio_rate5m > 0.2", "10m", "warning",
-        "Steps of {{ $labels.model_name }} take {{ $value | humanizePercentage }} longer than what they held explains",
-        "Dashboard sojourn-compute: look for lower clocks, CPU time that others got, a neighbour on the device, "
-        "or another kernel than usual.",
+        "Steps of {{ $labels.model_name }} take {{ $value | humanizePercentage }} longer than predicted",
+        "Dashboard sojourn-compute: look for lower clocks, CPU steal, other work on the device, or another kernel.",
     ),
     _alert(
         "SojournCpuStolen", "max by (model_name) (avg_over_time(sojourn_compute_steal_ratio[5m])) > 0.05",

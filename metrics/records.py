@@ -78,7 +78,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     reuse_distance_blocks: list[int] = msgspec.field(default_factory=list)
     evicted_age_ns: list[int] = msgspec.field(default_factory=list)
     evicted_idle_ns: list[int] = msgspec.field(default_factory=list)
-    forgotten_blocks: int = 0  # known prefixes that the shadow index had no room for any more
+    shadow_evicted_blocks: int = 0  # known prefixes that the shadow index had no room for any more
     # Of each of `preempted_ids`: the request that needed the blocks (itself, if nobody else could give way), and the
     # computed positions that were in them.
     preempted_for: list[str] = []
@@ -91,7 +91,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     flops_head: int = 0
     logit_rows: int = 0  # rows of logits that were computed: of draws, and of prompt tokens that are scored
     entropy_millinats: list[int] = []  # sampled: see engine/token/sampling/entropy.py
-    kept_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
+    nucleus_mass_ppm: list[int] = []  # ... and what truncation left of the distribution
 
 
 class RequestRecord(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class BlockTimes:
     reuse_distance_blocks: list[int] = field(default_factory=list)
     evicted_age_ns: list[int] = field(default_factory=list)
     evicted_idle_ns: list[int] = field(default_factory=list)
-    forgotten_blocks: int = 0
+    shadow_evicted_blocks: int = 0
 
 
 class BlockObserver:

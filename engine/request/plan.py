@@ -83,7 +83,7 @@ class StepOutcome:
     graph: str = "eager"
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens
     entropy_millinats: list[int] = field(default_factory=list)  # of the entropy sample
-    kept_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
+    nucleus_mass_ppm: list[int] = field(default_factory=list)  # ... and what truncation left of its distribution
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)  # of sampled tokens, where they are wanted
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)  # of this step's prompt tokens
     # Requests that the runner finishes, after their sampled token if any: finish reason, and a sentence for error.

@@ -121,7 +121,7 @@ class ModelRunner:
             graph="eager" if size is None else f"decode-{size}",
             logit_rows=batch.logit_rows,
             entropy_millinats=entropy,
-            kept_mass_ppm=mass,
+            nucleus_mass_ppm=mass,
             logprobs=sampled_logprobs(batch, results.scores) if batch.scored else {},
             prompt_logprobs=prompt_logprobs(batch.prompts, results.prompt_scores) if batch.prompts else {},
             finishes=finished,

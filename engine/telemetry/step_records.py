@@ -60,7 +60,7 @@ class StepRecords:
             sampling_ns=outcome.sampling_ns,
             logit_rows=outcome.logit_rows,
             entropy_millinats=outcome.entropy_millinats,
-            kept_mass_ppm=outcome.kept_mass_ppm,
+            nucleus_mass_ppm=outcome.nucleus_mass_ppm,
         )
         self._idle_since_ns, self._evicted_blocks = outcome.device_end_ns, pool.evicted_blocks
         if self._earlier:
@@ -76,5 +76,5 @@ class StepRecords:
             times = self._block_observer.take_times()
             record.reuse_gap_ns, record.reuse_distance_blocks = times.reuse_gap_ns, times.reuse_distance_blocks
             record.evicted_age_ns, record.evicted_idle_ns = times.evicted_age_ns, times.evicted_idle_ns
-            record.forgotten_blocks = times.forgotten_blocks
+            record.shadow_evicted_blocks = times.shadow_evicted_blocks
         return record

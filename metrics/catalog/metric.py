@@ -1,4 +1,4 @@
-"""How a metric is declared: what the files `catalog_<lifecycle>.py` are written in."""
+"""The declaration of a metric, for the files `<lifecycle>.py` beside this one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ class Metric:
     # Label values known beforehand: their series exist from the start, so that a rate never misses the first event.
     values: tuple[tuple[str, ...], ...] = ()
     buckets: tuple[float, ...] = ()
-    scale: int = 1  # how many of what a record holds are one `unit`, where that is not seconds
+    scale: int = 1  # units of a record in one `unit`, where that is not seconds
 
     @property
     def stored_per_unit(self) -> int:
-        """What is kept is an integer of the records: nanoseconds for seconds."""
+        """The exporter stores the records' integers: nanoseconds for seconds."""
         return NS_PER_SECOND if self.unit == "seconds" else self.scale
 
     @property

@@ -40,7 +40,7 @@ class TokenNumbers(msgspec.Struct, frozen=True):
     """What a run tells of its tokens beside how many there were; None where it does not."""
 
     entropy_nats: float | None  # mean of the draws that were looked at
-    kept_mass: float | None  # ... of the share of the probability that truncation left
+    nucleus_mass: float | None  # ... of the share of the probability that truncation left
     looks: int  # how many those were
     prompt_characters_per_token: float | None  # None unless all prompts were sent as text
     output_characters_per_token: float | None
@@ -105,7 +105,7 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
 
 def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
     """Of `steps.parquet` and `requests.parquet`, alone or joined to the client's; older runs lack some columns."""
-    entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "kept_mass_ppm"))
+    entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "nucleus_mass_ppm"))
     side = "server_" if "server_prompt_tokens" in requests else ""
     prompt_tokens, prompt_characters = _total(requests, f"{side}prompt_tokens"), _total(requests, "prompt_characters")
     output_tokens, output_characters = _total(requests, f"{side}output_tokens"), _total(requests, "output_characters")
@@ -113,7 +113,7 @@ def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
     as_text = bool(prompt_characters) and not (requests.prompt_characters.astype("float64") == 0).any()
     return TokenNumbers(
         entropy_nats=float(entropy.mean()) / 1e3 if len(entropy) else None,
-        kept_mass=float(kept.mean()) / 1e6 if len(kept) else None,
+        nucleus_mass=float(kept.mean()) / 1e6 if len(kept) else None,
         looks=len(entropy),
         prompt_characters_per_token=prompt_characters / prompt_tokens if as_text else None,
         output_characters_per_token=output_characters / output_tokens if output_characters else None,

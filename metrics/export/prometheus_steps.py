@@ -24,7 +24,7 @@ SUMS = {
     ("sojourn_compute_part_flops_total", "head"): "flops_head",
     ("sojourn_compute_moved_bytes_total",): "bytes",
     ("sojourn_memory_evicted_blocks_total",): "evicted_blocks",
-    ("sojourn_memory_forgotten_prefix_blocks_total",): "forgotten_blocks",
+    ("sojourn_memory_shadow_evicted_blocks_total",): "shadow_evicted_blocks",
 }
 # Counters whose label values are the keys of a map.
 TALLIES = {
@@ -37,7 +37,7 @@ SAMPLES = {
     "sojourn_memory_eviction_age_seconds": "evicted_age_ns",
     "sojourn_memory_eviction_idle_seconds": "evicted_idle_ns",
     "sojourn_token_entropy_nats": "entropy_millinats",
-    "sojourn_token_kept_mass_ratio": "kept_mass_ppm",
+    "sojourn_token_nucleus_mass_ratio": "nucleus_mass_ppm",
 }
 # Counters that are sums of a number field, by composition of the step.
 PHASES = {

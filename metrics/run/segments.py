@@ -23,6 +23,8 @@ from metrics.records import SCHEMAS
 STREAM = ".arrows"
 HOLDS = b"sojourn.segments"  # in the metadata of a compacted table: the names of the segments whose rows are in it
 ROWS_AT_ONCE = 65_536  # of a compacted table
+# Table → today's name of a column → its name in older runs.
+FORMER_NAMES = {"steps": {"shadow_evicted_blocks": "forgotten_blocks", "nucleus_mass_ppm": "kept_mass_ppm"}}
 
 
 class StreamSegment:
@@ -146,20 +148,18 @@ def _held(whole: Path) -> set[str]:
 
 
 def _batches(file: Path, table: str) -> Iterator[pa.RecordBatch]:
-    """Columns that this version does not know are left out; those that the writer did not know are null."""
-    schema = SCHEMAS[table]
-    if file.suffix != STREAM:
-        yield from pq.read_table(file, schema=schema).to_batches()
-        return
-    for batch in _whole_batches(file):
-        known = set(batch.schema.names)
-        yield pa.record_batch(
-            [
-                batch[field.name].cast(field.type) if field.name in known else pa.nulls(len(batch), field.type)
-                for field in schema
-            ],
-            schema,
-        )
+    for batch in _whole_batches(file) if file.suffix == STREAM else pq.read_table(file).to_batches():
+        yield _as_today(batch, table)
+
+
+def _as_today(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
+    """Columns that this version does not know are left out; columns that the writer did not know are null."""
+    known, former, schema = set(batch.schema.names), FORMER_NAMES.get(table, {}), SCHEMAS[table]
+    arrays = []
+    for field in schema:
+        name = field.name if field.name in known else former.get(field.name)
+        arrays.append(batch[name].cast(field.type) if name in known else pa.nulls(len(batch), field.type))
+    return pa.record_batch(arrays, schema)
 
 
 def _whole_batches(file: Path) -> Iterator[pa.RecordBatch]:

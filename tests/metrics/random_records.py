@@ -36,10 +36,10 @@ def random_step(rng: Random, step: int = 0) -> StepRecord:
         flops_attention=flops[0], flops_mlp=flops[1], flops_head=flops[2],
         bytes=rng.randint(1, 10**12),
         predicted_ns=rng.choice([None, device_ns, rng.randint(1, 20 * MS)]),
-        slots_written=rng.randint(0, 100), forgotten_blocks=rng.randint(0, 2), reuse_gap_ns=_sample(rng, 10**10),
+        slots_written=rng.randint(0, 100), shadow_evicted_blocks=rng.randint(0, 2), reuse_gap_ns=_sample(rng, 10**10),
         reuse_distance_blocks=_sample(rng, 500), evicted_age_ns=_sample(rng, 10**10),
         evicted_idle_ns=_sample(rng, 10**9),
-        entropy_millinats=_sample(rng, 9000), kept_mass_ppm=_sample(rng, 10**6), logit_rows=rng.randint(0, 9),
+        entropy_millinats=_sample(rng, 9000), nucleus_mass_ppm=_sample(rng, 10**6), logit_rows=rng.randint(0, 9),
         gap_ns=rng.randint(0, MS), overrun_tokens=rng.randint(0, 3), emitted_tokens=rng.randint(0, 8),
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ def in_words(numbers: TokenNumbers) -> str:
     if numbers.entropy_nats is not None:
         said.append(
             f"At {numbers.looks:,} draws that were looked at, the model's distribution had "
-            f"{numbers.entropy_nats:.2f} nats of entropy in the mean; truncation left {numbers.kept_mass:.1%} of it."
+            f"{numbers.entropy_nats:.2f} nats of entropy in the mean; truncation left {numbers.nucleus_mass:.1%} of it."
         )
     return " ".join(said)
 

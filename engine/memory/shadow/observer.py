@@ -182,7 +182,7 @@ class ShadowObserver(BlockObserver):
 
     def take_times(self) -> BlockTimes:
         times, self._times, self.has_times = self._times, BlockTimes(), False
-        times.forgotten_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
+        times.shadow_evicted_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
         return times
 
     def check(self, cached: dict[bytes, bool]) -> None:

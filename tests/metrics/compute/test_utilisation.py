@@ -62,10 +62,10 @@ REQUESTS = pd.DataFrame({
 
 def test_certainty_and_characters_are_means_over_the_run():
     steps = STEPS.assign(
-        entropy_millinats=[[], [1500], None, [500]], kept_mass_ppm=[[], [900_000], None, [700_000]]
+        entropy_millinats=[[], [1500], None, [500]], nucleus_mass_ppm=[[], [900_000], None, [700_000]]
     )  # fmt: skip
     numbers = token_numbers(steps, REQUESTS)
-    assert (numbers.entropy_nats, numbers.kept_mass, numbers.looks) == (1.0, 0.8, 2)
+    assert (numbers.entropy_nats, numbers.nucleus_mass, numbers.looks) == (1.0, 0.8, 2)
     assert (numbers.prompt_characters_per_token, numbers.output_characters_per_token) == (3.0, 4.0)
     some_as_ids = REQUESTS.assign(prompt_characters=[30, 0])
     assert token_numbers(steps, some_as_ids).prompt_characters_per_token is None

@@ -83,7 +83,7 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         "compute_predicted_seconds_total": [(step.predicted_ns or 0) / 1e9 for step in steps],
         "compute_prediction_ratio_count": [step.predicted_ns is not None for step in steps],
         "memory_evicted_blocks_total": [step.evicted_blocks for step in steps],
-        "memory_forgotten_prefix_blocks_total": [step.forgotten_blocks for step in steps],
+        "memory_shadow_evicted_blocks_total": [step.shadow_evicted_blocks for step in steps],
         "memory_preemptions_total": [len(step.preempted_ids) for step in steps],
     }
     for name, parts in sums.items():
@@ -96,7 +96,7 @@ def test_step_totals_equal_the_sums_over_the_records(seed, count):
         assert sum(by_phase) == pytest.approx(value(samples, f"compute_{name}_total"))
     samples_of = {
         "token_entropy_nats": (1000, [step.entropy_millinats for step in steps]),
-        "token_kept_mass_ratio": (1e6, [step.kept_mass_ppm for step in steps]),
+        "token_nucleus_mass_ratio": (1e6, [step.nucleus_mass_ppm for step in steps]),
         "memory_reuse_gap_seconds": (1e9, [step.reuse_gap_ns for step in steps]),
         "memory_reuse_distance_blocks": (1, [step.reuse_distance_blocks for step in steps]),
         "memory_eviction_age_seconds": (1e9, [step.evicted_age_ns for step in steps]),

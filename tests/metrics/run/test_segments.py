@@ -12,7 +12,15 @@ from metrics.ledger import ACCOUNTS, Account
 from metrics.records import SCHEMAS, RequestRecord, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.recorder import Recorder
-from metrics.run.segments import StreamSegment, compact, discard_segments, read_segment, sources, write_segment
+from metrics.run.segments import (
+    FORMER_NAMES,
+    StreamSegment,
+    compact,
+    discard_segments,
+    read_segment,
+    sources,
+    write_segment,
+)
 from tests.metrics.random_records import random_request, random_step
 
 
@@ -203,3 +211,19 @@ def test_ledgers_of_another_version_keep_each_account_under_its_name(tmp_path):
     table = read_segment(written_with(tmp_path / "requests.parts" / "0.arrows", other), "requests")
     assert [table[name].null_count for name in unknown] == [3, 3]
     assert table.drop_columns(unknown).equals(rows.drop_columns(unknown))
+
+
+@pytest.mark.parametrize("suffix", [".arrows", ".parquet"])
+def test_columns_of_an_older_run_are_read_under_the_names_of_today(tmp_path, suffix):
+    rows = columns("steps", [random_step(Random(index), index) for index in range(4)])
+    older = rows.rename_columns({new: old for new, old in FORMER_NAMES["steps"].items()})
+    path = tmp_path / "steps.parts" / f"0{suffix}"
+    if suffix == ".arrows":
+        written_with(path, older)
+    else:
+        path.parent.mkdir()
+        pq.write_table(older, path)
+    written_with(tmp_path / "steps.parts" / "1.arrows", rows)  # the server was updated, and the run went on
+    assert RunDirectory(tmp_path).arrow("steps").equals(pa.concat_tables([rows, rows]))
+    compact(tmp_path, "steps")
+    assert pq.read_table(tmp_path / "steps.parquet").equals(pa.concat_tables([rows, rows]))

@@ -199,7 +199,7 @@ def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
         served(simulation, ask(f"r{index}", [index] * 9, cache_salt=str(index % 3)))
         assert len(shadow) <= 12
     assert shadow.forgotten == 20 - 12
-    assert sum(record.forgotten_blocks for record in simulation.published.records) == shadow.forgotten
+    assert sum(record.shadow_evicted_blocks for record in simulation.published.records) == shadow.forgotten
     assert pool.available == 8
 
 

@@ -137,7 +137,7 @@ def test_what_is_booked_later_is_booked_as_if_it_had_been_at_once(acts, num_bloc
         blocks = {key: [getattr(node, fate) for fate in FATES] for key, node in nodes.items()}
         fields = ("reuse_gap_ns", "reuse_distance_blocks", "evicted_age_ns", "evicted_idle_ns")
         times = [[ns for record in published.records for ns in getattr(record, field)] for field in fields]
-        forgotten = sum(record.forgotten_blocks for record in published.records)
+        forgotten = sum(record.shadow_evicted_blocks for record in published.records)
         told.append(({name: ended.prefix for name, ended in published.ended.items()}, blocks, times, forgotten))
     assert told[0] == told[1]
 

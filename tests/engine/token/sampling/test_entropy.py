@@ -39,7 +39,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=str)
-def test_entropy_is_of_the_distribution_and_kept_mass_of_what_can_be_sampled(sampling):
+def test_entropy_is_of_the_distribution_and_nucleus_mass_of_what_can_be_sampled(sampling):
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     entropy, kept = sample_of(logits, **sampling)
     distribution = torch.distributions.Categorical(logits=logits.double() / sampling["temperature"])
@@ -94,6 +94,6 @@ def test_records_of_a_running_engine_hold_it_and_its_tokens_are_the_same(overlap
     samples = [step for step in published.records if step.entropy_millinats]
     assert len(samples) == len(published.records) // EVERY == 2
     for step in samples:
-        assert len(step.entropy_millinats) == len(step.kept_mass_ppm) == 1
+        assert len(step.entropy_millinats) == len(step.nucleus_mass_ppm) == 1
         assert 0 <= step.entropy_millinats[0] <= 1000 * 5.77  # ln 320, the vocabulary
-        assert 899_000 <= step.kept_mass_ppm[0] <= 1_000_000
+        assert 899_000 <= step.nucleus_mass_ppm[0] <= 1_000_000
