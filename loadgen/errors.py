@@ -8,9 +8,9 @@ from metrics.errors import InputError
 class ScenarioError(InputError):
     """A scenario that cannot be used. `faults` has one sentence for each thing that is wrong."""
 
-    def __init__(self, faults: list[str]):
+    def __init__(self, *faults: str):
         super().__init__("\n".join(faults))
-        self.faults = faults
+        self.faults = list(faults)
 
 
 def nearest(name: str, known: list[str]) -> str:

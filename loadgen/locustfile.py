@@ -14,7 +14,7 @@ from locust.runners import MasterRunner, WorkerRunner
 import gevent  # isort: skip
 
 from loadgen.run.distributed import MasterReplay, WorkerReplay
-from loadgen.run.replay import begin_replay, ended_with, replay_alone
+from loadgen.run.replay import ended_with, replay_alone, start_replay
 from loadgen.target.processes import end_with
 from metrics.errors import SojournError
 
@@ -59,12 +59,12 @@ class Session:
         """Sends the load, and ends Locust with an exit code. Nothing may be raised here: nobody would hear it."""
         self.environment.process_exit_code = 1  # of a load that is cut short
         try:
-            begun = begin_replay(self.environment.parsed_options, self.environment.host)
+            started = start_replay(self.environment.parsed_options, self.environment.host)
             if self.master is not None:
-                self.master.run(begun)
+                self.master.run(started)
             else:
-                replay_alone(begun, self.show)
-            self.environment.process_exit_code = ended_with(begun)
+                replay_alone(started, self.show)
+            self.environment.process_exit_code = ended_with(started)
         except SojournError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             self.environment.process_exit_code = 2

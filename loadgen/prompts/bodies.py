@@ -120,7 +120,7 @@ def json_body(
     if isinstance(prompt, list):
         if target.api != "chat":
             raise ScenarioError(
-                [f"class {request.klass} sends recorded messages, but target.api is {target.api}; set it to chat"]
+                f"class {request.klass} sends recorded messages, but target.api is {target.api}; set it to chat"
             )
         body["messages"] = prompt
     elif target.api == "chat":

@@ -62,11 +62,11 @@ def load_tokenizer(path_or_name: str) -> Tokenizer:
             try:
                 return Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises bare Exception
-                raise ScenarioError([f"{file} is not a tokenizer: {error}"]) from None
+                raise ScenarioError(f"{file} is not a tokenizer: {error}") from None
     raise ScenarioError(
-        [f"tokenizer {path_or_name!r} is neither a file nor a folder with tokenizer.json; without one, leave "
-         "target.tokenizer out and prompts are measured in words"]
-    )  # fmt: skip
+        f"tokenizer {path_or_name!r} is neither a file nor a folder with tokenizer.json; without one, leave "
+        "target.tokenizer out and prompts are measured in words"
+    )
 
 
 class PromptSource:
@@ -77,12 +77,12 @@ class PromptSource:
             text = corpus.read_text(encoding="utf-8")
         except OSError as error:
             raise ScenarioError(
-                [f"the prose that prompts are cut from, {corpus}, cannot be read: {error.strerror}"]
+                f"the prose that prompts are cut from, {corpus}, cannot be read: {error.strerror}"
             ) from None
         self._tokenizer = tokenizer
         self._words = text.split()
         if not self._words:
-            raise ScenarioError([f"the prose that prompts are cut from, {corpus}, is empty"])
+            raise ScenarioError(f"the prose that prompts are cut from, {corpus}, is empty")
         self._tokens_before = _tokens_before_each_word(self._words, tokenizer)
         places = {word: place for place, word in enumerate(self._words)}
         short = [place for word, place in places.items() if len(word) <= LONGEST_LEAD_WORD]

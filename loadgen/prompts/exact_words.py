@@ -73,9 +73,9 @@ def single_token_words(encoder: Encoder, prose: list[str]) -> list[str]:
     sample = " ".join(words[index] for index in chosen) if words else ""
     if len(words) < FEWEST_WORDS or len(encoder.encode(sample, add_special_tokens=False).ids) != SAMPLE:
         raise ScenarioError(
-            [f"this tokenizer has {len(words)} words that are one token each and stay so in a text; prompts of blocks "
-             f"or random words need {FEWEST_WORDS}: take another tokenizer, or content: prose"]
-        )  # fmt: skip
+            f"this tokenizer has {len(words)} words that are one token each and stay so in a text; prompts of blocks "
+            f"or random words need {FEWEST_WORDS}: take another tokenizer, or content: prose"
+        )
     return words
 
 

@@ -1,12 +1,11 @@
 """One replay on several processes, over the messages of Locust's master and workers.
 
-The master begins the run, gives each worker that is there one part of the schedule, and says when it begins. A part is
-given once and to one process: what a lost worker did not send is missing, and a worker that comes late has no part.
-The master builds no request and sends none. Users play no role: Locust moves them between workers as it sees fit.
+The master starts the run, gives each present worker one part of the schedule, and sets the start time. A part is given
+once: requests that a lost worker did not send are missing, and a late worker gets no part. The master sends no request.
+Users play no role: Locust moves them between workers.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -16,20 +15,20 @@ import gevent.event
 
 from loadgen.client.dispatcher import LEAD_NS, OnFinished
 from loadgen.client.event_log import recording
-from loadgen.run.replay import Begun, Plan, finish_replay, prepare_part
+from loadgen.run.replay import Plan, StartedRun, finish_replay, prepare_part
 from loadgen.schedule.shards import DONE, LOST, SENDING, Shard, part_of, write_shards
 from metrics.errors import ExperimentError, SojournError
 from metrics.machine.host import boot_id
 
 PART, CLOCK, READY, START, ENDED = (f"sojourn_{word}" for word in ("part", "clock", "ready", "start", "ended"))
 POLL_S = 0.1
-STOP_S = 15.0  # for workers that were told to stop to write what they have
+STOP_S = 15.0  # for stopped workers to write their records
 CLOCK_ROUNDS = 20
 CLOCK_TIMEOUT_S = 5.0
 
 
 class MasterReplay:
-    """Owns what the master knows of its workers. `runner` is Locust's MasterRunner."""
+    """Owns the master's view of its workers. `runner` is Locust's MasterRunner."""
 
     def __init__(self, runner):
         self._runner = runner
@@ -41,16 +40,16 @@ class MasterReplay:
         for word, listener in ((CLOCK, self._tell_time), (READY, self._heard_ready), (ENDED, self._heard_ended)):
             runner.register_message(word, listener)
 
-    def run(self, begun: Begun) -> None:
-        """Gives out the parts, waits for all of them and finishes the run. Raises ExperimentError."""
+    def run(self, started: StartedRun) -> None:
+        """Distributes the parts, waits for all of them and finishes the run. Raises ExperimentError."""
         self._ready.clear()
         self._failures.clear()
         self._stop_by_ns = None
-        self._id_prefix = begun.plan.id_prefix
-        run_dir = Path(begun.plan.run_dir)
+        self._id_prefix = started.plan.id_prefix
+        run_dir = Path(started.plan.run_dir)
         workers = [client.id for client in self._alive()]
         self._shards = {
-            worker: Shard(number, worker, len(part_of(begun.schedule, number, len(workers), begun.loop)))
+            worker: Shard(number, worker, len(part_of(started.schedule, number, len(workers), started.loop)))
             for number, worker in enumerate(workers)
         }
         with recording(run_dir):
@@ -58,16 +57,17 @@ class MasterReplay:
                 self._write(run_dir)
                 for worker, shard in self._shards.items():
                     part = {"number": shard.number, "of": len(workers), "boot_id": boot_id()}
-                    self._runner.send_message(PART, {"plan": begun.plan.as_message(), **part}, worker)
+                    self._runner.send_message(PART, {"plan": asdict(started.plan), **part}, worker)
                 self._wait(run_dir)
             finally:
-                self._settle(run_dir)
-                finish_replay(begun)
+                self._lose_all_but(set())
+                self._write(run_dir)
+                finish_replay(started)
         if self._failures:
             raise ExperimentError("; ".join(dict.fromkeys(self._failures)))
 
     def stop(self) -> None:
-        """Locust has told the workers to stop. They have a while to write what they have."""
+        """Locust has stopped the workers. They have STOP_S to write their records."""
         self._stop_by_ns = self._stop_by_ns or monotonic_ns() + int(STOP_S * 1e9)
 
     def _wait(self, run_dir: Path) -> None:
@@ -79,24 +79,19 @@ class MasterReplay:
                 start_ns = monotonic_ns() + LEAD_NS
                 for worker in open_workers:
                     self._runner.send_message(START, {"start_ns": start_ns}, worker)
-                # One that Locust misses just now may come back, but nobody will tell it to begin.
-                self._lose(lambda worker, told=open_workers: worker not in told)
+                self._lose_all_but(open_workers)  # a missing one may come back, but gets no START
                 started = True
             gevent.sleep(POLL_S)
             self._write(run_dir)
 
-    def _settle(self, run_dir: Path) -> None:
-        self._lose(lambda _: True)
-        self._write(run_dir)
-
-    def _lose(self, is_lost: Callable[[str], bool]) -> None:
-        """Gives up workers whose part has not ended."""
+    def _lose_all_but(self, present: set[str]) -> None:
+        """Marks the other workers as lost, unless their part has ended."""
         for worker, shard in self._shards.items():
-            if shard.state == SENDING and is_lost(worker):
-                self._shards[worker] = shard.became(LOST)
+            if shard.state == SENDING and worker not in present:
+                self._shards[worker] = replace(shard, state=LOST)
 
     def _open(self) -> set[str]:
-        """The workers that are there and have not ended. One that Locust misses may come back while others send."""
+        """The present workers that have not ended. A missing one may come back while others send."""
         alive = {client.id for client in self._alive()}
         return {worker for worker, shard in self._shards.items() if shard.state == SENDING and worker in alive}
 
@@ -116,7 +111,7 @@ class MasterReplay:
             self._shards[msg.node_id] = replace(self._shards[msg.node_id], clock_uncertainty_ms=uncertainty_ms)
 
     def _is_of_this_run(self, msg) -> bool:
-        """A worker of an older version names no run; that it refuses its part must be heard."""
+        """A worker of an older version names no run; its refusal must be heard."""
         return msg.node_id in self._shards and msg.data.get("id_prefix", self._id_prefix) == self._id_prefix
 
     def _heard_ended(self, environment, msg, **_: Any) -> None:
@@ -124,14 +119,13 @@ class MasterReplay:
             return
         if msg.data["failure"]:
             self._failures.append(msg.data["failure"])
-        elif msg.data["whole"]:
-            self._shards[msg.node_id] = self._shards[msg.node_id].became(DONE)
         else:
-            self._shards[msg.node_id] = self._shards[msg.node_id].became(LOST)
+            state = DONE if msg.data["whole"] else LOST
+            self._shards[msg.node_id] = replace(self._shards[msg.node_id], state=state)
 
 
 class WorkerReplay:
-    """Owns the one part that this process sends. `runner` is Locust's WorkerRunner."""
+    """Owns the part that this process sends. `runner` is Locust's WorkerRunner."""
 
     def __init__(self, runner, on_finished: OnFinished):
         self._runner = runner
@@ -145,7 +139,7 @@ class WorkerReplay:
         runner.register_message(CLOCK, self._heard_time)
 
     def stop(self) -> None:
-        """Cancels what is in flight and returns once it is written."""
+        """Cancels requests in flight, and returns once all events are written."""
         if self._sending is not None:
             if not self._stopping:
                 self._stopping = True  # a second kill would cut off the writing that the first one began
@@ -168,7 +162,7 @@ class WorkerReplay:
         self._times.set((msg.data["asked_ns"], msg.data["master_ns"], monotonic_ns()))
 
     def _send(self, part: dict[str, Any]) -> None:
-        """Sends the part, and tells the master how that ended. Nothing may be raised here: nobody would hear it."""
+        """Sends the part and reports the end to the master. It must not raise: nothing would catch it."""
         whole, failure = False, ""
         try:
             plan, shift_ns, uncertainty_ms = Plan(**part["plan"]), 0, None
@@ -177,8 +171,8 @@ class WorkerReplay:
             client = prepare_part(plan, part["number"], part["of"], self._on_finished, shift_ns=shift_ns)
 
             def agree_start() -> int:
-                told = {"id_prefix": plan.id_prefix, "clock_uncertainty_ms": uncertainty_ms}
-                self._runner.send_message(READY, told)
+                ready = {"id_prefix": plan.id_prefix, "clock_uncertainty_ms": uncertainty_ms}
+                self._runner.send_message(READY, ready)
                 return self._start.get() - shift_ns
 
             with recording(client.run_dir):
@@ -195,7 +189,7 @@ class WorkerReplay:
         self._runner.send_message(ENDED, {"id_prefix": id_prefix, "whole": whole, "failure": failure})
 
     def _compare_clocks(self) -> tuple[int, float]:
-        """What to add to this clock for the master's, and how far that may be off: half of the fastest round trip."""
+        """The shift of this clock to the master's in ns, and its uncertainty in ms: half of the fastest round trip."""
         return clock_shift([self._ask_time() for _ in range(CLOCK_ROUNDS)])
 
     def _ask_time(self) -> tuple[int, int, int]:
@@ -208,7 +202,7 @@ class WorkerReplay:
 
 
 def clock_shift(rounds: list[tuple[int, int, int]]) -> tuple[int, float]:
-    """(asked, the other's clock, answered) of each round → nanoseconds to add to this clock for the other's, and the
-    uncertainty in ms. The fastest round bounds it best (Cristian, 1989)."""
+    """(asked, the other's clock, answered) of each round → ns to add to this clock, and the uncertainty in ms. The
+    fastest round bounds it best (Cristian, 1989)."""
     asked_ns, other_ns, answered_ns = min(rounds, key=lambda each: each[2] - each[0])
     return other_ns - (asked_ns + answered_ns) // 2, (answered_ns - asked_ns) / 2e6

@@ -1,7 +1,7 @@
 """One experiment: a server, a load, one run directory. Each part is a process of its own, so that none slows another.
 
-Whatever ends an experiment early (Ctrl-C, a crashed server, a killed load generator), what was recorded is parsed, and
-the run directory reads; it then says `valid: false`, and why.
+If an experiment ends early (Ctrl-C, a crashed server, a killed load generator), its events are parsed, and the run
+directory says `valid: false` with the reason.
 """
 
 import shutil
@@ -41,7 +41,7 @@ SERVER_LOG, LOAD_LOG, SCENARIO_FILE = "server.log", "loadgen.log", "scenario.yam
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an experiment is. The counts are of requests, and 0 before the load has begun."""
+    """The progress of an experiment. Counts are of requests, 0 before the load starts."""
 
     stage: Literal["starting server", "preparing load", "sending", "stopping server", "gathering"]
     sent: int = 0
@@ -113,8 +113,8 @@ def load_url(
     server = RunDirectory.open(server_run) if server_run is not None else None
     tokenizer = tokenizer or scenario.target.tokenizer
     workload = _check(scenario, seed, tokenizer, processes)
-    if told := repeated_texts(scenario):
-        workload["notes"] = [*workload.get("notes", []), *told]
+    if notes := repeated_texts(scenario):
+        workload["notes"] = [*workload.get("notes", []), *notes]
     endpoint = parse_base_url(base_url)
     found = served_model(endpoint, model or scenario.target.model)
     chosen = found["id"]
@@ -134,8 +134,8 @@ def load_url(
                 tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
                     reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
-                told = server.meta()
-                run.update_meta(**{key: told[key] for key in SERVER_KEYS if key in told})
+                meta = server.meta()
+                run.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
         finally:
             scraper.stop()
             run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
@@ -143,15 +143,15 @@ def load_url(
 
 
 def _several(processes: int) -> str | None:
-    """The option for Locust and for whoever repeats the run; one process is the default of both."""
+    """The option for Locust and for the repeated command; one process is the default of both."""
     return str(processes) if processes > 1 else None
 
 
 def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int) -> dict[str, Any]:
-    """What is known of the workload before it is sent.
+    """Facts about the workload before it is sent.
 
-    Raises ScenarioError for what would stop the load later: a trace, a slice or a tokenizer that is not there, more
-    processes than a closed loop has slots.
+    Raises ScenarioError for faults that would stop the load later: an absent trace, slice or tokenizer, more processes
+    than a closed loop has slots.
     """
     loop_of(scenario.arrivals.closed_loop, 0, processes)
     build_schedule(scenario, seed, id_prefix="check")
@@ -161,10 +161,8 @@ def _check(scenario: Scenario, seed: int, tokenizer: str | None, processes: int)
 
 
 def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen, and the objectives of all classes, for the goodput that our engine exports while it serves.
-
-    Without telemetry there is no such goodput, and the engine refuses objectives.
-    """
+    """The settings, with the objectives of all classes for the goodput that our engine exports while it serves. Without
+    telemetry the engine refuses objectives."""
     if chosen.get("telemetry") == "off":
         return chosen
     bounds = {}
@@ -194,7 +192,7 @@ def _load(
     scenario: Scenario, run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
     processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
 ) -> None:  # fmt: skip
-    """Runs the load generator to its end and shows how far it is. A server that dies ends the load."""
+    """Runs the load generator to its end and reports its progress. A server that dies ends the load."""
     log = run.path / LOAD_LOG
     options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
@@ -222,7 +220,7 @@ def _load(
 
 @contextmanager
 def _finishing(run: RunDirectory, progress: OnProgress) -> Iterator[list[str]]:
-    """Gathers the run however its load ends. Gives the list of reasons why it is not valid, to be added to."""
+    """Finishes the run however its load ends. Yields the list of reasons why it is not valid, to append to."""
     reasons: list[str] = []
     with recording(run.path):
         try:

@@ -1,4 +1,4 @@
-"""An experiment under way, on a terminal or in a log."""
+"""The progress of an experiment, on a terminal or in a log."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from loadgen.run.experiment import Progress
 
 
 class ProgressBar:
-    """Shows what an experiment does now and how many requests were answered: a bar, or a line a stage in a log."""
+    """Shows the stage of an experiment and its number of answered requests: a bar, or in a log a line a stage."""
 
     def __init__(self, out: Console):
         self._out = out

@@ -1,10 +1,10 @@
-"""What a process of the load needs: a run directory begun, a part of its schedule made ready, the run finished."""
+"""The steps of a load process: start the run directory, prepare a part of the schedule, finish the run."""
 
 import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every process of a run has to know, in words that a message can carry."""
+    """The parameters that all processes of a run share, as a message can carry them."""
 
     scenario: dict[str, Any]
     seed: int
@@ -41,13 +41,10 @@ class Plan:
     run_dir: str
     schedule_digest: str  # of the one that the master saved
 
-    def as_message(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A run that has begun. `run` is None where `sojourn run` began it and will finish it."""
+class StartedRun:
+    """A run that has started. `run` is None where `sojourn run` started it and will finish it."""
 
     plan: Plan
     schedule: list[ScheduledRequest]
@@ -55,7 +52,7 @@ class Begun:
     run: "RunDirectory | None"
 
 
-def begin_replay(options, host: str | None) -> Begun:
+def start_replay(options, host: str | None) -> StartedRun:
     """Reads, checks and saves what all processes share; nothing is sent yet. Raises SojournError."""
     if not host:
         raise ExperimentError("no server is named; add --host, such as --host http://127.0.0.1:8000")
@@ -69,20 +66,20 @@ def begin_replay(options, host: str | None) -> Begun:
         model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
         id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
         schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
-        begun = (run_dir / "run.json").exists()
+        exists = (run_dir / "run.json").exists()
         given = {
             "base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None,
             "processes": options.processes or None,
         }  # fmt: skip
         engine = {"base_url": endpoint.url, "model": model}
-        run = None if begun else _begin(run_dir, scenario, seed, engine, given)
+        run = None if exists else _begin(run_dir, scenario, seed, engine, given)
         save_schedule(run_dir, schedule, scenario)
     except OSError as error:
         raise ExperimentError(str(error)) from None
     document = scenario.model_dump(mode="json", exclude_none=True)
     digest = beside_the_hub(lambda: schedule_digest(schedule))
     plan = Plan(document, seed, id_prefix, host, model, options.tokenizer or None, str(run_dir.resolve()), digest)
-    return Begun(plan, schedule, scenario.arrivals.closed_loop, run)
+    return StartedRun(plan, schedule, scenario.arrivals.closed_loop, run)
 
 
 def prepare_part(
@@ -91,8 +88,8 @@ def prepare_part(
 ) -> LoadClient:  # fmt: skip
     """Builds the requests of one part of the schedule. Raises SojournError.
 
-    A process that was not given the schedule makes it again: the same scenario and seed give the same one, and a
-    process with other code, another numpy or another trace file is refused.
+    A process without the schedule builds it again: the same scenario and seed give the same one. A process with other
+    code, another numpy or another trace file is refused.
     """
     try:
         scenario, endpoint, run_dir = Scenario(**plan.scenario), parse_base_url(plan.base_url), Path(plan.run_dir)
@@ -127,7 +124,7 @@ def _refuse_other_schedule(plan: Plan, digest: str) -> None:
 
 
 def beside_the_hub(work: Callable[[], Any]) -> Any:
-    """Does what takes long in a native thread: a process that is silent for three seconds counts as lost."""
+    """Runs slow work in a native thread: Locust counts a process as lost that is silent for three seconds."""
 
     def fails_quietly() -> tuple[Any, Exception | None]:
         try:
@@ -141,23 +138,23 @@ def beside_the_hub(work: Callable[[], Any]) -> Any:
     return done
 
 
-def finish_replay(begun: Begun) -> None:
-    """Parses and closes the run directory if it began here."""
-    if begun.run is not None:
+def finish_replay(started: StartedRun) -> None:
+    """Parses and closes the run directory if this process started it."""
+    if started.run is not None:
         from loadgen.run.run_files import finish_run
 
-        finish_run(begun.run, [])
-        print(f"recorded in {begun.run.path}", flush=True)
+        finish_run(started.run, [])
+        print(f"recorded in {started.run.path}", flush=True)
 
 
-def ended_with(begun: Begun) -> int:
-    """The exit code of a finished replay; what it says is said on stderr, too. 0 where another process finishes it."""
-    if begun.run is None:
+def ended_with(started: StartedRun) -> int:
+    """The exit code of a finished replay, with its reason on stderr. 0 where another process finishes it."""
+    if started.run is None:
         return 0
     from metrics.request.goodput import measured
 
-    meta = begun.run.meta()
-    served = int((measured(begun.run.table("client"), meta).status == "ok").sum())
+    meta = started.run.meta()
+    served = int((measured(started.run.table("client"), meta).status == "ok").sum())
     code = exit_code(meta["valid"], served)
     if code:
         why = (
@@ -165,17 +162,17 @@ def ended_with(begun: Begun) -> int:
             if code == NOT_VALID
             else "no measured request was served"
         )
-        print(f"{why}. Its report: sojourn diagnose {begun.run.path}", file=sys.stderr, flush=True)
+        print(f"{why}. Its report: sojourn diagnose {started.run.path}", file=sys.stderr, flush=True)
     return code
 
 
-def replay_alone(begun: Begun, on_finished: OnFinished) -> None:
+def replay_alone(started: StartedRun, on_finished: OnFinished) -> None:
     """Sends the whole schedule from this process. Raises SojournError."""
-    with recording(Path(begun.plan.run_dir)):
+    with recording(Path(started.plan.run_dir)):
         try:
-            prepare_part(begun.plan, 0, 1, on_finished, begun.schedule).run()
+            prepare_part(started.plan, 0, 1, on_finished, started.schedule).run()
         finally:
-            finish_replay(begun)
+            finish_replay(started)
 
 
 def _begin(

@@ -50,15 +50,20 @@ class Fixed(Block):
         return self.tokens, self.tokens
 
 
-class _Clipped(Block):
-    min_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
-    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+class _Ordered(Block):
+    """Has a `min_…` and a `max_…`."""
 
     @model_validator(mode="after")
     def _ordered(self):
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}; swap them")
+        low, high = (next(name for name in type(self).model_fields if name.startswith(end)) for end in ("min_", "max_"))
+        if getattr(self, low) > getattr(self, high):
+            raise ValueError(f"{low} {getattr(self, low):.10g} is above {high} {getattr(self, high):.10g}; swap them")
         return self
+
+
+class _Clipped(_Ordered):
+    min_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
+    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -153,16 +158,10 @@ class FixedSeconds(Block):
     seconds: Number = Field(ge=0, le=MOST_SECONDS)
 
 
-class UniformSeconds(Block):
+class UniformSeconds(_Ordered):
     distribution: Literal["uniform"]
     min_s: Number = Field(ge=0, le=MOST_SECONDS)
     max_s: Number = Field(ge=0, le=MOST_SECONDS)
-
-    @model_validator(mode="after")
-    def _ordered(self):
-        if self.min_s > self.max_s:
-            raise ValueError(f"min_s {self.min_s:g} is above max_s {self.max_s:g}; swap them")
-        return self
 
 
 class ExponentialSeconds(Block):
@@ -187,18 +186,12 @@ class FixedTurns(Block):
     turns: Whole = Field(ge=1, le=MOST_TURNS)
 
 
-class UniformTurns(Block):
+class UniformTurns(_Ordered):
     """Every whole number between the bounds, both included, equally often."""
 
     distribution: Literal["uniform"]
     min_turns: Whole = Field(ge=1, le=MOST_TURNS)
     max_turns: Whole = Field(ge=1, le=MOST_TURNS)
-
-    @model_validator(mode="after")
-    def _ordered(self):
-        if self.min_turns > self.max_turns:
-            raise ValueError(f"min_turns {self.min_turns} is above max_turns {self.max_turns}; swap them")
-        return self
 
 
 class GeometricTurns(Block):

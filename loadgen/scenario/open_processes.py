@@ -18,7 +18,7 @@ MAX_REQUESTS = 10_000_000
 def refuse_too_many(num_expected: float) -> None:
     """Raises ScenarioError before so many arrivals are drawn that no run can hold them."""
     if num_expected > MAX_REQUESTS:
-        raise ScenarioError([f"arrivals ask for about {num_expected:.0f} requests; at most {MAX_REQUESTS} fit one run"])
+        raise ScenarioError(f"arrivals ask for about {num_expected:.0f} requests; at most {MAX_REQUESTS} fit one run")
 
 
 class OpenProcess(Block):
@@ -36,9 +36,9 @@ class OpenProcess(Block):
         offsets_s = self.offsets_s(rng)
         if not len(offsets_s):
             raise ScenarioError(
-                [f"arrivals of the process {self.process} give no request with this seed; raise the rate, or "
-                 "arrivals.duration_s"]
-            )  # fmt: skip
+                f"arrivals of the process {self.process} give no request with this seed; raise the rate, or "
+                "arrivals.duration_s"
+            )
         return offsets_s, [None] * len(offsets_s)
 
 
@@ -230,15 +230,15 @@ class Trace(OpenProcess):
     def _rows(self, found: TraceSlice) -> list[TraceRow]:
         if not found.timed:
             raise ScenarioError(
-                [f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; "
-                 "name it in `from_file` of a class, beside arrivals of another process"]
-            )  # fmt: skip
+                f"{found.path.name} is a file of the form {found.form.name} without times, so it is no arrivals.file; "
+                "name it in `from_file` of a class, beside arrivals of another process"
+            )
         rows = found.rows[:: self.keep_one_in][: self.count]
         if not rows:
             raise ScenarioError(
-                [f"arrivals take seconds {self.start_s:,.10g} to {self.start_s + self.duration_s:,.10g} of "
-                 f"{found.path.name}, where it has no request; it ends at {found.end_s:.0f} s"]
-            )  # fmt: skip
+                f"arrivals take seconds {self.start_s:,.10g} to {self.start_s + self.duration_s:,.10g} of "
+                f"{found.path.name}, where it has no request; it ends at {found.end_s:.0f} s"
+            )
         return rows
 
     def _dequantized(self, times_s: np.ndarray, bins: Bins, rng: np.random.Generator) -> np.ndarray:
@@ -246,5 +246,5 @@ class Trace(OpenProcess):
         if bins.width_s is None:
             why = (f"lie in fewer than {FEWEST_BINS} bins, too few to tell" if bins.too_few
                    else "are not rounded to any bin")  # fmt: skip
-            raise ScenarioError([f"arrivals.dequantize is true, but the times of {self.file} {why}; leave it out"])
+            raise ScenarioError(f"arrivals.dequantize is true, but the times of {self.file} {why}; leave it out")
         return np.sort(bins.begins_s(times_s) + rng.uniform(0.0, bins.width_s, len(times_s)))

@@ -175,17 +175,17 @@ def load_scenario(path_or_name: str | Path) -> Scenario:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except OSError as error:
-        raise ScenarioError([f"{path} cannot be read: {error.strerror}"]) from None
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ScenarioError([f"{path} is not UTF-8 text, so it is not a scenario file"]) from None
+        raise ScenarioError(f"{path} is not UTF-8 text, so it is not a scenario file") from None
     except yaml.YAMLError as error:
-        raise ScenarioError([f"{path.name}: {describe_yaml_error(error)}"]) from None
+        raise ScenarioError(f"{path.name}: {describe_yaml_error(error)}") from None
     if not isinstance(content, dict):
-        raise ScenarioError([f"{path.name} holds no blocks; see scenarios/demo.yaml for the form"])
+        raise ScenarioError(f"{path.name} holds no blocks; see scenarios/demo.yaml for the form")
     try:
         scenario = Scenario(**{"name": path.stem, **{str(key): value for key, value in content.items()}})
     except ValidationError as error:
-        raise ScenarioError([f"{path.name}: {fault}" for fault in describe_faults(error, Scenario)]) from None
+        raise ScenarioError(*[f"{path.name}: {fault}" for fault in describe_faults(error, Scenario)]) from None
     scenario._given_as = str(path_or_name)
     return scenario
 
@@ -198,6 +198,6 @@ def _find(path_or_name: str) -> Path:
     if path_or_name in known:
         return SCENARIO_FOLDER / f"{path_or_name}.yaml"
     raise ScenarioError(
-        [f"scenario {path_or_name!r} is neither a file nor bundled{nearest(path_or_name, known)}; bundled are: "
-         f"{', '.join(known)}"]
-    )  # fmt: skip
+        f"scenario {path_or_name!r} is neither a file nor bundled{nearest(path_or_name, known)}; bundled are: "
+        f"{', '.join(known)}"
+    )

@@ -44,7 +44,7 @@ def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
     try:
         return Scenario(**document)
     except ValidationError as error:
-        raise ScenarioError([_in_flags(fault, given) for fault in describe_faults(error, Scenario)]) from None
+        raise ScenarioError(*[_in_flags(fault, given) for fault in describe_faults(error, Scenario)]) from None
 
 
 def _in_flags(fault: str, given: argparse.Namespace) -> str:

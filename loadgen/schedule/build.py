@@ -50,7 +50,7 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
     for chain in chains() if loop is None else enough(loop, arrivals.count, chains()):
         requests += chain
         if len(requests) > MAX_REQUESTS:
-            raise ScenarioError([f"the load has more than {MAX_REQUESTS} requests, turns included; shorten it"])
+            raise ScenarioError(f"the load has more than {MAX_REQUESTS} requests, turns included; shorten it")
     return requests
 
 
@@ -62,9 +62,9 @@ def arrivals_rng(seed: int) -> np.random.Generator:
 def _check_warmup(scenario: Scenario, last_s: float, measured_from_s: float) -> None:
     if last_s < measured_from_s:
         raise ScenarioError(
-            [f"measure.warmup_s is {scenario.measure.warmup_s:g}, but the last arrival is due at "
-             f"{last_s:.1f} s, so nothing would be measured; shorten the warm-up"]
-        )  # fmt: skip
+            f"measure.warmup_s is {scenario.measure.warmup_s:g}, but the last arrival is due at "
+            f"{last_s:.1f} s, so nothing would be measured; shorten the warm-up"
+        )
 
 
 def _classes(scenario: Scenario, rng: np.random.Generator, named: RequestClass | None) -> list[RequestClass]:

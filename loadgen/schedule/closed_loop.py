@@ -66,9 +66,9 @@ def check_size(scenario: Scenario, loop: ClosedLoop) -> None:
     fewest = loop.slots * math.ceil(loop.duration_s / max(SHORTEST_CYCLE_S, longest_s))
     if fewest > MAX_REQUESTS:
         raise ScenarioError(
-            [f"arrivals may need {fewest} requests; at most {MAX_REQUESTS} fit one run: shorten arrivals.duration_s, "
-             "or give arrivals.count"]
-        )  # fmt: skip
+            f"arrivals may need {fewest} requests; at most {MAX_REQUESTS} fit one run: shorten arrivals.duration_s, "
+            "or give arrivals.count"
+        )
 
 
 def loop_doubt(arrivals: dict[str, Any], num_due: int, num_never_due: int, ran_out: bool) -> str | None:

@@ -33,9 +33,9 @@ class ContentSource:
             return None
         if row.klass not in self._classes:
             raise ScenarioError(
-                [f"the trace names class {row.klass!r}, which is none of the workload's ({', '.join(self._classes)})"
-                 f"{nearest(row.klass, list(self._classes))}"]
-            )  # fmt: skip
+                f"the trace names class {row.klass!r}, which is none of the workload's ({', '.join(self._classes)})"
+                f"{nearest(row.klass, list(self._classes))}"
+            )
         return self._classes[row.klass]
 
     def row_of(self, klass: RequestClass, row: TraceRow | None) -> TraceRow | None:
@@ -45,9 +45,9 @@ class ContentSource:
             return None
         if klass.output_tokens.distribution == "trace" and row.output_tokens is None:
             raise ScenarioError(
-                [f"class {klass.klass} takes output_tokens from the trace, but a row tells none; add output_tokens "
-                 "to the file, or take them from another distribution"]
-            )  # fmt: skip
+                f"class {klass.klass} takes output_tokens from the trace, but a row tells none; add output_tokens "
+                "to the file, or take them from another distribution"
+            )
         return scaled(row, klass)
 
     def fill(self, request: ScheduledRequest, klass: RequestClass, row: TraceRow | None) -> ScheduledRequest:
@@ -84,9 +84,9 @@ class ShuffledRows:
             rows = [row for row in rows if row.content and low <= row.prompt_tokens <= high]
         if not rows:
             raise ScenarioError(
-                [f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
-                 f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"]
-            )  # fmt: skip
+                f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
+                f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"
+            )
         self._endless = cycle(rows[place] for place in rng.permutation(len(rows)))
 
     def next(self) -> TraceRow:
@@ -99,9 +99,9 @@ def scaled(row: TraceRow, klass: RequestClass) -> TraceRow:
         return row
     if not row.block_tokens:
         raise ScenarioError(
-            [f"class {klass.klass} has content blocks, but its trace has no hash_ids; take a trace with hashes of "
-             "blocks (mooncake, bailian), or content: prose"]
-        )  # fmt: skip
+            f"class {klass.klass} has content blocks, but its trace has no hash_ids; take a trace with hashes of "
+            "blocks (mooncake, bailian), or content: prose"
+        )
     size = klass.block_tokens or row.block_tokens
     return replace(row, prompt_tokens=max(1, -(-row.prompt_tokens * size // row.block_tokens)), block_tokens=size)
 
@@ -110,12 +110,12 @@ def _recorded(row: TraceRow, klass: RequestClass) -> str:
     low, high = klass.prompt_tokens.bounds
     if not row.content:
         raise ScenarioError(
-            [f"class {klass.klass} has content recorded, but a row of its trace has no text; give prompt or messages "
-             "in every row, or take content: prose"]
-        )  # fmt: skip
+            f"class {klass.klass} has content recorded, but a row of its trace has no text; give prompt or messages "
+            "in every row, or take content: prose"
+        )
     if not low <= row.prompt_tokens <= high:
         raise ScenarioError(
-            [f"class {klass.klass} sends recorded text of {low} to {high} tokens, but a row has {row.prompt_tokens}; "
-             "widen the bounds of prompt_tokens"]
-        )  # fmt: skip
+            f"class {klass.klass} sends recorded text of {low} to {high} tokens, but a row has {row.prompt_tokens}; "
+            "widen the bounds of prompt_tokens"
+        )
     return row.content

@@ -70,7 +70,7 @@ def _measured(file: str, field: str) -> np.ndarray:
     found = read_trace(find_trace(file))
     lengths = [value for row in found.rows if (value := getattr(row, field))]
     if not lengths:
-        raise ScenarioError([f"{found.path.name} tells no {field}, so an empirical length cannot be drawn from it"])
+        raise ScenarioError(f"{found.path.name} tells no {field}, so an empirical length cannot be drawn from it")
     return np.sort(np.array(lengths))
 
 

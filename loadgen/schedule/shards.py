@@ -1,4 +1,4 @@
-"""One schedule for several processes: who sends what, and what became of each. Pure, but for the file of a run."""
+"""One schedule for several processes: the part and the state of each."""
 
 import json
 import os
@@ -25,17 +25,14 @@ class Shard:
     state: str = SENDING
     clock_uncertainty_ms: float | None = None  # of another host's stamps; None where it shares the clock
 
-    def became(self, state: str) -> "Shard":
-        return replace(self, state=state)
-
 
 def part_of(
     schedule: Sequence[ScheduledRequest], number: int, of: int, loop: ClosedLoop | None
 ) -> list[ScheduledRequest]:
-    """Part `number` of `of`: every `of`-th arrival, or of a closed loop as much as its slots have of all of them.
+    """Part `number` of `of`: every `of`-th arrival, or in a closed loop the chains of its share of the slots.
 
-    The turns of a session stay together. Requests that a trace says are of one session do not: each has its own moment.
-    The prelude is sent one by one, by the first. The parts of all numbers make the schedule, each request once.
+    The turns of a session stay together. Requests of one session in a trace do not: each has its own due time. The
+    first part has the prelude. The parts of all numbers make the schedule, each request once.
     """
     mine = [request for request in schedule if request.prelude and number == 0]
     for place, chain in enumerate(chains_of([request for request in schedule if not request.prelude])):
@@ -46,14 +43,14 @@ def part_of(
 
 
 def loop_of(loop: ClosedLoop | None, number: int, of: int) -> ClosedLoop | None:
-    """The slots of a closed loop that part `number` fills. Raises ScenarioError where it would have none."""
+    """The slots of a closed loop that part `number` fills. Raises ScenarioError if it would have none."""
     if loop is None:
         return None
     if loop.slots < of:
         raise ScenarioError(
-            [f"arrivals keep {loop.slots} at a time, fewer than the {of} processes that share them; start at most "
-             f"{loop.slots} processes"]
-        )  # fmt: skip
+            f"arrivals keep {loop.slots} at a time, fewer than the {of} processes that share them; start at most "
+            f"{loop.slots} processes"
+        )
     return replace(loop, slots=loop.slots // of + (number < loop.slots % of))
 
 
@@ -63,18 +60,18 @@ def write_shards(run_dir: Path, shards: list[Shard]) -> None:
     os.replace(partial, run_dir / SHARDS_FILE)
 
 
-def read_shards(run_dir: Path, settled: Sequence[dict[str, Any]] = ()) -> list[Shard]:
-    """What is known of a run's processes; [] where one process sent all of it. `settled` is what `run.json` says of
-    them once they have ended."""
+def read_shards(run_dir: Path, finished: Sequence[dict[str, Any]] = ()) -> list[Shard]:
+    """The processes of a run; [] if one process sent all of it. `finished` is the list in `run.json`, once they have
+    ended."""
     try:
-        told = json.loads((run_dir / SHARDS_FILE).read_text(encoding="utf-8"))
+        shards = json.loads((run_dir / SHARDS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        told = settled
-    return [Shard(**each) for each in told]
+        shards = finished
+    return [Shard(**each) for each in shards]
 
 
 def doubts_about(shards: list[Shard]) -> list[str]:
-    """Why the figures of a run cannot be trusted, for all that its processes say."""
+    """Reasons not to trust the figures of a run, from the states of its processes."""
     unfinished = [shard for shard in shards if shard.state != DONE]
     if not unfinished:
         return []

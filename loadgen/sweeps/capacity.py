@@ -11,9 +11,8 @@ import msgspec
 from loadgen.errors import ScenarioError
 from loadgen.run.experiment import OnProgress
 from loadgen.scenario.scenario import Scenario
-from loadgen.sweeps.folder import SearchFolder
+from loadgen.sweeps.folder import OnNote, SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
-from loadgen.sweeps.sweep import OnNote
 from metrics.search.bisection import (
     Goal,
     Judgement,
@@ -43,9 +42,9 @@ class CapacityPlan:
     def document(self) -> dict[str, Any]:
         """What makes it this search and no other. How many trials it may take is not: it can go on with more."""
         goal = msgspec.structs.asdict(self.goal)
-        kept = {name: value for name, value in goal.items() if not name.startswith("most_")}
+        fixed = {name: value for name, value in goal.items() if not name.startswith("most_")}
         return {
-            "scenario": self.scenario.model_dump(mode="json"), "goal": kept, "trial_s": self.trial_s,
+            "scenario": self.scenario.model_dump(mode="json"), "goal": fixed, "trial_s": self.trial_s,
             "trial_requests": self.trial_requests, "seed": self.seed, **self.target.document(),
         }  # fmt: skip
 
@@ -84,26 +83,22 @@ def find_capacity(
     try:
         plan.trial(plan.goal.start_rps)
     except ValueError as error:
-        raise ScenarioError([str(error)]) from None
-    with SearchFolder(folder, "capacity", plan.document()) as held:
-        if kept := held.kept():
-            on_note(kept)
-        held.write()
+        raise ScenarioError(str(error)) from None
+    with SearchFolder(folder, "capacity", plan.document()) as search:
+        search.resume(on_note)
         while True:
-            trials = [point.trial() for point in held.points]
+            trials = [point.trial() for point in search.points]
             step = next_trial(trials, plan.goal)
             if isinstance(step, Outcome):
-                held.finish(msgspec.to_builtins(step))
+                search.finish(msgspec.to_builtins(step))
                 return step
             on_trial(len(trials) + 1, step, judgements(trials, plan.goal))
             rate = step.rate_rps
-            repeat = 1 + sum(point.rate_rps == rate for point in held.points)
-            scenario, path, seed = plan.trial(rate), held.run_path(rate, repeat), held.next_seed()
+            repeat = 1 + sum(point.rate_rps == rate for point in search.points)
+            scenario, path, seed = plan.trial(rate), search.run_path(rate, repeat), search.next_seed()
             point = plan.target.measure(
                 scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
             )
-            held.add(point)
             trials.append(point.trial())
-            on_note(f"trial {len(trials)}: {trial_sentence(trials[-1], judgements(trials, plan.goal))}")
-            for note in point.notes:
-                on_note(note)
+            sentence = f"trial {len(trials)}: {trial_sentence(trials[-1], judgements(trials, plan.goal))}"
+            search.add(point, on_note, sentence)

@@ -79,9 +79,9 @@ def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
     arrivals = scenario.arrivals
     if arrivals.process not in PROCESSES_WITH_RATE:
         raise ScenarioError(
-            [f"arrivals.process is {arrivals.process}, which has no rate_rps to search over; use one that has: "
-             f"{', '.join(PROCESSES_WITH_RATE)}"]
-        )  # fmt: skip
+            f"arrivals.process is {arrivals.process}, which has no rate_rps to search over; use one that has: "
+            f"{', '.join(PROCESSES_WITH_RATE)}"
+        )
     changed = arrivals.model_dump() | {"rate_rps": rate_rps} | changes
     return scenario.model_copy(update={"arrivals": type(arrivals)(**changed)})
 

@@ -10,13 +10,12 @@ import numpy as np
 from loadgen.errors import ScenarioError
 from loadgen.run.experiment import OnProgress
 from loadgen.scenario.scenario import Scenario
-from loadgen.sweeps.folder import SearchFolder
+from loadgen.sweeps.folder import OnNote, SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.search.points import Point, Search
 
 MOST_POINTS = 1_000
-OnNote = Callable[[str], None]  # a sentence for the user: what was there already, what is odd about a run
 OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate
 
 
@@ -43,10 +42,10 @@ def rate_grid(start_rps: float, end_rps: float, points: int, scale: Literal["lin
     """Rates from start to end, both included, with equal differences or equal ratios, to four digits."""
     if not 0 < start_rps < end_rps:
         raise ScenarioError(
-            [f"--rate-from {start_rps:g} must be above 0 and below --rate-to {end_rps:g}; swap or change them"]
+            f"--rate-from {start_rps:g} must be above 0 and below --rate-to {end_rps:g}; swap or change them"
         )
     if not 2 <= points <= MOST_POINTS:
-        raise ScenarioError([f"--points is {points}; it must be 2 to {MOST_POINTS}, or name the rates with --rates"])
+        raise ScenarioError(f"--points is {points}; it must be 2 to {MOST_POINTS}, or name the rates with --rates")
     grid = np.linspace(start_rps, end_rps, points) if scale == "linear" else np.geomspace(start_rps, end_rps, points)
     return tuple(float(f"{rate:.4g}") for rate in grid)
 
@@ -60,10 +59,10 @@ def rate_list(text: str) -> tuple[float, ...]:
         except ValueError:
             rate = 0.0
         if not 0 < rate <= 1_000_000:
-            raise ScenarioError([f"--rates has {word!r}; give numbers above 0 and at most 1000000, such as 1,2,4,8"])
+            raise ScenarioError(f"--rates has {word!r}; give numbers above 0 and at most 1000000, such as 1,2,4,8")
         rates.append(rate)
     if len(set(rates)) < len(rates):
-        raise ScenarioError([f"--rates {text} names a rate twice; to measure it several times, use --repeats"])
+        raise ScenarioError(f"--rates {text} names a rate twice; to measure it several times, use --repeats")
     return tuple(rates)
 
 
@@ -76,21 +75,17 @@ def run_sweep(
     """
     scenarios = {rate: at_rate(plan.scenario, rate) for rate in plan.rates_rps}
     wanted = schedule(plan.rates_rps, plan.repeats)
-    with SearchFolder(folder, "sweep", plan.document()) as held:
-        done = {(point.rate_rps, point.repeat) for point in held.points}
-        if kept := held.kept(len(wanted)):
-            on_note(kept)
-        held.write()
+    with SearchFolder(folder, "sweep", plan.document()) as search:
+        done = {(point.rate_rps, point.repeat) for point in search.points}
+        search.resume(on_note, len(wanted))
         for position, (rate, repeat) in enumerate(wanted):
             if (rate, repeat) in done:
                 continue
             on_point(position + 1, len(wanted), rate)
-            seed, path = held.next_seed(), held.run_path(rate, repeat)
+            seed, path = search.next_seed(), search.run_path(rate, repeat)
             point = plan.target.measure(scenarios[rate], path, progress, rate_rps=rate, repeat=repeat, seed=seed)
-            held.add(point)
-            for note in point.notes:
-                on_note(note)
-        return held.search
+            search.add(point, on_note)
+        return search.document
 
 
 def schedule(rates_rps: Sequence[float], repeats: int) -> list[tuple[float, int]]:

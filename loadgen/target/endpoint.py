@@ -1,4 +1,4 @@
-"""A server's address, and the few questions that are asked of it outside the measurement."""
+"""A server's address, and the few requests outside the measurement."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ API_KEY_VARIABLE = "SOJOURN_API_KEY"  # a secret: read from the environment, nev
 
 
 class EndpointError(ServerError):
-    """An address that is none, or a server that does not answer, with a sentence for the user."""
+    """An invalid address, or a server that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Endpoint:
         return self.url.split("//", 1)[1].removesuffix(self.path) if self.path else self.url.split("//", 1)[1]
 
     def addresses(self) -> list[tuple[int, tuple]]:
-        """(family, socket address) of the host, asked of the resolver once, before the run."""
+        """(family, socket address) of the host, resolved once before the run."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -67,7 +67,7 @@ def authorisation() -> dict[str, str]:
 
 
 def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
-    """Status and body of a GET. Raises EndpointError where nobody answers."""
+    """Status and body of a GET. Raises EndpointError without an answer."""
     kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
     connection = kind(endpoint.host, endpoint.port, timeout=timeout_s)
     try:
@@ -85,7 +85,7 @@ def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, by
 
 
 def served_models(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """What GET /v1/models names. Raises EndpointError where it names nothing."""
+    """The models of GET /v1/models. Raises EndpointError if it names none."""
     status, body = get(endpoint, "/v1/models")
     try:
         models = json.loads(body)["data"] if status == 200 else []
@@ -101,10 +101,8 @@ def served_models(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def served_model(endpoint: Endpoint, name: str | None) -> dict[str, Any]:
-    """What the server tells of the model of that name, or of its first; only its `id` where it lists none.
-
-    Raises EndpointError where nobody answers, and where it lists models and not this one.
-    """
+    """The entry of the model of that name, or of the first; only its `id` where the server lists none. Raises
+    EndpointError without an answer, and where the server lists models but not this one."""
     if name is None:
         return served_models(endpoint)[0]
     get(endpoint, "/health")  # any answer will do: the server need not list a model that is named

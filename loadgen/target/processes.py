@@ -27,14 +27,14 @@ class ServerDied(ServerError):
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[str]:
-    """`sojourn serve` for the scenario's engine block: one flag a key, which `serve` checks itself."""
+    """`sojourn serve` for the engine block of a scenario: one flag a key. `serve` checks the values."""
     flags: list[str] = []
     for key, value in settings.items():
         flag = key.replace("_", "-")
@@ -60,9 +60,9 @@ def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict
 
 
 def start(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen:
-    """Starts a child whose output goes to `log`, out of reach of the terminal's Ctrl-C: we end it in order.
+    """Starts a child that logs to `log`, in a session of its own: Ctrl-C does not reach it, we end it in order.
 
-    On Linux it is told to end, by SIGTERM, when the thread that started it is no more, even after a kill -9.
+    On Linux it gets SIGTERM when the thread that started it is gone, even after a kill -9.
     """
     parent = os.getpid()
     with log.open("ab") as output:
@@ -74,7 +74,8 @@ def start(command: list[str], log: Path, environment: dict[str, str] | None = No
 
 
 def end_with(parent: int) -> None:
-    """Asks the kernel for SIGTERM when that parent is no more. Between fork and exec: one system call, no lock."""
+    """Requests SIGTERM from the kernel for the death of that parent. Runs between fork and exec: one system call, no
+    lock."""
     if sys.platform == "linux":
         _LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != parent:  # it died before it could be watched
@@ -109,7 +110,7 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, to be quoted."""
+    """The last lines of a log, for a quotation."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,12 +1,13 @@
-"""GET /metrics once a second into `scrapes.parquet`, for servers that tell nothing else about their inside.
+"""GET /metrics once a second into `scrapes.parquet`, for servers that report nothing else.
 
-Beside the server's samples stand two of ours, as Prometheus has them: `up`, 0 where the scrape failed, and
-`scrape_duration_seconds`. All carry the moment of this host's monotonic clock at which the page had been read.
+Beside the server's samples stand two of ours, named as Prometheus does: `up`, 0 after a failed scrape, and
+`scrape_duration_seconds`. All carry the time on this host's monotonic clock at which the page had been read.
 """
 
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from metrics.sources.scrapes import DURATION, UP
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 5.0
-SETTLE = 0.5  # of an interval, after the last byte was read: servers book the end of a request a little after it
+LAST_SCRAPE_DELAY = 0.5  # intervals after the last byte: servers count the end of a request a little later
 
 
 class Scraper:
     """Owns the thread that scrapes. A scrape that fails is recorded as such and counted in `failed`.
 
-    One that takes longer than the interval leaves out the turns that it missed, counted in `skipped`: a server that
-    is slow to answer is not asked more often for it.
+    A scrape that takes longer than the interval skips the turns that it missed, counted in `skipped`.
     """
 
     def __init__(self, endpoint: Endpoint, run_dir: Path, interval_s: float = INTERVAL_S):
@@ -40,10 +40,8 @@ class Scraper:
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
 
     def start(self) -> bool:
-        """Scrapes a first time, before anything is sent, and goes on in its thread.
-
-        Gives False, and records nothing, where the server has no /metrics that can be read.
-        """
+        """Scrapes once, before anything is sent, and starts the thread. False, without a record, if /metrics cannot be
+        read."""
         try:
             self._write(scrape(self._endpoint))
         except (EndpointError, OSError, ValueError):
@@ -54,7 +52,7 @@ class Scraper:
     def stop(self) -> None:
         """Scrapes a last time, so that counters cover the whole run. May be called without a start."""
         if self._thread.ident is not None:
-            time.sleep(SETTLE * self._interval_s)
+            time.sleep(LAST_SCRAPE_DELAY * self._interval_s)
             self._stopping.set()
             self._thread.join()
 
@@ -76,24 +74,17 @@ class Scraper:
             self._write(scrape(self._endpoint))
         except (EndpointError, OSError, ValueError, pa.ArrowException):
             self.failed += 1
-            self._write_failure(began_ns)
-
-    def _write_failure(self, began_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        try:
-            self._write(_own(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
-        except (OSError, pa.ArrowException):  # the disk is what failed: `failed` has counted it
-            return
+            now_ns = time.monotonic_ns()
+            with suppress(OSError, pa.ArrowException):  # a full disk: `failed` has counted it
+                self._write(_own(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         write_segment(self._run_dir, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}", SCHEMAS["scrapes"])
 
 
 def scrape(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """One row a sample, ours included.
-
-    Raises EndpointError where nobody answers, ValueError where it is not Prometheus' text.
-    """
+    """One row a sample, ours included. Raises EndpointError without a server, ValueError if the page is no Prometheus
+    text."""
     began_ns = time.monotonic_ns()
     status, body = get(endpoint, "/metrics", timeout_s=TIMEOUT_S)
     if status != 200:

@@ -1,6 +1,6 @@
-"""A server's own tokenizer, asked before the run: `target.tokenizer: server`. Nothing has to be installed or found.
+"""A server's own tokenizer, queried before the run: `target.tokenizer: server`. Nothing has to be installed.
 
-POST /tokenize as vLLM and our engine have it: {"model", "prompt", "add_special_tokens"} → {"tokens": [...]}.
+POST /tokenize as in vLLM and our engine: {"model", "prompt", "add_special_tokens"} → {"tokens": [...]}.
 """
 
 import http.client
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from loadgen.errors import ScenarioError
 from loadgen.target.endpoint import Endpoint, authorisation
 
-SERVER = "server"  # what target.tokenizer says to ask for this one
+SERVER = "server"  # the value of target.tokenizer
 TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The part of an encoding of `tokenizers` that a server tells."""
+    """The part of an encoding of `tokenizers` that a server returns."""
 
     ids: list[int]
 
 
 class ServerTokenizer:
-    """Owns one connection. Asks once for a text; an answer that is none raises ScenarioError with the way out."""
+    """Owns one connection. Sends each text once; an invalid reply raises ScenarioError with the way out."""
 
     def __init__(self, endpoint: Endpoint, model: str):
         self._endpoint, self._model = endpoint, model
@@ -44,20 +44,20 @@ class ServerTokenizer:
 
     def _ask(self, text: str, special: bool) -> list[int]:
         body = json.dumps({"model": self._model, "prompt": text, "add_special_tokens": special}).encode()
-        try:
-            status, said = self._post(body)
-        except (OSError, http.client.HTTPException):  # a server may close a connection that was kept: once more
-            self._connection.close()
+        for attempt in (1, 2):  # a server may close an idle connection
             try:
-                status, said = self._post(body)
+                status, reply = self._post(body)
+                break
             except (OSError, http.client.HTTPException) as error:
-                raise self._refusal(str(error) or type(error).__name__) from None
+                self._connection.close()
+                if attempt == 2:
+                    raise self._refusal(str(error) or type(error).__name__) from None
         try:
-            tokens = json.loads(said)["tokens"] if status == 200 else None
+            tokens = json.loads(reply)["tokens"] if status == 200 else None
         except (ValueError, KeyError, TypeError):
             tokens = None
         if not isinstance(tokens, list):
-            raise self._refusal(f"HTTP {status}: {said[:120].decode(errors='replace')!r}")
+            raise self._refusal(f"HTTP {status}: {reply[:120].decode(errors='replace')!r}")
         return tokens
 
     def _post(self, body: bytes) -> tuple[int, bytes]:
@@ -68,6 +68,6 @@ class ServerTokenizer:
 
     def _refusal(self, reason: str) -> ScenarioError:
         return ScenarioError(
-            [f"target.tokenizer is {SERVER}, but {self._endpoint.url}/tokenize tells no tokens ({reason}); name a "
-             "tokenizer.json instead, or leave target.tokenizer out and prompts are measured in words"]
-        )  # fmt: skip
+            f"target.tokenizer is {SERVER}, but {self._endpoint.url}/tokenize tells no tokens ({reason}); name a "
+            "tokenizer.json instead, or leave target.tokenizer out and prompts are measured in words"
+        )

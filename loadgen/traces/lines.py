@@ -37,7 +37,7 @@ def csv_lines(path: Path, has_header: bool = True) -> Iterator[tuple[int, list[s
                 if line and not (has_header and number == 1):
                     yield number, line
         except UnicodeDecodeError:
-            raise ScenarioError([f"{path.name} is not UTF-8 text"]) from None
+            raise ScenarioError(f"{path.name} is not UTF-8 text") from None
         except csv.Error as error:
             raise bad_line(path, lines.line_num, str(error)) from None
 

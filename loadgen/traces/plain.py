@@ -83,7 +83,7 @@ def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceR
     try:
         conversations = msgspec.json.decode(path.read_bytes(), type=list[ShareGptEntry])
     except msgspec.MsgspecError as error:
-        raise ScenarioError([f"{path.name} is not a JSON list of conversations: {error}"]) from None
+        raise ScenarioError(f"{path.name} is not a JSON list of conversations: {error}") from None
     for entry in conversations:
         said = entry.conversations
         if len(said) < 2 or said[0].from_ not in ("human", "user") or not said[0].value.strip():

@@ -41,7 +41,7 @@ def find_trace(file: str) -> Path:
         if path.exists() and file:
             return path
     bundled = ", ".join(sorted(path.name for path in TRACE_FOLDER.iterdir() if path.suffix in (".csv", ".jsonl")))
-    raise ScenarioError([f"file {file!r} is neither a file nor a bundled trace; bundled are: {bundled}"])
+    raise ScenarioError(f"file {file!r} is neither a file nor a bundled trace; bundled are: {bundled}")
 
 
 def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> TraceSlice:
@@ -54,15 +54,15 @@ def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> 
         chosen = form_of(path) if form == "auto" else _named(path, form)
         if chosen is SERVEGEN and window is None:
             raise ScenarioError(
-                [f"{path.name} is of the form servegen, which has no requests: they are drawn from its rates, for a "
-                 "time; name it in arrivals.file, with process: trace and duration_s, and take lengths from there with "
-                 "distribution: trace"]
-            )  # fmt: skip
+                f"{path.name} is of the form servegen, which has no requests: they are drawn from its rates, for a "
+                "time; name it in arrivals.file, with process: trace and duration_s, and take lengths from there with "
+                "distribution: trace"
+            )
         return _walk(path, chosen, window or Window())
     except OSError as error:
-        raise ScenarioError([f"{path} cannot be read: {error.strerror or error}"]) from None
+        raise ScenarioError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ScenarioError([f"{path.name} is not UTF-8 text"]) from None
+        raise ScenarioError(f"{path.name} is not UTF-8 text") from None
 
 
 def form_of(path: Path) -> TraceForm:
@@ -81,13 +81,13 @@ def form_of(path: Path) -> TraceForm:
 def _named(path: Path, name: str) -> TraceForm:
     found = form_of(path)
     if found.name != name:
-        raise ScenarioError([f"{path.name} is a file of the form {found.name}, not {name}; leave format out"])
+        raise ScenarioError(f"{path.name} is a file of the form {found.name}, not {name}; leave format out")
     return found
 
 
 def _unknown(beginning: str) -> ScenarioError:
     known = "\n".join(f"  {form.name}: {form.looks_like}" for form in FORMS)
-    return ScenarioError([f"{beginning}, which no known form of trace does; known are:\n{known}"])
+    return ScenarioError(f"{beginning}, which no known form of trace does; known are:\n{known}")
 
 
 def _head(path: Path) -> Head:
@@ -124,7 +124,7 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
         origin_s = earliest
     if not count and form is not SERVEGEN:  # of that one, nothing was drawn outside of the window
         dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.left_out.items())})"
-        raise ScenarioError([f"{path.name} holds no requests{dropped if tally.left_out else ''}"])
+        raise ScenarioError(f"{path.name} holds no requests{dropped if tally.left_out else ''}")
     timed = origin_s is not None
     if timed:
         kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order

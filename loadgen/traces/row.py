@@ -61,4 +61,4 @@ class TraceForm:
 
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:
-    return ScenarioError([f"{path.name} line {number}: {reason}"])
+    return ScenarioError(f"{path.name} line {number}: {reason}")

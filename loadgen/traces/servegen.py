@@ -115,7 +115,7 @@ def _rates(file: Path) -> Iterator[Rate]:
             ) from None
         lines.append((begin_s, rate if family else 0.0, cv, family))
     if [line[0] for line in lines] != sorted({line[0] for line in lines}):
-        raise ScenarioError([f"{file.name}: its seconds do not rise from line to line"])
+        raise ScenarioError(f"{file.name}: its seconds do not rise from line to line")
     for (begin_s, rate, cv, family), after in zip(lines, [*lines[1:], None], strict=True):
         yield Rate(begin_s, after[0] if after else begin_s + LONGEST_WINDOW_S, rate, cv, family)
 
@@ -128,10 +128,10 @@ def _lengths(file: Path) -> dict[float, dict[str, Histogram]]:
                  for moment, fields in windows.items()}  # fmt: skip
     except OSError:
         raise ScenarioError(
-            [f"{file.name} is missing beside its trace; it has the lengths of that client's requests"]
+            f"{file.name} is missing beside its trace; it has the lengths of that client's requests"
         ) from None
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
-        raise ScenarioError([f"{file.name} is not second → input_tokens, output_tokens: {error}"]) from None
+        raise ScenarioError(f"{file.name} is not second → input_tokens, output_tokens: {error}") from None
     return {moment: fields for moment, fields in sorted(found.items()) if all(len(each[0]) for each in fields.values())}
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from loadgen.exit_code import NOT_VALID
 from loadgen.prompts.bodies import build_wire_requests
 from loadgen.run.distributed import ENDED, PART, READY, START, MasterReplay, WorkerReplay, clock_shift
 from loadgen.run.experiment import load_url
-from loadgen.run.replay import Begun, Plan, prepare_part
+from loadgen.run.replay import Plan, StartedRun, prepare_part
 from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.request import chains_of, save_schedule, schedule_digest
@@ -180,13 +181,13 @@ class ScriptedRunner:
         self.answer(word, worker, said)
 
 
-def begun_in(run_dir: Path, **arrivals) -> Begun:
+def begun_in(run_dir: Path, **arrivals) -> StartedRun:
     chosen = scenario({"process": "at_once", "count": 4} | arrivals)
     schedule = build_schedule(chosen, 0, "t")
     save_schedule(run_dir, schedule, chosen)
     plan = Plan(chosen.model_dump(mode="json", exclude_none=True), 0, "t", "http://h", "m", None, str(run_dir),
                 schedule_digest(schedule))  # fmt: skip
-    return Begun(plan, schedule, None, None)
+    return StartedRun(plan, schedule, None, None)
 
 
 def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back(tmp_path):
@@ -221,7 +222,7 @@ def test_worker_that_still_writes_answers_that_it_takes_no_part(tmp_path):
     runner, begun = ScriptedRunner(), begun_in(tmp_path)
     worker = WorkerReplay(runner, lambda *_: None)
     worker._sending = gevent.spawn(gevent.sleep, 5)
-    runner.say(PART, "", plan=begun.plan.as_message(), number=0, of=1, boot_id=boot_id())
+    runner.say(PART, "", plan=asdict(begun.plan), number=0, of=1, boot_id=boot_id())
     worker._sending.kill()
     assert [(word, said["id_prefix"], said["whole"]) for word, _, said in runner.sent] == [(ENDED, "t", False)]
     assert "still writes what it recorded" in runner.sent[0][2]["failure"]

@@ -149,7 +149,7 @@ def test_points_that_tell_nothing_are_measured_again(tmp_path):
         for each in (point(2, 1.0), spoilt, died):
             held.add(each)
     again = begun(tmp_path / "s", plan)
-    assert again.points == [point(2, 1.0), died] and "1 told nothing and are measured again" in again.kept(3)
+    assert again.points == [point(2, 1.0), died] and "1 told nothing and are measured again" in again.earlier_runs(3)
     assert again.next_seed() == 7, "the server has seen the prompts of the seeds before"
     with SearchFolder(tmp_path / "t", "sweep", plan) as held:
         held.add(msgspec.structs.replace(point(2, 0.0), completed=0))
