@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("commands", "dashboards", "engine", "loadgen", "metrics", "ui", "sojourn.py")
+COPIED = ("commands", "dashboards", "engine", "loadgen", "metrics", "tests", "ui", "sojourn.py", "pyproject.toml")
 LINKED = ("scenarios", "docs")  # folders in which a recipe may add a file
 FENCE = re.compile(r"^( *)```(\S+)(?: (\w+)=(\S+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -59,7 +59,7 @@ def changed(text: str, diff: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the source tree, without its tests."""
+    """A copy of the source tree."""
     for name in COPIED:
         source = ROOT / name
         if source.is_file():
