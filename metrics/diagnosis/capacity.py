@@ -53,7 +53,7 @@ def load(
 ) -> float:
     """Offered load / capacity (ρ) with the batch given, else with the batch that the batch cap and the KV pool allow.
 
-    NaN where the steps do not suffice for a model, and where no rate was offered. What this cannot tell: variation; a
+    NaN where the steps do not suffice for a model, and where no rate was offered. What this cannot show: variation; a
     ρ below 1 can still queue.
     """
     if not _has_model(facts):

@@ -57,7 +57,7 @@ def devices(first: Facts, second: Facts) -> Compared:
     name = changed[0]
     small, large = sorted((first, second), key=lambda facts: facts.engine[name])
     if name in POOL and not _was_full(small):
-        reason = f"the smaller pool was never full, so nobody can miss what a larger {name} would hold"
+        reason = f"the smaller pool was never full, so no request lacked what a larger {name} would hold"
         return checked(symptom, "unknown", reason), None
     ratio = large.engine[name] / small.engine[name]
     before, after = (facts.rows.e2e_ms.astype("float64").mean() for facts in (small, large))
@@ -77,7 +77,7 @@ def _finding(symptom: str, lost: float, found: Explanation) -> Finding:
 
 
 def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
-    """Why two runs do not tell what more of a resource does, "" if they do."""
+    """Why two runs cannot show what more of a resource does; "" if they can."""
     if not (first.joined and second.joined):
         return f"no server records in {_lacking(first, second, lambda facts: facts.joined)}: {RECORD_THE_SERVER}"
     if _load_of(first) != _load_of(second):
@@ -89,7 +89,7 @@ def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
     if len(changed) > 1 or changed[0] not in RESOURCES:
         return f"the servers differ in {', '.join(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
     if not all(_number(facts.engine.get(changed[0])) for facts in (first, second)):
-        return f"one of the runs does not tell its {changed[0]}"
+        return f"one of the runs does not record its {changed[0]}"
     return ""
 
 
@@ -190,12 +190,12 @@ def _changed(first: Facts, second: Facts) -> list[str]:
 
 def _worst_objective(facts: Facts) -> str:
     answers = {name: facts.rows[f"{short(name)}_met"].dropna() for name in OBJECTIVES}
-    kept = {name: float(met.mean()) for name, met in answers.items() if len(met)}
-    return min(kept, key=lambda name: kept[name], default="e2e_ms")
+    attained = {name: float(met.mean()) for name, met in answers.items() if len(met)}
+    return min(attained, key=lambda name: attained[name], default="e2e_ms")
 
 
 def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, float, float]]:
-    """What the product's workload has half as much again of: (words, in the bad run, in the good one, ratio)."""
+    """Figures of the product's workload that are half as large again: (name, bad run, good run, ratio)."""
     pairs = [
         ("its arrivals come in bursts (coefficient of variation)", _varied(bad, True), _varied(good, True), 1.0),
         ("its rate of arrivals changes (coefficient of variation)", _varied(bad, False), _varied(good, False), 1.0),
@@ -204,8 +204,8 @@ def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, flo
         ("it offers more load (requests/s)", bad.offered_rps, good.offered_rps, 0.0),
     ]
     # Constant arrivals have a coefficient of 0, and anything is many times of it: bursts are more than Poisson's 1.
-    known = [(words, b, a, max(a, floor)) for words, b, a, floor in pairs if max(a, floor) > 0]  # NaN is not known
-    found = [(words, b, a, b / base) for words, b, a, base in known if b >= DIFFERENT * base]
+    known = [(name, b, a, max(a, floor)) for name, b, a, floor in pairs if max(a, floor) > 0]  # NaN is not known
+    found = [(name, b, a, b / base) for name, b, a, base in known if b >= DIFFERENT * base]
     return sorted(found, key=lambda row: -row[3])
 
 

@@ -7,7 +7,7 @@ import msgspec
 from metrics.diagnosis.capacity import load
 from metrics.diagnosis.compare import devices, product_latency
 from metrics.diagnosis.excess import Excess, attainment, excesses
-from metrics.diagnosis.facts import Facts, by_lifecycle, closure, gather, tightest
+from metrics.diagnosis.facts import Facts, by_lifecycle, closure, read_facts, tightest
 from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_seen
 from metrics.diagnosis.rules.cause import Explanation, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
@@ -33,8 +33,8 @@ CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the 
 
 def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
     """The diagnosis of a run; `against` adds the two symptoms that take a comparison. Raises RunDataError."""
-    facts = gather(run)
-    other = gather(against) if against is not None else None
+    facts = read_facts(run)
+    other = read_facts(against) if against is not None else None
     checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}
     ranked = _findings(facts, checks)
     if other is not None:
@@ -174,7 +174,7 @@ def _lost_in_all(facts: Facts, klass: str) -> str:
 def _healthy(facts: Facts, attained: float, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
     good = f"{attained:.0%} of {facts.sent} requests keep their objectives"
     if facts.sent < FEWEST_REQUESTS:
-        return "inconclusive", f"{good}, too few to tell: measure {FEWEST_REQUESTS} or more"
+        return "inconclusive", f"{good}, too few for a verdict: measure {FEWEST_REQUESTS} or more"
     grows = f"; {steady.reason}" if steady.queue_grows else ""
     if grows and not rate_was_to_change(facts.meta):
         return "inconclusive", f"{good} until now, but a longer run would be worse{grows}"
@@ -247,7 +247,7 @@ def _warnings(facts: Facts, closed: Closure) -> list[str]:
     elif facts.joined < facts.served:
         warnings.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
     if facts.joined and facts.steps is None:
-        warnings.append("no step records: causes that show only in steps cannot be told")
+        warnings.append("no step records: causes that show only in steps cannot be found")
     elif facts.steps is not None and facts.steps.model is None:
         warnings.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
     if stolen := steal_sentence(facts.steal):

@@ -1,4 +1,4 @@
-"""Where the time above an objective went: the ledger of the requests that miss it against those that keep it."""
+"""Where the time above an objective went: the ledger of late requests against that of the requests in time."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,25 @@ from metrics.diagnosis.facts import Facts, ledger_columns
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVES, objectives_of
 
-FEWEST_KEEPERS = 5  # requests that keep the objective; below it their mean is no baseline
-# Those that keep an objective are a baseline only if they are clearly faster. Where they are nearly as slow, the cause
-# is what both have in common, and a difference of a few milliseconds would name the wrong account.
+FEWEST_GOOD = 5  # requests that meet the objective; below it their mean is no baseline
+# Requests that meet an objective are a baseline only if they are clearly faster. If they are nearly as slow, both have
+# the cause in common, and a difference of a few milliseconds would name the wrong account.
 CLEARLY_FASTER = 0.7  # of the bound
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What the requests of one class that miss one objective spent above the others."""
+    """The time that the late requests of one class spent above the others: those that miss one objective."""
 
     objective: str  # ttft_ms, tpot_ms or e2e_ms
     klass: str
     bound_ms: float
     missed: int  # served requests of the class above the bound
     sent: int  # of the class
-    mean_ms: float  # of those that miss
-    baseline: str  # what the mean is held against, in words; each account in proportion if it is the objective
-    accounts: dict[str, float]  # account → ms above the baseline, of those that miss; may be negative
-    missing: pd.Index  # their rows in Facts.rows
+    mean_ms: float  # of the late requests
+    baseline: str  # a noun: what the mean is compared with; each account in proportion if it is the objective
+    accounts: dict[str, float]  # account → ms of the late requests above the baseline; may be negative
+    missing: pd.Index  # rows of the late requests in Facts.rows
 
     @property
     def total_ms(self) -> float:
@@ -68,14 +68,14 @@ def excesses(facts: Facts) -> list[Excess]:
 def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:
     served = rows[(rows.status == "ok") & rows[objective].notna()]
     late = served[served[objective] > bound]
-    kept = served[served[objective] <= bound]
+    good = served[served[objective] <= bound]
     if not len(late):
         return None
     spent = accounts_of(late, objective).mean()
     mean_ms = float(late[objective].mean())
-    if len(kept) >= FEWEST_KEEPERS and kept[objective].mean() <= CLEARLY_FASTER * bound:
-        above = spent - accounts_of(kept, objective).mean()
-        baseline = f"the {len(kept)} that keep it"
+    if len(good) >= FEWEST_GOOD and good[objective].mean() <= CLEARLY_FASTER * bound:
+        above = spent - accounts_of(good, objective).mean()
+        baseline = f"the {len(good)} that meet the objective"
     else:
         above = spent * (1 - bound / mean_ms)
         baseline = "the objective"
@@ -93,7 +93,7 @@ def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Exc
 
 
 def attainment(facts: Facts) -> float:
-    """Share of the sent requests that kept every objective of their class."""
+    """Share of the sent requests that met every objective of their class."""
     return float(facts.rows.good.mean()) if facts.sent else 0.0
 
 

@@ -44,7 +44,7 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
     if not seen:
         return Group(*parts, _remark("no server recorded its steps, so no other request can be blamed for its waits"))
     parts += [section("What it waited for"), _waits(alone.iloc[-1], book)]
-    parts += [section("Through whom"), _offenders(book, request_id), section("Its slowest tokens")]
+    parts += [section("Requests that delayed it"), _offenders(book, request_id), section("Its slowest tokens")]
     try:
         gaps = slowest_gaps(book, request_id, MOST_GAPS)
     except RunDataError as error:

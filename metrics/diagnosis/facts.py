@@ -53,7 +53,7 @@ class Facts:
     work: "Work | None"
     waits: dict[str, float]  # reason → share of the waiting for a place; what a step under way cost is left out
     prefix: "Prefix | None"
-    book: Callable[[], Book | None]  # who delayed whom; read when it is asked for, once
+    book: Callable[[], Book | None]  # which request delayed which; read at its first use
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
@@ -93,10 +93,10 @@ class Prefix:
 
     outcomes: dict[str, float]  # of records.PREFIX_OUTCOMES
     infinite: float  # what a cache without eviction would have hit
-    resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not told
+    resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not recorded
 
 
-def gather(run: RunDirectory) -> Facts:
+def read_facts(run: RunDirectory) -> Facts:
     """Reads the tables of a run. Empty tables, missing tables and a run under way are all fine."""
     meta = run.meta()
     objectives = meta.get("objectives") or []

@@ -40,14 +40,14 @@ def counts_differ(pair: Agreement) -> bool:
 
 
 def span_share(span: SpanView | None, excess: Excess) -> float:
-    """The part of the quantity that an objective bounds, on average over all requests; 0 where it is not told."""
+    """The part of the quantity that an objective bounds, on average over all requests; 0 where no metric shows it."""
     if span is None:
         return 0.0
     return (span.ttft_share if excess.objective == "ttft_ms" else span.share) or 0.0
 
 
 def what_is_seen(facts: Facts, excess: Excess) -> str:
-    """Where the time went as far as the server tells, and the measurement that would tell more."""
+    """Where the time went as far as the server's metrics show, and the measurement that would show more."""
     view, quantity = facts.server, OBJECTIVE_NAMES[excess.objective]
     prefix = {"ttft_ms": "ttft", "e2e_ms": "ledger"}.get(excess.objective)  # no metric divides the time per token
     parts = shares_seen(facts, prefix) if prefix else {}
@@ -59,11 +59,11 @@ def what_is_seen(facts: Facts, excess: Excess) -> str:
     places[UNACCOUNTED] = f"is in no metric of {view.title}"
     largest = " and ".join(f"{share:.0%} {places[name]}" for share, name in ranked[:2] if share >= 0.05)
     first = spans.get(ranked[0][1], UNACCOUNTED)
-    return f"of the mean {quantity} {largest}, and {view.title}'s metrics do not tell why: {_next(view, first)}"
+    return f"of the mean {quantity} {largest}, and {view.title}'s metrics do not show why: {_next(view, first)}"
 
 
 def _next(view: ServerView, part: str) -> str:
-    """The cheapest measurement that tells more of a part of the time."""
+    """The cheapest measurement that shows more of a part of the time."""
     cap = view.settings.get("batch cap", "a larger batch")
     return {
         "queue": f"measure once with a larger {cap} and once at half the rate; the first helps against a limit on the "

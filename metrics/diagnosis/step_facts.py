@@ -19,7 +19,7 @@ DEVICE_STAGES = ("wait", "sample")  # all other stages are the host's
 class StepModel:
     """Wall time of a step by least squares: `step_ns + token_ns · tokens + context_ns · context`.
 
-    It describes the run that it was fitted to, host time included. What it cannot tell: the cost of batches far
+    It describes the run that it was fitted to, host time included. What it cannot predict: the cost of batches far
     larger than those that the run had.
     """
 

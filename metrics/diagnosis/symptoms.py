@@ -15,7 +15,7 @@ from metrics.sources.view import ServerView
 TOLERATED_MISSES = 0.10
 FULL_POOL = 0.95  # of the KV blocks in use at the peak
 BLOCKED = 0.05  # of the request-seconds of waiting due to KV blocks, below which a full pool hurts nobody
-NO_STEPS = f"cannot be told without the server's records of its steps: {RECORD_THE_SERVER}"
+NO_STEPS = f"cannot be known without the server's records of its steps: {RECORD_THE_SERVER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
 
 
 def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
-    unknown = f"no metric of {view.title} tells how busy the device was; measure it on its host (DCGM, perf)"
+    unknown = f"no metric of {view.title} shows how busy the device was; measure it on its host (DCGM, perf)"
     if view.device_busy is None:
         return "unknown", unknown
     busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
@@ -119,7 +119,7 @@ def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
 
 def _pool_by_metrics(view: ServerView) -> tuple[Status, str]:
     if view.kv_largest is None:
-        return "unknown", f"no metric of {view.title} tells the use of its KV cache"
+        return "unknown", f"no metric of {view.title} shows the use of its KV cache"
     preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
     full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     hurts = bool(view.preemptions) or full > BLOCKED
@@ -142,7 +142,7 @@ BY_KEY = {symptom.key: symptom for symptom in SYMPTOMS}
 
 
 def check(facts: Facts, symptom: Symptom) -> SymptomCheck:
-    """One symptom on one run. Those that take two runs are unknown, with the command that would tell."""
+    """One symptom on one run. Those that take two runs are unknown, with the command that measures them."""
     if symptom.check is None:
         status, reason = "unknown", f"takes a second run: sojourn diagnose {facts.path} --against RUN2"
     else:
@@ -161,7 +161,7 @@ def cohort(facts: Facts, excess: Excess) -> str:
     hit = rows.loc[excess.missing].prompt_tokens.astype("float64").median()
     spared = rows.drop(excess.missing).prompt_tokens.astype("float64").median()
     name = excess.klass if excess.klass and excess.klass != EVERY_CLASS else "all classes"
-    words = f"{name}, {excess.missed} of {excess.sent} requests"
+    late = f"{name}, {excess.missed} of {excess.sent} requests"
     if spared == spared and hit == hit and spared > 0 and hit >= 2 * spared:
-        words += f", prompts of {hit:,.0f} tokens (median) against {spared:,.0f}"
-    return words
+        late += f", prompts of {hit:,.0f} tokens (median) against {spared:,.0f}"
+    return late

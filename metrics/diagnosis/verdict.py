@@ -13,7 +13,7 @@ Kind = Literal["capacity", "policy", "workload", "client", "fault"]
 Status = Literal["present", "absent", "unknown"]
 State = Literal["healthy", "degraded", "overloaded", "inconclusive", "invalid"]
 
-UNSEEN = "the cause cannot be told without the server's records"
+UNSEEN = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (
     "replay with `sojourn run`, or `sojourn load … --server-run DIR` beside a `sojourn serve … --run-dir DIR`"
 )
@@ -120,7 +120,7 @@ def without_finding(diagnosis: Diagnosis) -> str:
     if served and not seen and (shows or diagnosis.state in ("degraded", "overloaded")):
         if diagnosis.server is not None:
             title = diagnosis.server.title
-            return f"{title}'s metrics name no cause: they are means over all requests, and do not tell the late ones."
+            return f"{title}'s metrics name no cause: they are means over all requests, late or not."
         return f"{UNSEEN[0].upper()}{UNSEEN[1:]}: {RECORD_THE_SERVER}."
     if shows:
         return "No rule explains what this run shows: look at its slowest requests first."

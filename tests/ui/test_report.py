@@ -103,7 +103,7 @@ def test_report_of_a_foreign_server_and_of_an_empty_run_says_what_is_missing(run
     assert "The server recorded no step" in foreign.text
     assert "No symptom of this run has a cause to name" in foreign.text
     late = msgspec.structs.replace(load(runs / "foreign").diagnosis, state="degraded")
-    assert "The cause cannot be told without the server's records" in Page(render(load(runs / "foreign", late))).text
+    assert "The cause cannot be known without the server's records" in Page(render(load(runs / "foreign", late))).text
     scraped = Page(render(load(runs / "vllm")))
     assert "unseen by vLLM's metrics" in scraped.text and "What its own metrics showed" in scraped.text
     empty = Page(render(load(runs / "empty")))

@@ -138,7 +138,7 @@ def cause(**registered: Any) -> Callable[[Callable[..., Explanation | None]], Ca
 
 
 def causes_for(facts: Facts) -> list[Cause]:
-    """The causes that can be told from what was recorded of the server."""
+    """The causes that the server's records can show, or those that its metrics can."""
     reads = "records" if facts.joined else "metrics"
     return [each for each in CAUSES if each.reads == reads]
 
@@ -175,12 +175,12 @@ def rerun(facts: Facts, **settings: object) -> str:
 
     It is the command in `run.json`, so that every other setting and the seed stay what they were.
     """
-    words = [str(word) for word in facts.meta.get("command") or ["sojourn", "run", facts.scenario]]
-    if settings and words[1:2] == ["load"]:
+    arguments = [str(argument) for argument in facts.meta.get("command") or ["sojourn", "run", facts.scenario]]
+    if settings and arguments[1:2] == ["load"]:
         return ""
-    for key, value in settings.items():
-        old = [place for place, word in enumerate(words) if words[place - 1] == "--set" and word.startswith(f"{key}=")]
-        for place in reversed(old):
-            del words[place - 1 : place + 1]
-        words += ["--set", f"{key}={value}"]
-    return shlex.join(words)
+    for name, value in settings.items():
+        for place in range(len(arguments) - 1, 0, -1):
+            if arguments[place - 1] == "--set" and arguments[place].startswith(f"{name}="):
+                del arguments[place - 1 : place + 1]
+        arguments += ["--set", f"{name}={value}"]
+    return shlex.join(arguments)

@@ -125,18 +125,18 @@ def slow_front(facts: Facts, excess: Excess) -> Explanation:
     )  # fmt: skip
 
 
-@cause(precedence=13, lifecycles=("client",), object="way between client and server", kind="client", accounts=NETWORK,
-       rival="a load generator that reads late")  # fmt: skip
+@cause(precedence=13, lifecycles=("client",), object="network path between client and server", kind="client",
+       accounts=NETWORK, rival="a load generator that reads late")  # fmt: skip
 def slow_network(facts: Facts, excess: Excess) -> Explanation:
     """The time is lost between client and server."""
     return Explanation(
-        cause="requests or chunks are under way between client and server, or wait to be read by the client",
+        cause="requests or chunks are in transit between client and server, or wait to be read by the client",
         evidence=excess_evidence(excess, NETWORK),
         measurement="the same load from the server's own host",
         settings={},
         if_cause="client.network falls to below a millisecond",
         if_rival="client.network stays, and falls with fewer streams for each load process",
-        change="shorten the way, or give the load generator another process",
+        change="shorten the network path, or give the load generator another process",
         gain=gain(facts, NETWORK),
     )
 
@@ -193,12 +193,12 @@ def own_prefill(facts: Facts, excess: Excess) -> Explanation:
 
 
 def _residual_by_phase(facts: Facts) -> list[Evidence]:
-    """Arithmetic bounds steps with prompts, memory those without: which is slow tells one from the other."""
+    """Which phase is slow separates two faults: arithmetic bounds steps with prompts, memory bounds the others."""
     prompts, decodes = facts.steps.slowdown_with_prompts, facts.steps.slowdown_without
     if prompts is None or decodes is None:
         return []
     if abs(prompts - decodes) < 0.1 * max(prompts, decodes):
-        which = "both alike: the whole device, or who shares it"
+        which = "both alike: the whole device, or a process that shares it"
     elif prompts > decodes:
         which = "arithmetic more than memory, as a lowered clock does"
     else:

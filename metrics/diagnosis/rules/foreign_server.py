@@ -1,4 +1,4 @@
-"""Causes that a server's own metrics can name: what held the queue, as far as gauges and counters show it.
+"""Causes that a server's own metrics can name: what limits the queue, as far as gauges and counters show it.
 
 These causes know means over all requests and gauges once a second. They say what was seen beside the waiting, never
 that nothing else could have been the cause; no such metric shows whether the device had room for more.
@@ -15,7 +15,7 @@ from metrics.sources.view import KV_FULL, ServerView
 
 FEWEST_SAMPLES = 3  # of a gauge with requests waiting: one or two may be chance
 MOSTLY = 0.5  # of those samples
-HELD = 0.8  # ... with as many running as ever: a batch that grows and shrinks has no limit that shows
+AT_ONE_SIZE = 0.8  # ... with as many running as ever: a batch that grows and shrinks has no limit that shows
 PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
 
@@ -64,7 +64,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
         return None
-    if (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < HELD:
+    if (waiting.with_kv_free or 0.0) < MOSTLY or (waiting.at_largest_batch or 0.0) < AT_ONE_SIZE:
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
@@ -90,7 +90,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
 @cause(precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
        reads="metrics", rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
-    """Prompts begin alike by the scenario's own words, and the prefix cache had less than half of it."""
+    """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""
     view, shared = facts.server, facts.declared_shared_share
     if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
         return None
@@ -101,8 +101,8 @@ def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     return Explanation(
         cause=f"{shared:.0%} of the prompt tokens are alike between requests, and {cause}",
         evidence=[
-            evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of those asked for "
-                     "were hits", view.hit_rate, "share", "run.json: scenario.workload; scrapes: counters"),
+            evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of the looked-up "
+                     "tokens were hits", view.hit_rate, "share", "run.json: scenario.workload; scrapes: counters"),
             evidence(f"{spent:.0%} of {_quantity(excess)} is queue and prefill, on average over all requests", spent,
                      "share", "scrapes: histograms"),
         ],
@@ -128,7 +128,7 @@ def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
 
 
 def _common_beginning(facts: Facts) -> int:
-    """Tokens of the longest beginning that requests of one class share, by the scenario's own words."""
+    """Tokens of the longest beginning that requests of one class share, as the scenario declares it."""
     return max((int(klass.get("shared_prefix_tokens") or 0) for klass in declared_classes(facts.meta)), default=0)
 
 
@@ -139,7 +139,7 @@ def _queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:
     share = span_share(queue, excess)
     return [
         evidence(f"{share:.0%} of {_quantity(excess)} is {view.title}'s queue ({queue.mean_ms:,.0f} ms), on average "
-                 "over all requests; it does not tell the late ones", share, "share", "scrapes: histograms",
+                 "over all requests, late or not", share, "share", "scrapes: histograms",
                  supports=share >= EXPLAINS_ENOUGH)
     ]  # fmt: skip
 
@@ -149,5 +149,5 @@ def _quantity(excess: Excess) -> str:
 
 
 def _gain(view: ServerView, time: str) -> Gain:
-    room = f"whether the device could serve more, {view.title} does not tell"
-    return Gain(f"at most the {time}", basis=f"means over {view.finished or 0:,.0f} requests; {room}")
+    unseen = f"{view.title} does not show whether the device could serve more"
+    return Gain(f"at most the {time}", basis=f"means over {view.finished or 0:,.0f} requests; {unseen}")

@@ -84,7 +84,7 @@ def suggested_blocks(facts: Facts) -> int:
        rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts begin alike, and each pays for the beginning again."""
-    # What an infinite cache would have hit was measured where the server tells; else the scenario declares it
+    # What an infinite cache would have hit: measured where the server records it, else declared by the scenario
     shared = facts.declared_shared_share if facts.prefix is None else facts.prefix.infinite
     cached = facts.cached_share
     if cached is None or shared < WORTH_SHARING or cached >= CACHE_WORKS * shared:

@@ -42,7 +42,7 @@ HOLDS_BACK = {
        rival="overload: the device is full, whoever is admitted")  # fmt: skip
 def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
-    steps, held = facts.steps, facts.waits["policy"]
+    steps, waited = facts.steps, facts.waits["policy"]
     policy, limit = str(facts.engine.get("policy") or "fcfs"), facts.engine.get("max_long_prefills")
     by_limit = policy not in HOLDS_BACK
     if best_load(facts) >= FULL or (by_limit and not limit):  # on a full device, admitting more would move the queue
@@ -56,14 +56,14 @@ def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
         cause=f"{why}{room}",
         evidence=[
             *excess_evidence(excess, QUEUE),
-            evidence(f"{held:.0%} of the waiting was for the policy: neither a place, nor tokens, nor KV blocks were "
-                     "short", held, "share", "requests: waits; steps: refusals"),
+            evidence(f"{waited:.0%} of the waiting was for the policy: neither a place, nor tokens, nor KV blocks were "
+                     "short", waited, "share", "requests: waits; steps: refusals"),
             load_evidence(f"load / capacity is {load(facts):.2f}", load(facts), supports=load(facts) < FULL),
             *blamed_group(facts, excess),
         ],
         measurement=f"the same scenario with {', '.join(f'{name}={value}' for name, value in settings.items())}",
         settings=settings,
-        if_cause=f"waiting for the policy falls from {held:.0%} to none, {gained}",
+        if_cause=f"waiting for the policy falls from {waited:.0%} to none, {gained}",
         if_rival=f"{missing_share(excess)} stays, and the waiting is for places or tokens instead",
         gain=gained,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
     classes = ", ".join(sorted(set(offenders.klass.dropna()) - {""}))
     who = f"{len(offenders)} requests{f' of {classes}' if classes else ''} with "
     who += f"{offenders.prompt_tokens.median():,.0f} prompt tokens"
-    blamed = evidence(f"{share:.0%} of what others cost those that miss it is caused by {who}; their own have "
+    blamed = evidence(f"{share:.0%} of the delay that others cost late requests is caused by {who}; late requests have "
                       f"{typical:,.0f}", share, "share", "steps: new_tokens, kinds, request_ids; requests")  # fmt: skip
     return _smaller_chunks(facts, excess, f"{who} fill whole steps, and everybody in them waits", blamed)
 
@@ -206,7 +206,7 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
         return None
     capacity = facts.offered_rps / best_load(facts)
     in_burst, peak = _in_backlog(facts, excess, capacity)
-    if in_burst < 0.5:  # most of the late ones came when nothing was piled up
+    if in_burst < 0.5:  # most late requests came when there was no backlog
         return None
     if arrivals.bursty:
         how, peaks = f"arrivals come in bursts (coefficient of variation {arrivals.cv:.1f})", "bursts"

@@ -12,7 +12,7 @@ from metrics.request.offenders import Book, described
 # jitters as much again; a third more over a quarter of the run is neither.
 SLOW_DEVICE = 1.3
 NAMED = 0.3  # of the waiting: a group that caused less is one among several
-SPARED = 0.01  # of the excess, what other accounts make good: above it, the excess is not the whole difference
+SPARED = 0.01  # of the excess, time that other accounts save: above it, the excess is not the whole difference
 LONGER = {
     "ttft_ms": ("wait", "for the first token"),
     "tpot_ms": ("take", "per output token"),
@@ -21,7 +21,7 @@ LONGER = {
 
 
 def excess_evidence(excess: Excess | None, accounts: tuple[str, ...]) -> list[Evidence]:
-    """How much of the excess these accounts explain, and what the largest other account leaves to say against."""
+    """The share of the excess that these accounts explain, and against it the largest account that they leave out."""
     if excess is None or not excess.total_ms:
         return []
     source = f"requests: {'ttft' if excess.objective == 'ttft_ms' else 'ledger'}_*_ns"
@@ -38,10 +38,10 @@ def excess_evidence(excess: Excess | None, accounts: tuple[str, ...]) -> list[Ev
 
 
 def _longer(excess: Excess) -> str:
-    """How much longer those that miss an objective take: "those of chat that miss it wait 900 ms longer for …"."""
-    who = f"those of {excess.klass} that miss it" if excess.klass else "the requests that miss it"
+    """How much longer late requests take: "late requests of chat wait 900 ms longer for the first token than …"."""
+    late = f"late requests of {excess.klass}" if excess.klass else "late requests"
     verb, what = LONGER[excess.objective]
-    longer = f"{who} {verb} {_ms(excess.total_ms)} longer {what} than {excess.baseline}"
+    longer = f"{late} {verb} {_ms(excess.total_ms)} longer {what} than {excess.baseline}"
     spared = excess.total_ms - sum(excess.accounts.values())
     return longer + (", counting the accounts that grew" if spared > SPARED * excess.total_ms else "")
 
@@ -51,10 +51,11 @@ def _ms(value: float) -> str:
 
 
 def missing_share(excess: Excess | None) -> str:
-    """The share that misses, for a prediction: "94 % of chat above 400 ms"."""
+    """The late requests, for a prediction: "the share of chat above 400 ms (94%)"."""
     if excess is None:
         return "what is measured now"
-    return f"{excess.missed / excess.sent:.0%} of {excess.klass or 'the requests'} above {excess.bound_ms:,.0f} ms"
+    which = f"the share of {excess.klass or 'requests'} above {excess.bound_ms:,.0f} ms"
+    return f"{which} ({excess.missed / excess.sent:.0%})"
 
 
 def load_evidence(statement: str, load: float, *, supports: bool = True) -> Evidence:
@@ -73,8 +74,8 @@ def residual_evidence(facts: Facts) -> list[Evidence]:
 
 
 def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
-    """The group of requests (one tenant, one class, one band of prompt lengths) that caused most of the waiting of
-    those that miss an objective; [] where no group caused much of it, or where all are of one group."""
+    """The group of requests (one tenant, one class, one band of prompt lengths) that caused most of the waiting of late
+    requests; [] where no group caused much of it, or where all requests are of one group."""
     book = facts.book()
     if book is None or excess is None:
         return []
@@ -96,13 +97,13 @@ def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
     who = f"the {count} requests" if count != 1 else "the one request"
     who += f" of tenant {tenant}" if tenant and facts_of.tenant.nunique() > 1 else ""
     who += f" of {klass}" if klass and facts_of.klass.nunique() > 1 else ""
-    statement = f"{who} with prompts of {band} caused {share:.0%} of the waiting of those that miss it"
+    statement = f"{who} with prompts of {band} caused {share:.0%} of the waiting of late requests"
     return [evidence(statement, share, "share", "steps: request_ids, new_tokens, refusals; requests: ledger_*_ns")]
 
 
 def long_prompt_share(facts: Facts, excess: Excess, longer_than: float) -> tuple[float, pd.DataFrame]:
-    """Of what others cost those that miss an objective, the part that prompts of at least so many tokens caused; and
-    those requests, as a table of `offenders`."""
+    """The share of the late requests' delay by others that prompts of at least so many tokens caused, and the requests
+    with such prompts, as a table of `offenders`."""
     book = facts.book()
     if book is None:
         return 0.0, pd.DataFrame()

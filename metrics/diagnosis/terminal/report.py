@@ -112,7 +112,7 @@ def _share(value: float | None) -> Text:
 
 
 def _kept(row: ClassGoodput, objective: str) -> Text:
-    """The share, and of how many requests where that could not be told of all."""
+    """The share, and its number of requests where not every request could be measured."""
     share, counted = _share(row.attainment_by_objective.get(objective)), row.judged_by_objective.get(objective)
     return share.append(f" of {counted}", style="dim") if counted not in (None, row.sent) else share
 
@@ -175,7 +175,7 @@ def _finding(place: int, finding: Finding) -> RenderableType:
     grid.add_row("where", Text(f"{' → '.join(finding.lifecycles)} · {finding.object} · {finding.kind}"))
     if finding.objective:
         grid.add_row("objective", Text(finding.objective))
-    grid.add_row("hits", Text(finding.cohort))
+    grid.add_row("affects", Text(finding.cohort))
     for label, supports, mark in (("for", True, ("+ ", "green")), ("against", False, ("– ", "red"))):
         statements = [fact.statement for fact in finding.evidence if fact.supports is supports]
         for number, statement in enumerate(statements):

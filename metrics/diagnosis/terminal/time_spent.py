@@ -37,7 +37,7 @@ def bar(share: float, colour: str, cells: int = BAR_CELLS) -> Text:
 
 
 def ruled_table(*headings: tuple[str, str]) -> Table:
-    """An empty table without a frame; a heading is its words and how its column stands."""
+    """An empty table without a frame; a heading is its text and the alignment of its column."""
     empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading, justify in headings:
         empty.add_column(heading, justify=justify, header_style="dim", overflow="fold")
@@ -93,7 +93,7 @@ def render_server(diagnosis: Diagnosis) -> RenderableType:
 
 
 def sight(visibility: str, title: str) -> str:
-    """How an account is seen, in words."""
+    """The visibility of an account, as a phrase."""
     return {"seen": "seen", "partly": "seen in part", "unseen": f"unseen by {title}'s metrics"}[visibility]
 
 
@@ -126,7 +126,7 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _unaccounted(view: ServerView) -> list[Text]:
-    """Where what no metric explains lies, as far as the server's own end-to-end latency tells."""
+    """Where the time without a metric lies, inside or outside the server's own end-to-end latency."""
     if view.inside_ms is None or view.outside_ms is None:
         return []
     inside = f"{_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency"

@@ -59,7 +59,7 @@ OBJECTS = {
     "slow_stream": "front process",
     "burst": "arrivals",
     "slow_encode": "tokeniser",
-    "slow_network": "way between client and server",
+    "slow_network": "network path between client and server",
     "slow_model": "decode step",
     "small_budget": "token budget of a step",
     "overload": "offered load",
@@ -214,7 +214,7 @@ def test_foreign_server_gets_goodput_and_is_told_what_cannot_be_seen(tmp_path):
 def test_what_a_foreign_server_hides_is_said_with_the_next_step(tmp_path):
     diagnosis = diagnose(foreign(tmp_path, plant="overload"))
     assert UNSEEN in diagnosis.headline
-    assert without_finding(diagnosis).startswith("The cause cannot be told without the server's records: replay with")
+    assert without_finding(diagnosis).startswith("The cause cannot be known without the server's records: replay with")
     low = next(check for check in diagnosis.checks if check.symptom == "low_device_utilisation")
     assert RECORD_THE_SERVER in low.reason
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.excess import excesses
-from metrics.diagnosis.facts import gather, shares
+from metrics.diagnosis.facts import read_facts, shares
 from metrics.diagnosis.rules.cause import first_cause, gain, rerun
 from metrics.diagnosis.rules.request import overload
 from metrics.diagnosis.terminal.report import render
@@ -80,7 +80,7 @@ def test_slow_quarter_is_not_named_where_its_accounts_explain_next_to_nothing(tm
 
 
 def test_cause_whose_fix_gains_nothing_goes_behind_one_whose_fix_gains_something(tmp_path):
-    facts = gather(synthetic_run(tmp_path / "run", plant="small_batch_cap"))
+    facts = read_facts(synthetic_run(tmp_path / "run", plant="small_batch_cap"))
     excess = excesses(facts)[0]
     real = first_cause(facts, excess)
     idle = replace(real, key="idle", gain=gain(facts, ()))
@@ -144,17 +144,17 @@ def test_probe_repeats_the_command_of_the_run_with_one_setting_replaced(tmp_path
     run = synthetic_run(tmp_path / "run", requests=5)
     command = ["sojourn", "run", "my demo", "--set", "max_num_seqs=4", "--set", "threads=2", "--seed", "3"]
     run.update_meta(command=command)
-    facts = gather(run)
+    facts = read_facts(run)
     assert rerun(facts) == "sojourn run 'my demo' --set max_num_seqs=4 --set threads=2 --seed 3"
     assert rerun(facts, max_num_seqs=8) == "sojourn run 'my demo' --set threads=2 --seed 3 --set max_num_seqs=8"
     run.update_meta(command=["sojourn", "load", "demo", "--base-url", "http://h"])
-    assert rerun(gather(run), max_num_seqs=8) == ""
+    assert rerun(read_facts(run), max_num_seqs=8) == ""
     run.update_meta(command=None)
-    assert rerun(gather(run), threads=1) == "sojourn run synthetic --set threads=1"
+    assert rerun(read_facts(run), threads=1) == "sojourn run synthetic --set threads=1"
 
 
 def test_only_settings_that_were_named_count_as_chosen(tmp_path):
-    facts = gather(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=5))
+    facts = read_facts(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=5))
     assert facts.chosen == {"model", "threads", "num_kv_blocks"}
     assert facts.engine["block_size"] == 16 and facts.engine["num_kv_blocks"] == 64
 
@@ -183,14 +183,14 @@ def test_lateness_is_judged_once_by_the_tool_that_made_the_run(tmp_path):
 def test_device_that_is_slow_is_no_evidence_that_it_is_not_at_fault(tmp_path):
     busy = PLANTS["overload_behind_cap"]
     plant = replace(busy, device=replace(busy.device, slowdown=2.0, slow_from=0.5))
-    facts = gather(synthetic_run(tmp_path / "run", plant=plant))
+    facts = read_facts(synthetic_run(tmp_path / "run", plant=plant))
     residual = next(fact for fact in overload(facts, None).evidence if "composition explains" in fact.statement)
     assert facts.steps.slowdown > 1.3
     assert not residual.supports and "may be at fault" in residual.statement
 
 
 def test_unaccounted_time_is_that_of_the_records_and_not_what_makes_the_sum_one(tmp_path):
-    rows = gather(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=60)).rows
+    rows = read_facts(synthetic_run(tmp_path / "run", plant="tiny_kv", requests=60)).rows
     for prefix, left, end in (
         ("ledger", "unaccounted_ns", "last_byte_ns"),
         ("ttft", "ttft_unaccounted_ns", "first_token_ns"),
@@ -203,11 +203,11 @@ def test_unaccounted_time_is_that_of_the_records_and_not_what_makes_the_sum_one(
 
 def test_warm_up_touches_no_figure_of_the_steps(tmp_path):
     run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=60)
-    whole = gather(run)
+    whole = read_facts(run)
     meta = run.meta()
     meta["scenario"]["measure"] = {"warmup_requests": 20}
     run.update_meta(scenario=meta["scenario"])
-    kept = gather(run)
+    kept = read_facts(run)
     first_due = run.requests().due_ns.iloc[20]
     assert kept.sent == 40 and kept.steps.count == int((run.table("steps").begin_ns >= first_due).sum())
     assert kept.steps.count < whole.steps.count

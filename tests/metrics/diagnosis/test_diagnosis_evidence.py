@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import gather
+from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.verdict import Diagnosis
 from metrics.run.directory import RunDirectory
 from tests.metrics.synthetic import PLANTS, Klass, synthetic_run
@@ -36,14 +36,14 @@ def test_those_whom_late_requests_waited_for_are_named_by_tenant_class_and_lengt
     bulky = replace(PLANTS["small_batch_cap"], rate_rps=9.0)
     run = synthetic_run(tmp_path / "run", plant=bulky, keep=tenants)
     assert "of tenant shop" in said(diagnose(run), supports=True)
-    assert "of the waiting of those that miss it" in said(diagnose(run))
+    assert "of the waiting of late requests" in said(diagnose(run))
 
 
 def test_group_is_not_named_where_all_requests_are_of_one(tmp_path):
     alike = replace(PLANTS["small_batch_cap"], klasses=(Klass(prompt_tokens=60, spread=0.01),))
     diagnosis = diagnose(synthetic_run(tmp_path / "run", plant=alike))
     assert diagnosis.findings[0].object == "batch cap (max_num_seqs)"
-    assert "of the waiting of those that miss it" not in said(diagnosis)
+    assert "of the waiting of late requests" not in said(diagnosis)
 
 
 def outcomes(records, kind: str) -> None:
@@ -94,8 +94,8 @@ def test_waits_by_reason_are_those_of_the_records_where_they_tell(tmp_path):
         ]
 
     run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=60, keep=policy)
-    assert gather(run).waits == {"policy": 0.9, "batch_cap": 0.1}
-    assert gather(synthetic_run(tmp_path / "old", plant="small_batch_cap", requests=60)).waits["batch_cap"] > 0.9
+    assert read_facts(run).waits == {"policy": 0.9, "batch_cap": 0.1}
+    assert read_facts(synthetic_run(tmp_path / "old", plant="small_batch_cap", requests=60)).waits["batch_cap"] > 0.9
 
 
 def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_path):
@@ -107,7 +107,7 @@ def test_residual_is_separate_for_steps_bound_by_arithmetic_and_by_memory(tmp_pa
             for step in records.steps
         ]
 
-    facts = gather(synthetic_run(tmp_path / "run", requests=80, keep=decodes_slow))
+    facts = read_facts(synthetic_run(tmp_path / "run", requests=80, keep=decodes_slow))
     assert facts.steps.slowdown_without == pytest.approx(3, rel=0.05)
     assert facts.steps.slowdown_with_prompts == pytest.approx(1, rel=0.1)
     slow = diagnose(synthetic_run(tmp_path / "slow", plant="slow_device"))

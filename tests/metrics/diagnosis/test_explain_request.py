@@ -25,7 +25,13 @@ def test_request_is_told_with_its_ledger_its_waits_its_offenders_and_its_slow_to
     requests = run.requests()
     victim = requests[requests.klass == "chat"].nlargest(1, "ledger_request_interference_ns").iloc[0]
     text = printed(run, victim.request_id)
-    for words in ("Where its time went", "What it waited for", "Through whom", "Its slowest tokens", "document"):
+    for words in (
+        "Where its time went",
+        "What it waited for",
+        "Requests that delayed it",
+        "Its slowest tokens",
+        "document",
+    ):
         assert words in text
     assert f"{victim.ledger_request_interference_ns / 1e6:,.0f}" in text
     assert "request.interference: " in text and "prompt tokens of" in text

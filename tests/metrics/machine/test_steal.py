@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.facts import gather
+from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.terminal.report import render
 from metrics.machine.host import STEAL_WARNS_PERCENT, company
 from metrics.machine.steal import Steal, steal_within
@@ -49,7 +49,7 @@ def test_the_warning_tells_the_mean_and_the_worst_second_whole_on_a_terminal(run
     out = io.StringIO()
     Console(file=out, width=80).print(render(diagnosis))
     said = " ".join(out.getvalue().split())
-    mean = gather(run).steal.mean
+    mean = read_facts(run).steal.mean
     assert f"the hypervisor gave {mean:.1f}% of the CPU time" in said and "(43% in the worst second)" in said
     assert 18 < mean < 24 and "sojourn compare --max-steal 1%" in said
 
@@ -63,7 +63,7 @@ def test_only_the_measured_window_counts(run):
     table = pd.concat([table.head(1)] * len(stamps), ignore_index=True).assign(ns=list(stamps))
     inside = (table.ns > begin) & (table.ns <= end + S)
     table.assign(host_steal_percent=(~inside) * 90.0).to_parquet(file)
-    assert gather(run).steal == Steal(0.0, 0.0)
+    assert read_facts(run).steal == Steal(0.0, 0.0)
 
 
 def test_a_sample_counts_as_far_as_its_second_lies_in_the_window():
@@ -86,7 +86,7 @@ def test_a_run_without_the_column_reads_as_before(run):
     whole, file = diagnose(run), run.path / "system.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["host_steal_percent"]), file)
     assert run.table("system").host_steal_percent.isna().all()
-    assert gather(run).steal is None and diagnose(run) == whole and not warnings_of_steal(run)
+    assert read_facts(run).steal is None and diagnose(run) == whole and not warnings_of_steal(run)
 
 
 def test_segments_without_the_column_have_it_empty(tmp_path):

@@ -64,7 +64,7 @@ def test_requests_that_miss_an_objective_are_not_called_lost(tmp_path):
     assert "of the requests miss their objective, in the request lifecycle, because the batch" in diagnosis.headline
     text = " ".join(words(printed(diagnosis, 120)))
     assert "of the waiting was for the batch cap: refused by it, or behind" in text
-    assert "those of chat that miss it wait 4,070 ms longer for the first token than the 13 that keep it" in text
+    assert "late requests of chat wait 4,070 ms longer for the first token than the 13 that meet the objective" in text
     assert "–: too few requests for the claim (p99 needs 662)" in text and "n<" not in text
     assert f"{diagnosis.findings[0].goodput_lost:.0%} of the requests miss it" in text and "lost" not in text
 
@@ -77,7 +77,7 @@ def test_run_without_server_records_says_why_there_is_no_finding(tmp_path):
     text = printed(diagnose(synthetic_run(tmp_path / "run", plant="overload", keep=forget)), 80)
     assert "Findings" in text
     assert "█" * 50 in text and "■ unaccounted 100%" in text
-    assert_holds(text, "The cause cannot be told without the server's records: replay with `sojourn run`, or")
+    assert_holds(text, "The cause cannot be known without the server's records: replay with `sojourn run`, or")
 
 
 def test_no_latency_of_a_closed_loop_is_from_an_intended_send(tmp_path):
