@@ -3,10 +3,10 @@
 To add a cause, write its function in a file of this folder; no other place lists it. Causes are tried in the order of
 their precedence, and the first whose fix would gain something is named:
 
-- from 10, faults. A slow device, host or front delays everything behind it and would look like a queue.
-- from 20, settings. Each applies only if the step model says that another setting brings the load below the capacity.
-- from 30, the load: bursts before overload, since overload is true of any device that is full for a while.
-- from 40, what the workload costs on a sound server.
+- from 100, faults. A slow device, host or front delays everything behind it and would look like a queue.
+- from 200, settings. Each applies only if the step model says that another setting brings the load below the capacity.
+- from 300, the load: bursts before overload, since overload is true of any device that is full for a while.
+- from 400, what the workload costs on a sound server.
 """
 
 import math

@@ -30,7 +30,7 @@ DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", 
 NETWORK, DECODE, PREFILL = ("client.network",), ("compute.decode",), ("compute.prefill",)
 
 
-@cause(precedence=10, lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
+@cause(precedence=100, lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
        rival="large batches: steps that are slow because they hold much")  # fmt: skip
 def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
     """The device takes longer than the composition of its steps explains."""
@@ -63,7 +63,7 @@ def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=11, lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
+@cause(precedence=110, lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
        rival="small batches: the device has too little to do in a step", symptom="low_device_utilisation")  # fmt: skip
 def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
     """The loop keeps the device waiting between its steps."""
@@ -100,7 +100,7 @@ def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=12, lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
+@cause(precedence=120, lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
        rival="one slow thing, not a busy process: a slow reader, or a huge prompt")  # fmt: skip
 def slow_front(facts: Facts, excess: Excess) -> Explanation:
     """Text is ready, and waits for the front process to decode or write it; or prompts wait to be encoded."""
@@ -125,7 +125,7 @@ def slow_front(facts: Facts, excess: Excess) -> Explanation:
     )  # fmt: skip
 
 
-@cause(precedence=13, lifecycles=("client",), object="network path between client and server", kind="client",
+@cause(precedence=130, lifecycles=("client",), object="network path between client and server", kind="client",
        accounts=NETWORK, rival="a load generator that reads late")  # fmt: skip
 def slow_network(facts: Facts, excess: Excess) -> Explanation:
     """The time is lost between client and server."""
@@ -141,7 +141,7 @@ def slow_network(facts: Facts, excess: Excess) -> Explanation:
     )
 
 
-@cause(precedence=41, lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
+@cause(precedence=410, lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
        needs=("excess", "step model", "work"), rival="a fault of the device")  # fmt: skip
 def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     """A step of the normal length is longer than the objective: by its batch, or even alone."""
@@ -173,7 +173,7 @@ def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=42, lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
+@cause(precedence=420, lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
        needs=("excess", "work"), rival="other requests' prompts in the same steps")  # fmt: skip
 def own_prefill(facts: Facts, excess: Excess) -> Explanation:
     """The request's own prompt takes longer than the objective allows."""

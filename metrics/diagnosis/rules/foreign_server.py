@@ -20,7 +20,7 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
 
 
-@cause(precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
+@cause(precedence=210, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
        needs=(), rival="overload: the device is full, and the cache fills because of it",
        symptom="vram_fills_quickly")  # fmt: skip
 def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
@@ -57,7 +57,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=23, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
+@cause(precedence=230, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
        rival="overload: the device is full at any batch")  # fmt: skip
 def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
@@ -87,7 +87,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+@cause(precedence=200, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
        reads="metrics", rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""

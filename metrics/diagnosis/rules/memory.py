@@ -28,7 +28,7 @@ MENDED = ("miss_evicted", "miss_disabled")  # by a setting; the other misses are
 TWICE = 2  # the place of a pool twice as large in Prefix.resized
 
 
-@cause(precedence=21, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
+@cause(precedence=210, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
        rival="overload: the device is full, and the pool fills because of it",
        symptom="vram_fills_quickly")  # fmt: skip
 def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
@@ -79,7 +79,7 @@ def suggested_blocks(facts: Facts) -> int:
     return math.ceil(needed / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
-@cause(precedence=20, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+@cause(precedence=200, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
        accounts=PROMPT_ACCOUNTS, needs=("excess", "load"),
        rival="cold traffic: prompts that only look alike")  # fmt: skip
 def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:

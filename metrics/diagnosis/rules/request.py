@@ -37,7 +37,7 @@ HOLDS_BACK = {
 }
 
 
-@cause(precedence=22, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
+@cause(precedence=220, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
        reason="policy", needs=("excess", "steps"),
        rival="overload: the device is full, whoever is admitted")  # fmt: skip
 def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
@@ -69,7 +69,7 @@ def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=23, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy",
+@cause(precedence=230, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy",
        accounts=QUEUE, reason="batch_cap", needs=("excess", "load"),
        rival="overload: the device is full at any batch")  # fmt: skip
 def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
@@ -101,7 +101,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=24, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(precedence=240, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=CONTENTION, reason="token_budget", needs=("excess", "step model"), rival="overload")  # fmt: skip
 def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
     """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
@@ -131,7 +131,7 @@ def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=25, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(precedence=250, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=CONTENTION, needs=("excess", "step model"),
        rival="a slow device: steps that are long for what they hold")  # fmt: skip
 def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
@@ -149,7 +149,7 @@ def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
     return _smaller_chunks(facts, excess, f"{who} fill whole steps, and everybody in them waits", blamed)
 
 
-@cause(precedence=40, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(precedence=400, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=INTERFERENCE, needs=("excess", "step model"),
        rival="a slow device: steps that are long for what they hold")  # fmt: skip
 def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
@@ -197,7 +197,7 @@ def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evide
     )  # fmt: skip
 
 
-@cause(precedence=30, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
+@cause(precedence=300, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
        needs=("excess", "load"), rival="lost capacity: a server that is slower than it was")  # fmt: skip
 def burst(facts: Facts, excess: Excess) -> Explanation | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
@@ -235,7 +235,7 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=31, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
+@cause(precedence=310, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
        needs=("load",), rival="a fault that slows every step")  # fmt: skip
 def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
     """More arrives than the device can serve, whatever the policy. Also without an excess, where requests fail."""
