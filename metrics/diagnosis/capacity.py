@@ -38,7 +38,7 @@ def without_host(facts: Facts) -> StepModel:
 
 
 def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
-    """Largest batch whose mixed steps keep the tightest time per output token; at most LARGEST_BATCH."""
+    """Largest batch whose mixed steps meet the tightest time per output token; at most LARGEST_BATCH."""
     model, work = model or facts.steps.model, facts.work
     bound = tightest(facts, "tpot_ms")
     if bound is None:
@@ -64,7 +64,7 @@ def load(
 
 
 def best_load(facts: Facts) -> float:
-    """ρ of the device alone, with the largest batch that keeps the time per output token, whatever cap and pool."""
+    """ρ of the device alone, with the largest batch that meets the time per output token, whatever cap and pool."""
     if not _has_model(facts):
         return math.nan
     model = without_host(facts)

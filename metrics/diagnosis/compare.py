@@ -56,7 +56,8 @@ def devices(first: Facts, second: Facts) -> Compared:
         return checked(symptom, "unknown", unlike), None
     name = changed[0]
     small, large = sorted((first, second), key=lambda facts: facts.engine[name])
-    if name in POOL and not _was_full(small):
+    was_full = small.steps is not None and (small.steps.kv_use_max >= FULL_POOL or small.steps.preemptions > 0)
+    if name in POOL and not was_full:
         reason = f"the smaller pool was never full, so no request lacked what a larger {name} would hold"
         return checked(symptom, "unknown", reason), None
     ratio = large.engine[name] / small.engine[name]
@@ -88,7 +89,8 @@ def _unlike(first: Facts, second: Facts, changed: list[str]) -> str:
         return "the runs have the same settings; repeat one with more threads or KV blocks"
     if len(changed) > 1 or changed[0] not in RESOURCES:
         return f"the servers differ in {', '.join(changed)}; change one of {', '.join(RESOURCES)} and nothing else"
-    if not all(_number(facts.engine.get(changed[0])) for facts in (first, second)):
+    values = [facts.engine.get(changed[0]) for facts in (first, second)]
+    if not all(type(value) in (int, float) and value > 0 for value in values):  # a bool is no number
         return f"one of the runs does not record its {changed[0]}"
     return ""
 
@@ -103,11 +105,6 @@ def _load_of(facts: Facts) -> Any:
     if not isinstance(scenario, dict):
         return scenario
     return {name: block for name, block in scenario.items() if name not in NAMED_ONLY}
-
-
-def _was_full(facts: Facts) -> bool:
-    """Whether requests had to do with the blocks that there were."""
-    return facts.steps is not None and (facts.steps.kv_use_max >= FULL_POOL or facts.steps.preemptions > 0)
 
 
 def _other_workload(good: Facts, bad: Facts) -> Explanation:
@@ -228,7 +225,3 @@ def _varied(facts: Facts, bursty: bool) -> float:
 def _mean(facts: Facts, column: str) -> float:
     mean = facts.rows[column].astype("float64").mean()
     return float(mean) if mean == mean else 0.0
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

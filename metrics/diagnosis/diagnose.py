@@ -11,7 +11,7 @@ from metrics.diagnosis.facts import Facts, by_lifecycle, closure, read_facts, ti
 from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_seen
 from metrics.diagnosis.rules.cause import Explanation, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
-from metrics.diagnosis.symptoms import BY_KEY, SYMPTOMS, TOLERATED_MISSES, check, cohort, late, significant
+from metrics.diagnosis.symptoms import SYMPTOMS, TOLERATED_MISSES, Symptom, check, cohort, late, significant
 from metrics.diagnosis.verdict import UNSEEN, Closure, Diagnosis, Finding, State, SymptomCheck
 from metrics.ledger import LIFECYCLES
 from metrics.machine.steal import steal_sentence
@@ -29,6 +29,8 @@ from metrics.statistics.steadiness import Steadiness
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective; whether it makes the run invalid, run.json says
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
 CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
+
+Explained = tuple[Symptom, Explanation, Excess | None]
 
 
 def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosis:
@@ -73,48 +75,39 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
 
 
 def _findings(facts: Facts, checks: dict[str, SymptomCheck]) -> list[tuple[bool, Finding]]:
-    """Each cause once, under the symptom that loses most goodput to it, and whether its fix would gain anything.
-
-    Its title names the other symptoms too.
-    """
-    found: dict[str, list[Finding]] = {}
-    lost: dict[str, set[int]] = {}
-    helps: dict[str, bool] = {}
+    """Each cause once, and whether its fix would gain anything."""
+    explained: dict[str, list[Explained]] = {}
     for symptom in SYMPTOMS:
         if checks[symptom.key].status != "present":
             continue
         above = [excess for excess in late(facts, symptom.key) if significant(facts, excess)]
-        proposals = [(first_cause(facts, excess), excess) for excess in above]
-        if not above:
-            proposals = [(cause_of_symptom(facts, symptom.key), None)]
-        for cause, excess in proposals:
+        causes = [(first_cause(facts, excess), excess) for excess in above]
+        for cause, excess in causes or [(cause_of_symptom(facts, symptom.key), None)]:
             if cause is not None:
-                found.setdefault(cause.key, []).append(_finding(facts, symptom.key, cause, excess))
-                helps[cause.key] = helps.get(cause.key, False) or excess is None or cause.gain.helps
-                lost.setdefault(cause.key, set()).update(excess.missing if excess is not None else ())
-    return [(helps[key], _merge(same, len(lost[key]) / facts.sent)) for key, same in found.items()]
+                explained.setdefault(cause.key, []).append((symptom, cause, excess))
+    return [
+        (any(excess is None or cause.gain.helps for _, cause, excess in same), _finding(facts, same))
+        for same in explained.values()
+    ]
 
 
-def _finding(facts: Facts, symptom: str, cause: Explanation, excess: Excess | None) -> Finding:
+def _finding(facts: Facts, same: list[Explained]) -> Finding:
+    """One finding of all that has one cause, under the symptom that loses most goodput; its title names them all."""
+    ranked = sorted(same, key=lambda each: -(each[2].missed if each[2] is not None else 0))
+    symptom, cause, excess = ranked[0]
+    lost = set().union(*(each.missing for _, _, each in ranked if each is not None))  # a request counts once
     objective = ""
     if excess is not None:
         objective = f"{short(excess.objective)} ≤ {excess.bound_ms:g} ms"
         objective += f" for {excess.klass}" if excess.klass else ""
     return Finding(
-        symptom=symptom,
-        title=BY_KEY[symptom].title,
+        symptom=symptom.key,
+        title=" · ".join(dict.fromkeys(each.title for each, _, _ in ranked)),
         objective=objective,
         cohort=cohort(facts, excess) if excess is not None else "all requests",
-        goodput_lost=excess.missed / facts.sent if excess is not None else None,
+        goodput_lost=len(lost) / facts.sent or None,
         **cause.verdict(),
     )
-
-
-def _merge(same: list[Finding], goodput_lost: float) -> Finding:
-    """One finding of those with the same cause; `goodput_lost` counts a request once, whatever it missed."""
-    ranked = sorted(same, key=lambda finding: -(finding.goodput_lost or 0.0))
-    title = " · ".join(dict.fromkeys(finding.title for finding in ranked))
-    return msgspec.structs.replace(ranked[0], title=title, goodput_lost=goodput_lost or None)
 
 
 def _state(
@@ -133,7 +126,7 @@ def _state(
         return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
     if findings and findings[0].object == OFFERED_LOAD:
-        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests keep their objectives"
+        return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests meet their objectives"
     if failed > TOLERATED_MISSES and (cause := overload(facts, None)) is not None:
         return (
             "overloaded",
@@ -172,7 +165,7 @@ def _lost_in_all(facts: Facts, klass: str) -> str:
 
 
 def _healthy(facts: Facts, attained: float, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
-    good = f"{attained:.0%} of {facts.sent} requests keep their objectives"
+    good = f"{attained:.0%} of {facts.sent} requests meet their objectives"
     if facts.sent < FEWEST_REQUESTS:
         return "inconclusive", f"{good}, too few for a verdict: measure {FEWEST_REQUESTS} or more"
     grows = f"; {steady.reason}" if steady.queue_grows else ""

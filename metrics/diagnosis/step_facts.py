@@ -162,12 +162,9 @@ def _waits(steps: pd.DataFrame, wall: np.ndarray, has_kv: np.ndarray) -> tuple[d
     free_ns = total_ns = 0.0
     for refusals, ns, spare in zip(steps.refusals, wall, has_kv, strict=True):
         counts = reasons(refusals)
-        behind = counts.pop("behind_head", 0)
-        if not counts and behind:
-            counts = {"behind_head": behind}
-        elif behind:
-            head = next(iter(counts))  # the scheduler names it first
-            counts[head] += behind
+        if behind := counts.pop("behind_head", 0):
+            head = next(iter(counts), "behind_head")  # the scheduler names the reason of the queue's head first
+            counts[head] = counts.get(head, 0) + behind
         for reason, count in counts.items():
             by_reason[reason] = by_reason.get(reason, 0.0) + count * ns
             total_ns += count * ns

@@ -62,7 +62,7 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
             return "unknown", f"the run names no objective; add {objective} to `objectives` in the scenario"
         worst = max(found, key=lambda excess: excess.missed / excess.sent, default=None)
         if worst is None:
-            return _kept(facts, objective)
+            return _met(facts, objective)
         above = f"above {worst.bound_ms:,.0f} ms ({worst.objective}), {worst.mean_ms:,.0f} ms on average"
         which = f"{worst.missed} of {worst.sent} requests{f' of {worst.klass}' if worst.klass else ''}"
         return _present(significant(facts, worst)), f"{which} are {above}"
@@ -70,14 +70,14 @@ def _latency(symptom: str, objective: str) -> Callable[[Facts], tuple[Status, st
     return check
 
 
-def _kept(facts: Facts, objective: str) -> tuple[Status, str]:
+def _met(facts: Facts, objective: str) -> tuple[Status, str]:
     unmeasured = int(facts.rows.tpot_unmeasured.sum()) if objective == "tpot_ms" else 0
     if not unmeasured:
-        return "absent", f"every served request keeps its {objective}"
+        return "absent", f"every served request meets its {objective}"
     measured = f"{facts.served - unmeasured} of {facts.served} served requests"
     if 2 * unmeasured > facts.served:
         return "unknown", f"only of {measured} could it be measured: all tokens of the others came in one read"
-    return "absent", f"each of the {measured} of which it could be measured keeps its {objective}"
+    return "absent", f"each of the {measured} of which it could be measured meets its {objective}"
 
 
 def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:

@@ -153,11 +153,11 @@ def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     fits = int(batch_within_tpot(facts))
     too_slow = alone_ms > bound
     feasible = not too_slow and load(facts, batch=fits) < 1
-    larger = "a faster device, a smaller model or lower precision; or an objective that this device can keep"
+    larger = "a faster device, a smaller model or lower precision; or an objective that this device can meet"
     return Explanation(
         cause=f"a decode step takes {alone_ms:.1f} ms for a single request, above the objective of {bound:g} ms"
         if too_slow else
-        f"a decode step of {batch:.0f} requests takes {now_ms:.1f} ms; {fits} would keep the {bound:g} ms",
+        f"a decode step of {batch:.0f} requests takes {now_ms:.1f} ms; {fits} would meet the {bound:g} ms",
         kind="policy" if feasible else "capacity",
         evidence=[
             *excess_evidence(excess, DECODE),

@@ -161,7 +161,7 @@ def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
 
 
 def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evidence) -> Explanation | None:
-    """One remedy for both: a budget with which a mixed step keeps the time per output token."""
+    """One remedy for both: a budget with which a mixed step meets the time per output token."""
     steps, bound = facts.steps, tightest(facts, "tpot_ms")
     if steps.prefill_tokens_p95 is None:
         return None
@@ -243,14 +243,14 @@ def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
     if best < FULL:
         return None
     capacity, batch = facts.offered_rps / best, batch_within_tpot(facts)
-    keeps = "keeps every objective on the time per output token" if batch < LARGEST_BATCH else "the model reaches"
+    limit = "meets every objective on the time per output token" if batch < LARGEST_BATCH else "the model reaches"
     admit = COMFORTABLE * capacity
     return Explanation(
         cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
         "length: no policy will help",
         evidence=[
             load_evidence(f"load / capacity is {now:.2f} with these settings, and {best:.2f} at the best batch of "
-                          f"{batch:.0f} that {keeps}", best),
+                          f"{batch:.0f} that {limit}", best),
             *excess_evidence(excess, CONTENTION),
             *_growth(facts),
             *residual_evidence(facts),

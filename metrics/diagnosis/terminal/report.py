@@ -70,25 +70,23 @@ def _headline(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _goodput(rows: list[ClassGoodput]) -> RenderableType:
-    table = ruled_table(("class", "left"), ("good / sent", "right"), ("kept", "right"), ("good req/s", "right"),
+    table = ruled_table(("class", "left"), ("good / sent", "right"), ("met", "right"), ("good req/s", "right"),
                    ("good tok/s", "right"))  # fmt: skip
-    latency = ruled_table(("class", "left"), ("latency, ms", "left"), ("objective", "right"), ("kept", "right"),
+    latency = ruled_table(("class", "left"), ("latency, ms", "left"), ("objective", "right"), ("met", "right"),
                      ("p50", "right"), ("p90", "right"), ("p99", "right"), ("max", "right"))  # fmt: skip
     for row in rows:
-        kept = _share(row.attainment if row.sent else None)
+        met = _share(row.attainment if row.sent else None)
         if row.attainment_interval is not None:
-            kept.append(f" ({_percent_bounds(row.attainment_interval)})", style="dim")
-        table.add_row(Text(row.klass), f"{row.good} / {row.sent}", kept,
-                      f"{row.goodput_rps:.2f}", _rate(row.goodput_tokens_per_s))  # fmt: skip
+            met.append(f" ({_percent_bounds(row.attainment_interval)})", style="dim")
+        tokens = DASH.copy() if row.goodput_tokens_per_s is None else f"{row.goodput_tokens_per_s:,.1f}"
+        table.add_row(Text(row.klass), f"{row.good} / {row.sent}", met, f"{row.goodput_rps:.2f}", tokens)
         for name, quantiles in row.quantiles_ms.items():
             if quantiles["max"] is None:
                 continue
             bound = row.objectives.get(name)
-            latency.add_row(
-                Text(row.klass), short(name), f"≤ {bound:,.0f}" if bound is not None else "–",
-                _kept(row, name),
-                *(_ms(quantiles[quantile]) for quantile in ("p50", "p90", "p99", "max")),
-            )  # fmt: skip
+            objective = f"≤ {bound:,.0f}" if bound is not None else "–"
+            values = (_ms(quantiles[quantile]) for quantile in ("p50", "p90", "p99", "max"))
+            latency.add_row(Text(row.klass), short(name), objective, _met(row, name), *values)
     per_second = Text(rows[0].window.sentence() if rows and rows[0].window is not None else "", style="dim")
     if not latency.row_count:
         return Group(table, per_second)
@@ -101,17 +99,13 @@ def _ms(value: float | None) -> Text:
     return DASH.copy() if value is None else Text(f"{value:,.1f}" if value < 100 else f"{value:,.0f}")
 
 
-def _rate(value: float | None) -> Text:
-    return DASH.copy() if value is None else Text(f"{value:,.1f}")
-
-
 def _share(value: float | None) -> Text:
     if value is None:
         return DASH.copy()
     return Text(f"{value:.0%}", style="green" if value >= 0.9 else "yellow" if value >= 0.5 else "red")
 
 
-def _kept(row: ClassGoodput, objective: str) -> Text:
+def _met(row: ClassGoodput, objective: str) -> Text:
     """The share, and its number of requests where not every request could be measured."""
     share, counted = _share(row.attainment_by_objective.get(objective)), row.judged_by_objective.get(objective)
     return share.append(f" of {counted}", style="dim") if counted not in (None, row.sent) else share
