@@ -57,7 +57,7 @@ class CallResponse(Response):
             async for piece in call.pieces():
                 if events := serializer.events(piece):
                     await self._deliver(send, {"body": events, "more_body": True}, piece)
-            await self._deliver(send, {"body": serializer.closing(), "more_body": False}, piece)
+            await self._deliver(send, {"body": serializer.closing(piece.sequence), "more_body": False}, piece)
         except Exception as error:  # too late for a status: the error is the last event
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
             await send({"type": "http.response.body", "body": serializer.failure(shown), "more_body": False})
@@ -67,16 +67,15 @@ class CallResponse(Response):
 
     async def _whole(self, send: Send) -> None:
         try:
-            async for piece in self._call.pieces():
-                self._serializer.add(piece)
+            pieces = [piece async for piece in self._call.pieces()]
         except ApiError as error:
             await error.response()({"type": "http"}, _never, send)
             self._confirm(self._call.failure_written)
             return
-        body = self._serializer.body()
+        body = self._serializer.body(pieces)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._deliver(send, {"body": body}, piece)
+        await self._deliver(send, {"body": body}, pieces[-1])
 
     async def _deliver(self, send: Send, body: dict[str, Any], piece: TextPiece) -> None:
         await send({"type": "http.response.body"} | body)

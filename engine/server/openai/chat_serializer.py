@@ -3,13 +3,20 @@
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, SequenceStream, TextPiece
+from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.openai.protocol import StreamOptions
-from engine.server.openai.serializer import Chunks, Serializer, timings_of, to_json, usage_of, vllm_fields
-from engine.server.openai.tool_output import AssistantTurn, ToolCall
-from engine.server.openai.tools import ToolPlan
+from engine.server.openai.serializer import (
+    Chunks,
+    Serializer,
+    timings_of,
+    to_json,
+    usage_of,
+    vllm_fields,
+    whole_outputs,
+)
+from engine.server.openai.tools import AssistantTurn, ToolCall, ToolPlan
 from engine.token.text.tokenizer import Tokenizer
 from engine.token.tools.calls import CallDelta, ContentDelta, Delta
 
@@ -29,11 +36,8 @@ class ChatSerializer(Serializer):
         self._roles_are_out = False
         self._calls_tools = plan is not None
         self._turns = [AssistantTurn(plan) for _ in call.sequences]
-        self._entries: list[list[Entry]] = [[] for _ in call.sequences]
-        self._last: SequenceStream | None = None  # that ended last
 
     def events(self, piece: TextPiece) -> bytes:
-        sequence = piece.sequence
         if self._calls_tools:
             delta = self._delta_with_calls(piece)
             if not delta and not piece.entries and piece.finish_reason is None:
@@ -41,33 +45,27 @@ class ChatSerializer(Serializer):
         else:
             delta = {"content": piece.text} if piece.text else {}
         roles = b"" if self._roles_are_out else self._roles()
-        self._last = sequence
-        return roles + self._chunks.of(self._choice(sequence, piece.entries, "delta", delta))
+        return roles + self._chunks.of(self._choice(piece, "delta", delta))
 
-    def closing(self) -> bytes:
-        return self._chunks.end(self._last)
+    def closing(self, last: SequenceStream) -> bytes:
+        return self._chunks.end(last)
 
-    def add(self, piece: TextPiece) -> None:
-        self._turns[piece.sequence.choice].add(piece)
-        self._entries[piece.sequence.choice] += piece.entries
-        self._last = piece.sequence
-
-    def body(self) -> bytes:
+    def body(self, pieces: list[TextPiece]) -> bytes:
         choices = []
-        for sequence in self._call.sequences:
-            turn = self._turns[sequence.choice]
+        for output, turn in zip(whole_outputs(self._call, pieces), self._turns, strict=True):
+            turn.add(output)
             message = {"role": "assistant", "content": turn.content, "refusal": None}
             if turn.calls:
                 message["content"] = turn.content or None
                 message["tool_calls"] = [_shown_call(call) for call in turn.calls]
-            choices.append(self._choice(sequence, self._entries[sequence.choice], "message", message))
+            choices.append(self._choice(output, "message", message))
         whole = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
         if self._body.prompt_logprobs is not None:
             positions = self._call.sequences[0].prompt_logprobs
             whole["prompt_logprobs"] = prompt_logprobs(positions, self._body.prompt_logprobs, self._vocabulary)
         if self._body.return_token_ids:
             whole["prompt_token_ids"] = self._call.sequences[0].request.prompt_token_ids
-        return to_json(whole | timings_of(self._call, self._last))
+        return to_json(whole | timings_of(self._call, pieces[-1].sequence))
 
     def _roles(self) -> bytes:
         """A chunk without text for each choice, in their order: openai-python's accumulator relies on it.
@@ -96,29 +94,25 @@ class ChatSerializer(Serializer):
             delta["tool_calls"] = calls
         return delta
 
-    def _choice(
-        self, sequence: SequenceStream, entries: list[Entry], name: str, content: dict[str, Any]
-    ) -> dict[str, Any]:
-        reason = sequence.finish_reason
+    def _choice(self, piece: TextPiece, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        index, reason = piece.sequence.choice, piece.sequence.finish_reason
         choice = {
-            "index": sequence.choice,
+            "index": index,
             name: content,
             "logprobs": None,
-            "finish_reason": reason and self._turns[sequence.choice].finish_reason(reason),
+            "finish_reason": reason and self._turns[index].finish_reason(reason),
         }
-        if entries or reason is not None:
+        if piece.entries or reason is not None:
             if (num_top := self._body.num_logprobs) is not None:
-                choice["logprobs"] = chat_logprobs(entries, num_top, self._vocabulary)
-            choice |= vllm_fields(sequence, entries, self._body)
+                choice["logprobs"] = chat_logprobs(piece.entries, num_top, self._vocabulary)
+            choice |= vllm_fields(piece, self._body)
         return choice
 
 
 def _merged(deltas: list[Delta]) -> list[CallDelta]:
     """The deltas of calls, those of one call in one."""
     merged: list[CallDelta] = []
-    for delta in deltas:
-        if isinstance(delta, ContentDelta):
-            continue
+    for delta in (delta for delta in deltas if isinstance(delta, CallDelta)):
         if merged and delta.name is None and merged[-1].index == delta.index:
             last = merged.pop()
             delta = CallDelta(last.index, last.name, last.arguments + delta.arguments)

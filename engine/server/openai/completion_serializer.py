@@ -3,10 +3,18 @@
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, SequenceStream, TextPiece
+from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.openai.protocol import CompletionRequest, StreamOptions
-from engine.server.openai.serializer import Chunks, Serializer, timings_of, to_json, usage_of, vllm_fields
+from engine.server.openai.serializer import (
+    Chunks,
+    Serializer,
+    timings_of,
+    to_json,
+    usage_of,
+    vllm_fields,
+    whole_outputs,
+)
 from engine.token.text.tokenizer import Tokenizer
 
 
@@ -21,59 +29,46 @@ class CompletionSerializer(Serializer):
         options = (body.stream and body.stream_options) or StreamOptions()
         self._chunks = Chunks(call, self._base, options)
         self._started: set[int] = set()  # indexes that had their first chunk
-        self._texts: dict[SequenceStream, list[str]] = {sequence: [] for sequence in call.sequences}
-        self._entries: dict[SequenceStream, list[Entry]] = {sequence: [] for sequence in call.sequences}
         self._echoes: dict[int, str] = {}  # prompts as they are shown
-        self._last: SequenceStream | None = None  # that ended last
 
     def events(self, piece: TextPiece) -> bytes:
         index = piece.sequence.prompt_index * self._body.n + piece.sequence.choice
-        choice = self._choice(index, piece.sequence, piece.text, piece.entries, first=index not in self._started)
+        choice = self._choice(index, piece, first=index not in self._started)
         self._started.add(index)
-        self._last = piece.sequence
         return self._chunks.of(choice)
 
-    def closing(self) -> bytes:
-        return self._chunks.end(self._last)
+    def closing(self, last: SequenceStream) -> bytes:
+        return self._chunks.end(last)
 
-    def add(self, piece: TextPiece) -> None:
-        self._texts[piece.sequence].append(piece.text)
-        self._entries[piece.sequence] += piece.entries
-        self._last = piece.sequence
-
-    def body(self) -> bytes:
+    def body(self, pieces: list[TextPiece]) -> bytes:
         choices = []
-        for index, sequence in enumerate(self._chosen()):
-            text = "".join(self._texts[sequence])
-            choice = self._choice(index, sequence, text, self._entries[sequence], first=True)
+        for index, output in enumerate(self._chosen(whole_outputs(self._call, pieces))):
+            choice = self._choice(index, output, first=True)
             if self._body.prompt_logprobs is not None:
-                positions = self._call.leader(sequence).prompt_logprobs
+                positions = self._call.leader(output.sequence).prompt_logprobs
                 num_top = self._body.prompt_logprobs
                 choice["prompt_logprobs"] = prompt_logprobs(positions, num_top, self._tokenizer.vocabulary)
             choices.append(choice)
         whole = self._base | {"choices": choices, "usage": usage_of(self._call)}
-        return to_json(whole | timings_of(self._call, self._last))
+        return to_json(whole | timings_of(self._call, pieces[-1].sequence))
 
-    def _chosen(self) -> list[SequenceStream]:
-        """The n sequences of each prompt with the highest mean log-probability, of `best_of`."""
+    def _chosen(self, outputs: list[TextPiece]) -> list[TextPiece]:
+        """The n outputs of each prompt with the highest mean log-probability, of `best_of`."""
         n, sampled = self._body.n, self._body.choices
         if n == sampled:
-            return self._call.sequences
+            return outputs
 
-        def mean_logprob(sequence: SequenceStream) -> float:
-            values = [entry.logprobs.logprob for entry in self._entries[sequence]]
+        def mean_logprob(output: TextPiece) -> float:
+            values = [entry.logprobs.logprob for entry in output.entries]
             return sum(values) / len(values) if values else 0.0
 
         chosen = []
-        for begin in range(0, len(self._call.sequences), sampled):
-            candidates = self._call.sequences[begin : begin + sampled]
-            chosen += sorted(candidates, key=mean_logprob, reverse=True)[:n]
+        for begin in range(0, len(outputs), sampled):
+            chosen += sorted(outputs[begin : begin + sampled], key=mean_logprob, reverse=True)[:n]
         return chosen
 
-    def _choice(
-        self, index: int, sequence: SequenceStream, text: str, entries: list[Entry], *, first: bool
-    ) -> dict[str, Any]:
-        body, logprobs = self._body, None
+    def _choice(self, index: int, piece: TextPiece, *, first: bool) -> dict[str, Any]:
+        body, sequence, logprobs = self._body, piece.sequence, None
         echoed = self._echoed(sequence) if body.echo and (first or body.logprobs is not None) else ""
         if body.logprobs is not None:
             lists = CompletionLogprobs(body.logprobs, self._tokenizer.vocabulary)
@@ -81,18 +76,18 @@ class CompletionSerializer(Serializer):
                 positions = self._call.leader(sequence).prompt_logprobs
                 stream = self._tokenizer.stream(skip_special_tokens=body.skip_special_tokens)
                 lists.add_prompt(sequence.request.prompt_token_ids, positions, stream)
-            lists.add_output(entries, len(echoed))
+            lists.add_output(piece.entries, len(echoed))
             logprobs = lists.value
         choice = {
             "index": index,
-            "text": echoed + text if first else text,
+            "text": echoed + piece.text if first else piece.text,
             "logprobs": logprobs,
             "finish_reason": sequence.finish_reason,
         }
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = sequence.request.prompt_token_ids
-        if entries or sequence.finish_reason is not None:
-            choice |= vllm_fields(sequence, entries, body)
+        if piece.entries or sequence.finish_reason is not None:
+            choice |= vllm_fields(piece, body)
         return choice
 
     def _echoed(self, sequence: SequenceStream) -> str:

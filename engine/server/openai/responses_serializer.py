@@ -4,13 +4,12 @@ import time
 from typing import Any
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, TextPiece
+from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.logprobs import chat_logprobs
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
-from engine.server.openai.tool_output import AssistantTurn
-from engine.server.openai.tools import ToolPlan
+from engine.server.openai.tools import AssistantTurn, ToolPlan
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 
@@ -40,7 +39,6 @@ class ResponsesSerializer(Serializer):
         self._events: list[dict[str, Any]] = []
         self._sequence_number = 0
         self._is_open = False  # the last item still grows
-        self._last = call.sequences[0]
 
     def opening(self) -> bytes:
         self._event("response.created", response=self._response)
@@ -48,10 +46,10 @@ class ResponsesSerializer(Serializer):
         return self._take_events()
 
     def events(self, piece: TextPiece) -> bytes:
-        self.add(piece)
+        self._add(piece)
         return self._take_events()
 
-    def closing(self) -> bytes:
+    def closing(self, last: SequenceStream) -> bytes:
         self._finish()
         self._event(f"response.{self._response['status']}", response=self._response)
         return self._take_events() + DONE
@@ -69,7 +67,7 @@ class ResponsesSerializer(Serializer):
         self._event("response.failed", response=self._response)
         return self._take_events()
 
-    def add(self, piece: TextPiece) -> None:
+    def _add(self, piece: TextPiece) -> None:
         self._entries += piece.entries if self._body.num_logprobs is not None else []
         for delta in self._turn.add(piece):
             if isinstance(delta, ContentDelta):
@@ -84,16 +82,17 @@ class ResponsesSerializer(Serializer):
             if piece.finish_reason == "length":
                 self._response["incomplete_details"] = {"reason": "max_output_tokens"}
 
-    def body(self) -> bytes:
+    def body(self, pieces: list[TextPiece]) -> bytes:
+        for piece in pieces:
+            self._add(piece)
         self._finish()
-        self._events.clear()
         return to_json(self._response)
 
     def _finish(self) -> None:
         self._response["usage"] = self._usage()
         if self._response["status"] == "completed":
             self._response["completed_at"] = int(time.time())
-        self._response |= timings_of(self._call, self._last)
+        self._response |= timings_of(self._call, self._call.sequences[0])
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens, output_tokens = self._call.prompt_tokens, self._call.output_tokens

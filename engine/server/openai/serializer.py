@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.server.core.call import Call
-from engine.server.core.sequence import Entry, SequenceStream, TextPiece
+from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.protocol import GenerationRequest, StreamOptions
 from metrics.ledger import SERVER_ACCOUNTS, Account
@@ -15,8 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Serializer(Protocol):
-    """The format of one API for one call. A stream uses `opening`, `events` and `closing`, a whole answer `add` and
-    `body`."""
+    """The format of one API for one call. A stream uses `opening`, `events` and `closing`, a whole answer `body`."""
 
     def opening(self) -> bytes:
         """Events before the first piece."""
@@ -26,21 +25,29 @@ class Serializer(Protocol):
         """Events of a piece; may be none."""
         ...
 
-    def closing(self) -> bytes:
-        """Events with what sums up the call. They follow the last piece, so that no token waits for them."""
+    def closing(self, last: SequenceStream) -> bytes:
+        """Events that sum up the call, whose sequence `last` ended last. No token waits for them."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
         """The last event of a stream that fails: it ends without [DONE]."""
         return event(error.body())
 
-    def add(self, piece: TextPiece) -> None:
-        """A piece of a whole answer."""
+    def body(self, pieces: list[TextPiece]) -> bytes:
+        """The whole answer."""
         ...
 
-    def body(self) -> bytes:
-        """The whole answer, after its last piece."""
-        ...
+
+def whole_outputs(call: Call, pieces: list[TextPiece]) -> list[TextPiece]:
+    """All pieces of each sequence as one piece, in the order of the sequences."""
+    own: dict[SequenceStream, list[TextPiece]] = {sequence: [] for sequence in call.sequences}
+    for piece in pieces:
+        own[piece.sequence].append(piece)
+    outputs = []
+    for sequence, parts in own.items():
+        entries = [entry for part in parts for entry in part.entries]
+        outputs.append(TextPiece(sequence, "".join(part.text for part in parts), entries, parts[-1].finish_reason))
+    return outputs
 
 
 def event(value: Any) -> bytes:
@@ -84,13 +91,13 @@ class Chunks:
         return event(final) + DONE
 
 
-def vllm_fields(sequence: SequenceStream, entries: list[Entry], body: GenerationRequest) -> dict[str, Any]:
+def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
     """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids."""
     fields: dict[str, Any] = {}
-    if sequence.stop_reason is not None:
-        fields["stop_reason"] = sequence.stop_reason
+    if piece.sequence.stop_reason is not None:
+        fields["stop_reason"] = piece.sequence.stop_reason
     if body.return_token_ids:
-        fields["token_ids"] = [entry.token_id for entry in entries]
+        fields["token_ids"] = [entry.token_id for entry in piece.entries]
     return fields
 
 

@@ -17,6 +17,12 @@ from engine.token.text.tokenizer import Tokenizer
 
 LEAST_TOP_P = 1e-9  # for a top_p of 0: every set holds at least the best token
 
+# Fields of a body that are sampling parameters of the same name and meaning.
+UNCHANGED = (
+    "temperature", "min_p", "top_n_sigma", "repetition_penalty", "frequency_penalty", "presence_penalty", "lz_penalty",
+    "min_tokens",
+)  # fmt: skip
+
 
 def sampling_params(
     body: GenerationRequest, tokenizer: Tokenizer, seed: int, grammar: Grammar | None = None
@@ -35,20 +41,13 @@ def sampling_params(
     if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     return SamplingParams(
+        **{name: getattr(body, name) for name in UNCHANGED},
         max_tokens=1,
-        temperature=body.temperature,
         top_k=max(0, body.top_k),
         top_p=body.top_p or LEAST_TOP_P,
-        min_p=body.min_p,
-        top_n_sigma=body.top_n_sigma,
-        repetition_penalty=body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        lz_penalty=body.lz_penalty,
         logit_bias=_logit_bias(body.logit_bias, vocab_size),
         bad_words=_bad_words(body.bad_words, tokenizer),
         allowed_token_ids=checked_ids(sorted(set(body.allowed_token_ids)), vocab_size, "allowed_token_ids"),
-        min_tokens=body.min_tokens,
         seed=seed % 2**63,
         ignore_eos=body.ignore_eos and not body.stop_token_ids,
         stop_token_ids=stop_token_ids,
