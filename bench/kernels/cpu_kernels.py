@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results import BenchError, Row
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp.extension import Library, library, unavailable
@@ -29,6 +29,7 @@ from engine.compute.operations.cpp_backend import CppOperations
 from engine.compute.operations.torch_backend import TorchOperations
 from metrics.compute.roofline import load_ceilings
 from metrics.errors import CalibrationError
+from tests.engine.compute.attention_inputs import attention_inputs
 
 ROTATED_BYTES = 96 << 20
 REPEATS = 15

@@ -21,12 +21,13 @@ from rich.table import Table
 from triton.runtime.errors import OutOfResources
 
 from bench.results import BenchError, Row
-from engine.compute.attention.backend import AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionSpec
 from engine.compute.attention.triton_backend import TritonAttention
 from engine.compute.kv_cache import KV_FP8, SCALE_BYTES, LayerCache
 from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.errors import CalibrationError
+from tests.engine.compute.attention_inputs import attention_inputs
 
 BLOCK_SIZE = 16
 ROTATED_BYTES = 256 << 20  # of caches: more than the device's own cache

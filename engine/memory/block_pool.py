@@ -145,30 +145,3 @@ class BlockPool:
                 self._index.idle(block)
             else:
                 self._free.append(block)
-
-    def check(self, owners: Sequence[Sequence[int]], written: Sequence[int] | None = None) -> None:
-        """Asserts that references are exactly what the live sequences' block lists say. For tests and idle time.
-
-        `written` tells how many positions each of the sequences has written.
-        """
-        expected = [0] * self.num_blocks
-        for blocks in owners:
-            for block in blocks:
-                expected[block] += 1
-        assert expected == self._references, "references differ from the owners"
-        assert self._active == sum(1 for count in expected if count)
-        assert len(set(self._free)) == len(self._free)
-        assert all(expected[block] == 0 and not self._index.holds(block) for block in self._free)
-        reusable = sum(1 for block in range(self.num_blocks) if not expected[block] and self._index.holds(block))
-        assert len(self._free) + self._active + reusable == self.num_blocks, "a block is lost"
-        if written is not None:
-            assert self.slots_written == self._audit_slots(owners, written), "slots are miscounted"
-
-    def _audit_slots(self, owners: Sequence[Sequence[int]], written: Sequence[int]) -> int:
-        """`slots_written`, the long way."""
-        slots: dict[int, int] = {}
-        for blocks, num_tokens in zip(owners, written, strict=True):
-            for index, block in enumerate(blocks):
-                filled = min(self.block_size, max(0, num_tokens - index * self.block_size))
-                slots[block] = self.block_size if self._index.holds(block) else max(slots.get(block, 0), filled)
-        return sum(slots.values())

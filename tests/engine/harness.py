@@ -12,6 +12,7 @@ from engine.sampling import SamplingParams
 from engine.server.core.sequence import DecodeSpans, SequenceStream
 from engine.token.text.assembler import TextAssembler
 from engine.token.text.tokenizer import NoText
+from tests.engine.memory.audits import audit_pool
 from tests.engine.published import Published
 
 
@@ -44,7 +45,7 @@ def drain(engine: Engine, check: bool = False) -> None:
         engine.receive([], engine.step() if engine.has_work else time.monotonic_ns())
         if check:
             live = engine.scheduler.requests.values()
-            engine.scheduler.pool.check([r.blocks for r in live], [r.num_committed_tokens for r in live])
+            audit_pool(engine.scheduler.pool, [r.blocks for r in live], [r.num_committed_tokens for r in live])
     engine.flush()
 
 

@@ -16,6 +16,7 @@ from engine.request.scheduler import Scheduler
 from engine.telemetry.observer import make_observer
 from metrics.compute.cost_model import ModelShape
 from metrics.records import StepRecord
+from tests.engine.memory.audits import audit_observer, audit_pool
 from tests.engine.published import Published
 
 SHAPE = ModelShape(
@@ -197,10 +198,10 @@ class Simulation:
         """The invariants that must hold between any two steps."""
         live = self.scheduler.requests.values()
         pool = self.scheduler.pool
-        pool.check([request.blocks for request in live], [request.num_committed_tokens for request in live])
+        audit_pool(pool, [request.blocks for request in live], [request.num_committed_tokens for request in live])
         self._checks += 1
         if isinstance(self.block_observer, ShadowObserver) and self._checks % 3 == 0:
-            self.block_observer.check({key: node.idle_since is None for key, node in pool._index._nodes.items()})
+            audit_observer(self.block_observer)
         counts = self.scheduler.pool.counts()
         assert counts.free + counts.active + counts.reusable + counts.pinned == self.scheduler.pool.num_blocks
         assert self.scheduler.num_waiting == len(live) - len(self.scheduler.running)

@@ -1,7 +1,6 @@
 """The interface of attention backends: a step's inputs, and what a backend computes."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -24,23 +23,6 @@ class AttentionInputs:
     block_size: int
     query_start: torch.Tensor  # [num_sequences + 1] int32: query_lens added up, on the device
     contexts: torch.Tensor  # [num_sequences] int32: context_lens, on the device; 0 is a padding row
-
-
-def attention_inputs(
-    query_lens: list[int], context_lens: list[int], slots: torch.Tensor, block_tables: torch.Tensor, block_size: int
-) -> AttentionInputs:
-    """AttentionInputs from what the host knows; the tensors say which device."""
-    starts, device = [0, *accumulate(query_lens)], block_tables.device
-    return AttentionInputs(
-        query_lens,
-        context_lens,
-        sum(1 for new in query_lens if new == 1),
-        slots,
-        block_tables.to(torch.int32),
-        block_size,
-        torch.tensor(starts, dtype=torch.int32, device=device),
-        torch.tensor(context_lens, dtype=torch.int32, device=device),
-    )
 
 
 @dataclass(frozen=True, slots=True)

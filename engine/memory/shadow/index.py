@@ -84,11 +84,6 @@ class ShadowIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    @property
-    def num_salts(self) -> int:
-        """Salts of which a block is known, or which live requests have. For tests."""
-        return len(self._roots) - 1
-
     def find(self, key: bytes) -> ShadowNode | None:
         return self._nodes.get(key)
 
@@ -256,38 +251,6 @@ class ShadowIndex:
         """Forgets a salt without known blocks and live requests."""
         if root.key and not root.readers and len(branches_of(root.followed_by)) == len(root.ends):
             self._roots.pop(root.key, None)
-
-    def num_holds(self) -> tuple[int, int]:
-        """Numbers of readers and of pending recomputes, over all blocks. For tests."""
-        blocks = self._nodes.values()
-        return sum(node.readers for node in blocks), sum(node.pending_recomputes for node in blocks)
-
-    def check(self, occupied: int, cached: dict[bytes, bool] | None) -> None:
-        """Asserts that the list, its levels and its boundaries agree, and that the pool's own size is the pool.
-
-        `cached` says of the blocks that the pool could find whether somebody reads them.
-        """
-        listed, node, level = [], self._ring.older, 0
-        while node is not self._ring:
-            assert node.too_small_below >= level and node.readers == 0, "a larger pool would hold less"
-            level = node.too_small_below
-            listed.append(node)
-            node = node.older
-        counts = [sum(1 for node in listed if node.held_from == size) for size in range(len(self._idle))]
-        assert counts == self._idle, "blocks by level are miscounted"
-        for size, oldest in enumerate(self._oldest):
-            inside = [node for node in listed if node.too_small_below <= size]
-            assert oldest is (inside[-1] if inside else self._ring), "a boundary is misplaced"
-            inside = [node for node in inside if node.lost_below <= size]
-            if size >= REAL and cached is not None:  # else it is told too late what it never could have run
-                assert occupied + len(inside) <= self.sizes[size], "a size holds more than it has"
-        assert self._stamps == [node.stamp for node in reversed(listed) if node.stamp]
-        if cached is not None:
-            known = self._nodes.items()
-            held = {
-                key: node.readers > 0 for key, node in known if node.readers or (node.newer and node.held_from <= REAL)
-            }
-            assert held == cached, "the pool's own size is not what the pool holds"
 
 
 def packed_tokens(tokens: Sequence[int]) -> bytes:

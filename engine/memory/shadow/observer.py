@@ -185,19 +185,6 @@ class ShadowObserver(BlockObserver):
         times.shadow_evicted_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
         return times
 
-    def check(self, cached: dict[bytes, bool]) -> None:
-        """Asserts that paths, index and, with caching, pool agree. For tests.
-
-        `cached` says of the blocks that the pool could find whether somebody reads them.
-        """
-        self.flush()
-        self.shadow.check(self._occupied(self._pool.num_active), cached if self._pool.prefix_caching else None)
-        paths = self._paths.values()
-        again = sum(max(0, len(path.known) - len(path.read)) for path in paths)
-        assert self.shadow.num_holds() == (sum(len(path.read) for path in paths), again), "a hold is lost"
-        if not self._paths:
-            assert not self._in_flight, "nobody computes what is in flight"
-
     def _occupied(self, active: int) -> int:
         """Blocks of live requests, of `active` ones. Without caching: as with it, where shared blocks count once.
 

@@ -6,11 +6,12 @@ import random
 import pytest
 import torch
 
-from engine.compute.attention.backend import AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionSpec
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.mpt import alibi_slopes
+from tests.engine.compute.attention_inputs import attention_inputs
 
 BLOCK = 4
 

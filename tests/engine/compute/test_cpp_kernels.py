@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.backends import make_attention, make_operations
@@ -24,6 +24,7 @@ from engine.compute.operations.cpp_backend import CppOperations
 from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
+from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import generate
 
 TOLERANCE = 4e-6  # float32 sums in another order, of values around 1: 2.4e-6 was the worst seen

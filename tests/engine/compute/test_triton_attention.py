@@ -11,7 +11,7 @@ from tests.engine.compute.triton_harness import DEVICE
 pytest.importorskip("triton")
 
 from engine.compute.attention import triton_backend
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.attention.triton_backend import Kind, TritonAttention
 from engine.compute.kv_cache import LayerCache, quantise
@@ -19,6 +19,7 @@ from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Tiles
 from engine.token.models.mpt import alibi_slopes
 from engine.token.models.registry import load_model
+from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
 

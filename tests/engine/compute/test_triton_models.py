@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from engine.compute.attention.backend import attention_inputs
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import allocate
 from engine.compute.operations.backend import Operations
@@ -15,6 +14,7 @@ from tests.engine.compute.triton_harness import DEVICE
 pytest.importorskip("triton")
 
 from engine.compute.operations.triton_backend import TritonOperations
+from tests.engine.compute.attention_inputs import attention_inputs
 
 BLOCK_SIZE = 2
 

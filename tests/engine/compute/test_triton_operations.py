@@ -12,7 +12,8 @@ from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_s
 pytest.importorskip("triton")
 
 from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton.step_inputs import StepRows, reference_step_inputs, step_inputs
+from engine.compute.triton.step_inputs import StepRows, step_inputs
+from tests.engine.compute.reference_step_inputs import reference_step_inputs
 
 TORCH = TorchOperations()
 TRITON = TritonOperations()

@@ -4,6 +4,7 @@ import pytest
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.prefix import PrefixIndex, chain_hash, root_hash
+from tests.engine.memory.audits import audit_pool
 
 
 def chain(*blocks: list[int], salt: str = "") -> list[bytes]:
@@ -71,7 +72,7 @@ def test_what_does_not_fit_changes_nothing():
     before = pool.counts()
     assert pool.allocate(2) is None
     assert pool.counts() == before
-    pool.check([held])
+    audit_pool(pool, [held])
 
 
 def test_a_block_given_back_twice_is_noticed():
@@ -90,4 +91,4 @@ def test_a_prefix_known_already_keeps_its_first_block():
     assert pool.publish(second[0], key[0], None) == first[0]
     assert pool.match(key) == first
     assert pool.counts().free == 3  # the twin was given up
-    pool.check([first, first])
+    audit_pool(pool, [first, first])

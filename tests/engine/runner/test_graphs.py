@@ -113,6 +113,8 @@ def random_step(dice: np.random.Generator, max_rows: int, max_blocks: int, size:
 @pytest.mark.parametrize("decodes", [False, True])
 def test_the_inputs_made_on_the_host_are_those_that_a_gpus_kernel_makes(decodes):
     step_inputs = pytest.importorskip("engine.compute.triton.step_inputs", reason="the package triton is not installed")
+    from tests.engine.compute.reference_step_inputs import reference_step_inputs
+
     dice, size, max_blocks = np.random.default_rng(1), 4, 12
     tables = HostTables(6, max_blocks, size)
     for _ in range(30):
@@ -120,7 +122,7 @@ def test_the_inputs_made_on_the_host_are_those_that_a_gpus_kernel_makes(decodes)
         made = tables.inputs(step, max_blocks)
         parts = map(torch.from_numpy, (step.rows, step.query_start, step.past, step.known_ids, tables._blocks))
         rows = step_inputs.StepRows(*parts, torch.from_numpy(tables._last_ids.astype(np.int32)))
-        expected = step_inputs.reference_step_inputs(rows, size)
+        expected = reference_step_inputs(rows, size)
         for name in ("ids", "positions", "slots", "contexts"):
             assert torch.equal(getattr(made, name), getattr(expected, name)), name
         assert torch.equal(made.block_tables, torch.from_numpy(tables._blocks[step.rows]))

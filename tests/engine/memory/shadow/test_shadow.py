@@ -9,6 +9,7 @@ from engine.memory.shadow.observer import ShadowObserver
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.memory.prefix_outcomes import PrefixReport, combined
+from tests.engine.memory.audits import num_salts
 from tests.engine.simulated import Simulation
 
 SIZE = 4
@@ -211,10 +212,10 @@ def test_a_salt_is_forgotten_with_its_last_block_or_last_request():
         served(simulation, ask(f"short{index}", [1, 2], cache_salt=f"a{index}"))
         simulation.receive(ask(f"left{index}", [1] * 9, cache_salt=f"b{index}"), Abort(f"left{index}"))
         simulation.drain()
-    assert shadow.num_salts == 0
+    assert num_salts(shadow) == 0
     for index in range(20):
         served(simulation, ask(f"long{index}", [index] * 9, cache_salt=f"c{index}"))
-    assert len(shadow) == 12 and shadow.num_salts == 12 / 2, "two blocks each"
+    assert len(shadow) == 12 and num_salts(shadow) == 12 / 2, "two blocks each"
 
 
 def test_sampled_times_are_of_the_clock_and_distances_of_the_blocks_between():
@@ -237,8 +238,10 @@ def test_an_observer_changes_no_token_and_no_block():
     def run(observed: bool) -> tuple[dict, list]:
         simulation = Simulation(num_blocks=9, max_num_batched_tokens=8)
         if not observed:
-            simulation.scheduler.block_observer = simulation.scheduler.block_manager.observer = BlockObserver()
-            simulation.block_observer.check = lambda cached: None
+            simulation.block_observer = BlockObserver()
+            simulation.scheduler.block_observer = simulation.scheduler.block_manager.observer = (
+                simulation.block_observer
+            )
         for index in range(12):
             simulation.receive(ask(f"r{index}", [index % 3] * (5 + index % 7), 5))
             simulation.step()

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec, attention_inputs
+from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.kv_cache import KV_FP8, KVCache, LayerCache, allocate, bytes_per_token
 from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
 from metrics.errors import ModelError
+from tests.engine.compute.attention_inputs import attention_inputs
 from tests.engine.families import FAMILIES
 from tests.engine.harness import drain, hand_over, make_engine, submit
 

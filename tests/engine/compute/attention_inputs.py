@@ -1,0 +1,24 @@
+"""AttentionInputs of steps that no runner prepared."""
+
+from itertools import accumulate
+
+import torch
+
+from engine.compute.attention.backend import AttentionInputs
+
+
+def attention_inputs(
+    query_lens: list[int], context_lens: list[int], slots: torch.Tensor, block_tables: torch.Tensor, block_size: int
+) -> AttentionInputs:
+    """AttentionInputs from what the host knows; the tensors say which device."""
+    starts, device = [0, *accumulate(query_lens)], block_tables.device
+    return AttentionInputs(
+        query_lens,
+        context_lens,
+        sum(1 for new in query_lens if new == 1),
+        slots,
+        block_tables.to(torch.int32),
+        block_size,
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(context_lens, dtype=torch.int32, device=device),
+    )
