@@ -29,7 +29,7 @@ def num_cores() -> int:
 
 def freeze_startup_objects() -> None:
     """What loading left is no garbage: no collection walks through it from now on, and there are fewer of them. With
-    cycles in every request and Python's own threshold, one kept all streams waiting for up to 25 ms."""
+    cycles in every request and Python's own threshold, one collection stopped all streams for up to 25 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, 10, 10)

@@ -121,13 +121,13 @@ class ProfileBurst:
 
     def _read(self) -> Iterator[Burst | None]:
         """In pieces: None after each."""
-        events, told, kernels = self._profiler.events(), [], []
+        events, seen, kernels = self._profiler.events(), [], []
         while piece := list(islice(events, READ_AT_ONCE)):
-            told += [event for event in piece if event is not None]
+            seen += [event for event in piece if event is not None]
             yield None
         offset = self._profiler.offset()
-        for first in range(0, len(told), READ_AT_ONCE):
-            kernels += on_monotonic(told[first : first + READ_AT_ONCE], offset)
+        for first in range(0, len(seen), READ_AT_ONCE):
+            kernels += on_monotonic(seen[first : first + READ_AT_ONCE], offset)
             yield None
         kernels.sort(key=_begin)
         spans = sorted(self._spans.taken, key=_begin)
@@ -142,7 +142,7 @@ class ProfileBurst:
         yield self._answer(records, offset.error_ns)
 
     def _computed(self, kernels: list[Kernel], spans: list[Kernel], windows: Sequence[StepWindow]) -> list[Kernel]:
-        """What the device did, of what was told: on a CPU torch's operations are also the host's, that prepares."""
+        """The device's part of the kernels: on a CPU the profiler also sees the host's preparation."""
         if self._runner.device.type == "cpu":
             sampling = [Kernel("draw", "sampling", window.forward_ns, window.end_ns) for window in windows]
             kernels = with_spans(spans, within(kernels, windows)) + sampling

@@ -1,4 +1,4 @@
-"""How one request wants its tokens drawn, and what it is told about them."""
+"""The sampling parameters of a request, and the log-probabilities that it may get."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way t
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an output must look like. `source` is JSON for a schema, else the expression itself."""
+    """The form that an output must have. `source` is JSON for a schema, else the expression itself."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
@@ -20,7 +20,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling controls of a request, already checked at the edge. The defaults change nothing.
 
     Applied in this order: penalties, bias and masks → temperature (greedy below GREEDY_BELOW) → truncation → softmax →
-    draw. With the same `seed` a request draws the same tokens alone or in any batch, and after a preemption.
+    sample. With the same `seed` a request gets the same tokens alone or in any batch, and after a preemption.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -36,12 +36,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-1e6, le=1e6)]] = {}
     bad_words: list[list[int]] = []  # sequences that the output never holds
     allowed_token_ids: list[int] = []  # empty allows all
-    min_tokens: Annotated[int, Meta(ge=0)] = 0  # before them no stop token is drawn
+    min_tokens: Annotated[int, Meta(ge=0)] = 0  # before them no stop token is sampled
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []  # end of turn and end of text
     grammar: Grammar | None = None
-    logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each drawn token and of this many most probable ones
+    logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each sampled token and of this many most probable ones
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each prompt token but the first, likewise
 
 
@@ -55,30 +55,30 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of output `index` of a prompt that is completed several times; the first draws with the seed itself."""
+    """The seed of output `index` of a prompt that is completed several times; the first has the seed itself."""
     return (seed ^ (index * 0x9E3779B97F4A7C15)) % 2**63
 
 
 def reads_output(params: SamplingParams) -> bool:
-    """Whether the host must know every token before the next one can be drawn."""
+    """Whether the host must know every token before the next one can be sampled."""
     return params.grammar is not None or params.lz_penalty > 0 or any(len(word) > 1 for word in params.bad_words)
 
 
 def keeps_rows(params: SamplingParams) -> bool:
-    """Whether the sampler keeps rows of a device's tables for the request."""
+    """Whether the request needs rows of the sampler's device tables."""
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     return penalties != (1, 0, 0) or bool(params.logit_bias or params.allowed_token_ids or params.bad_words)
 
 
 def contradiction(params: SamplingParams) -> str | None:
-    """Why a request with a grammar can never be right, as a sentence; None where it can."""
+    """Why a request with a grammar cannot be served, as a sentence; None where it can."""
     if params.grammar is not None and params.ignore_eos:
         return "`ignore_eos` cannot be combined with structured output, which ends where its grammar ends; leave it out"
     return None
 
 
 def unfit(params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> str | None:
-    """What of a request a model of so many tokens cannot honour, as a sentence; None where it can do all."""
+    """The field that a model of so many tokens cannot honour, as a sentence; None where it can honour all."""
     ids = {
         "prompt": prompt,
         "logit_bias": params.logit_bias,

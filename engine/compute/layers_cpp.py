@@ -80,7 +80,7 @@ class CppLayers:
         sin: torch.Tensor | None,
     ):
         self._run = library.function("sojourn_layers", POINTER)
-        self._kept = (layers, kv_cache, cos, sin)  # what the arguments point to
+        self._kept = (layers, kv_cache, cos, sin)  # the arguments point to them
         caches = kv_cache.layers()
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
         first, heads, spec = layers[0], layers[0].heads, layers[0].spec
@@ -102,7 +102,7 @@ class CppLayers:
             ),
         )  # fmt: skip
         self._address = ctypes.addressof(self._arguments)
-        self.watch: Callable[[Sequence[int]], None] | None = None  # is told the marks of each call
+        self.watch: Callable[[Sequence[int]], None] | None = None  # gets the marks of each call
 
     def __call__(
         self, normed: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs

@@ -37,7 +37,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(self.weight.to(dtype))
 
     def pack(self, weight_format: WeightFormat) -> None:
-        """Puts the filled weight into the order that its kernel reads; only that is kept. Raises ModelError."""
+        """Puts the filled weight into the order that its kernel reads; the original goes. Raises ModelError."""
         self.packed = weight_format.pack(self.weight.detach(), None if self.bias is None else self.bias.detach())
         self.weight = self.bias = None
 

@@ -1,7 +1,7 @@
-"""Which kernels ran when: torch's profiler, and the operations of a CPU that it cannot see.
+"""The times of kernels: from torch's profiler, and for operations of a CPU that it cannot see.
 
-On a GPU the profiler is told of every kernel, replayed graphs included. On a CPU our kernels are called by address,
-around torch: for the time of a burst their callers take the time of each call.
+On a GPU the profiler sees every kernel, also in replayed graphs. On a CPU our kernels are called by address, around
+torch: during a burst their callers time each call.
 """
 
 import time

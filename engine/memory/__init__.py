@@ -1,1 +1,1 @@
-"""KV blocks and who owns them. Pure bookkeeping: no tensors, no clock."""
+"""KV blocks and their owners. Pure bookkeeping: no tensors, no clock."""

@@ -1,4 +1,4 @@
-"""Blocks of KV cache and who owns them. Pure bookkeeping: no tensors, no clock."""
+"""Blocks of KV cache and their owners. Pure bookkeeping: no tensors, no clock."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ class BlockCounts(NamedTuple):
 
     free: int  # holds nothing
     active: int  # read or written by a live request
-    reusable: int  # a cached prefix that nobody reads
-    pinned: int  # kept on purpose; nothing pins blocks yet
+    reusable: int  # a cached prefix without readers
+    pinned: int  # always 0: nothing pins blocks yet
 
 
 class BlockPool:
@@ -37,7 +37,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can give: free ones, and cached ones that nobody reads."""
+        """Blocks that `allocate` can give: free ones, and cached ones without readers."""
         return self.num_blocks - self._active
 
     def counts(self) -> BlockCounts:
@@ -52,7 +52,7 @@ class BlockPool:
         return self._index.match(hashes) if self.prefix_caching else []
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Reads cached blocks together with whoever reads them already."""
+        """Adds a reader to cached blocks."""
         for block in blocks:
             if self._references[block] == 0:
                 self._active += 1
@@ -74,7 +74,7 @@ class BlockPool:
         return self._references[block]
 
     def writable(self, block: int) -> bool:
-        """Nobody else reads it, and nobody could find it by its prefix."""
+        """It has one reader, and cannot be found by its prefix."""
         return self._references[block] == 1 and not self._index.holds(block)
 
     def available_without(self, gone: Sequence[Sequence[int]], read: Sequence[int]) -> int:
@@ -107,8 +107,9 @@ class BlockPool:
     def publish(self, block: int, key: bytes, parent: bytes | None) -> int:
         """Makes a block that is now full and computed findable by its prefix; `parent` is None for the first.
 
-        Where another block holds the same already, that one is taken and this one given back: whoever reads a block
-        reads all before it, so that nothing above a live block is ever evicted. Returns the block to read from now on.
+        Where another block has the same tokens already, that one is taken and this one freed: a request that reads a
+        block reads all before it, so that nothing above a live block is ever evicted. Returns the block to read from
+        now on.
         """
         assert self._references[block] > 0, "only a block in use is published"
         if not self.prefix_caching:

@@ -29,7 +29,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
 
 
 class PrefixIndex:
-    """Which full blocks hold which prefix, and which of those that nobody reads goes first.
+    """The full blocks by their prefix, and the order in which idle ones are evicted.
 
     Only leaves are evicted, the least recently used first: a block whose children are cached would make them
     unreachable. Time is a counter, so that the same calls always evict the same blocks.
@@ -79,7 +79,7 @@ class PrefixIndex:
         self._offer(node)
 
     def evict(self) -> int | None:
-        """Forgets the least recently used leaf that nobody reads and returns its block; None where there is none."""
+        """Forgets the least recently used idle leaf and returns its block; None where there is none."""
         while self._candidates:
             idle_since, block = heapq.heappop(self._candidates)
             node = self._by_block.get(block)

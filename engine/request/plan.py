@@ -40,7 +40,7 @@ class StepPlan:
     num_waiting: int = 0
     side_queue_moves: list[tuple[Request, str | None]] = field(default_factory=list)  # None: back to the queue
     needs_commit: bool = False  # the next step cannot be planned before this one is committed
-    planned_ns: int = 0  # when it was decided, where the books are kept
+    planned_ns: int = 0  # when it was decided, with telemetry on
     has_prompts: bool = False  # it may hold more than one token of a request, or other work than decoding
 
     def add(self, item: ScheduledTokens) -> None:

@@ -65,7 +65,7 @@ class Request:
     lag_ns: int = 0  # ... and what of the host's time after that is booked, too
     clocked: bool = False  # the decode clock runs for it, and the ledger lacks it
     ledger_changed: bool = False  # since the front saw it, beside what the decode clock adds
-    needs_output: bool = field(init=False)  # the host must know every token before the next one is drawn
+    needs_output: bool = field(init=False)  # the host must know every token before the next one is sampled
     _hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How a device is given work: in order, and so that the host goes on meanwhile where it can."""
+"""The order of a device's work, which overlaps with the host where it can."""
 
 import time
 from collections.abc import Callable
@@ -11,17 +11,17 @@ import torch
 
 @dataclass(slots=True)
 class Task:
-    """One step's work under way, and the device's clock readings, told by the host's clock."""
+    """One step's work under way, and the device's times by the host's clock."""
 
     work: Callable[["Task"], None]
     begin_ns: int = 0
-    forward_ns: int = 0  # the logits are there
+    forward_ns: int = 0  # the logits are ready
     end_ns: int = 0
     future: Future | None = None
     events: tuple[torch.cuda.Event, ...] = ()
 
     def forward_done(self) -> None:
-        """Called by the work, between the logits and the draw."""
+        """Called by the work, between the logits and the sampling."""
         if self.events:
             self.events[1].record()
         else:
@@ -29,20 +29,20 @@ class Task:
 
 
 class Stream(Protocol):
-    """Does tasks in the order in which they come."""
+    """Runs tasks in their order."""
 
     def submit(self, work: Callable[[Task], None]) -> Task: ...
 
     def wait(self, task: Task) -> None:
-        """Until it is done; its clock readings stand then. Tasks are waited for in order."""
+        """Until it is done and has its times. Tasks are waited for in order."""
         ...
 
     def drain(self) -> None:
-        """Until all that was submitted no longer reads or writes memory of the host."""
+        """Until the submitted tasks no longer read or write memory of the host."""
         ...
 
     def call(self, work: Callable[[], None]) -> None:
-        """Does something that is no step, in the thread that does the steps, after those that were submitted."""
+        """Runs work that is no step, in the thread of the steps, after those that were submitted."""
         ...
 
 
@@ -79,7 +79,7 @@ class ThreadStream:
 
     def drain(self) -> None:
         if self._last is not None:
-            self._last.exception()  # waits; whoever collects the task is told
+            self._last.exception()  # waits; `collect` raises it
 
     def call(self, work: Callable[[], None]) -> None:
         self._worker.submit(work).result()
@@ -89,7 +89,7 @@ class CudaStream:
     """The device's own stream. Its clock is chained to the host's: each event stands as long after the one before as
     the device says, and never later than the host saw it."""
 
-    RESTART_NS = 1_000_000_000  # the device tells longer times too coarsely
+    RESTART_NS = 1_000_000_000  # the device measures longer times too coarsely
 
     def __init__(self) -> None:
         self._last: tuple[torch.cuda.Event, int] | None = None  # the last step's end, and when that was

@@ -90,7 +90,7 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept between runs. Raises BuildError."""
+    """The folder of built kernels, shared by runs. Raises BuildError."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:

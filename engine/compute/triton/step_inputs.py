@@ -1,6 +1,6 @@
-"""What a step's tokens are and where they live, made on the device from tables with one stable row a request.
+"""The ids, positions and slots of a step's tokens, made on the device from tables with one stable row a request.
 
-The host sends which rows take part and how many tokens each adds. A token that was drawn in the step before is taken
+The host sends which rows take part and how many tokens each adds. A token that was sampled in the step before is taken
 from the pool of last ids, so that the host need not have read it.
 """
 
@@ -18,7 +18,7 @@ SEARCH_STEPS = 12  # enough for 4096 sequences, which is as many as an engine ma
 class StepRows:
     """Which requests a step computes, and what the device knows of them. All int32.
 
-    There is room for padding: a sequence whose row is -1 is nobody's, and so is a token behind the last sequence's.
+    Padding is a sequence whose row is -1, and a token behind the last sequence's.
     """
 
     rows: torch.Tensor  # [num_sequences], of the tables below; -1: padding

@@ -125,7 +125,7 @@ class TenantQueues:
     def _forget(self, level: int) -> None:
         """Tenants below the level would be lifted to it anyway. If too many are above it, their debt is waived."""
         if len(self._counters) > MAX_TENANTS:
-            kept = {tenant: c for tenant, c in self._counters.items() if c > level or tenant in self._queues}
-            if len(kept) > MAX_TENANTS // 2:
-                kept = {tenant: self._counters[tenant] for tenant in self._queues}
-            self._counters = kept
+            owing = {tenant: c for tenant, c in self._counters.items() if c > level or tenant in self._queues}
+            if len(owing) > MAX_TENANTS // 2:
+                owing = {tenant: self._counters[tenant] for tenant in self._queues}
+            self._counters = owing

@@ -134,7 +134,7 @@ _SOURCES = {"json_schema": _json_schema, "regex": _regex, "lark": str}
 
 
 def _sentence(error: str, kind: str) -> str:
-    """Why a grammar is refused, in the terms of who wrote it: only in Lark does the library name a place of his own."""
+    """Why a grammar is refused. Only for Lark does the place that the library names belong to the user's own text."""
     line = _first_line(error)
     place = re.match(r"(?:at )?(\d+)\((\d+)\): ", line)
     where = f"line {place[1]}, column {place[2]}: " if place and kind == "lark" else ""

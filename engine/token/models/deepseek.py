@@ -12,7 +12,7 @@ from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
 from engine.token.models.rope import length_limits, refuse_odd, rope_parameters, yarn_mscale
-from engine.token.models.settings import count, number, refuse_unless
+from engine.token.models.settings import count, expert_counts, number, refuse_unless
 from metrics.errors import ModelError
 
 
@@ -104,9 +104,7 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
     refuse_unless(config, moe_layer_freq=1)
     if config.get("q_lora_rank") is None:
         refuse_unless(config, attention_bias=False)  # it would be of half a projection
-    num_experts, chosen = count(config, "n_routed_experts"), count(config, "num_experts_per_tok")
-    if chosen > num_experts:
-        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than n_routed_experts={num_experts}")
+    num_experts, chosen = expert_counts(config, "n_routed_experts")
     dense = gated_mlps(config)
     first_mixture = count(config, "first_k_dense_replace", 0, least=0)
     shared = count(config, "n_shared_experts", 0, least=0)

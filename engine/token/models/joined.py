@@ -1,5 +1,6 @@
-"""Which decoders compute all their layers in one call: those of grouped attention and gated feed-forward parts whose
-matrices, operations and attention are all in the C++ kernels of a CPU."""
+"""All layers of a decoder in one call, where the C++ kernels of a CPU have its matrices, operations and attention.
+
+The layers must have grouped attention and gated feed-forward parts."""
 
 from collections.abc import Sequence
 

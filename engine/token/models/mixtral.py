@@ -9,8 +9,7 @@ import torch
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
-from engine.token.models.settings import count, layer_windows, refuse_unless
-from metrics.errors import ModelError
+from engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
 
 RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
 
@@ -19,9 +18,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of MixtralForCausalLM."""
     refuse_unless(config, hidden_act="silu", attention_bias=False, layer_types=None)
     num_layers = count(config, "num_hidden_layers")
-    num_experts, chosen = count(config, "num_local_experts"), count(config, "num_experts_per_tok")
-    if chosen > num_experts:
-        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than num_local_experts={num_experts}")
+    num_experts, chosen = expert_counts(config, "num_local_experts")
     mixture = partial(
         MixtureOfExperts,
         count(config, "hidden_size"),

@@ -61,7 +61,7 @@ class MixtureOfExperts(nn.Module):
         self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
 
     def pack(self, weight_format: WeightFormat) -> None:
-        """Packs each expert's filled matrices; only that is kept. Raises ModelError."""
+        """Packs each expert's filled matrices; the originals go. Raises ModelError."""
         parts = self.gate_up.detach(), self.down.detach()
         self.packed = tuple([weight_format.pack(expert, None) for expert in part] for part in parts)
         self.gate_up = self.down = None

@@ -7,8 +7,7 @@ from engine.token.models.layer import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.qwen2 import upper_windows
-from engine.token.models.settings import count, layer_windows, listed
-from metrics.errors import ModelError
+from engine.token.models.settings import count, expert_counts, layer_windows, listed
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:
@@ -23,10 +22,8 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
 def moe_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3MoeForCausalLM: every `decoder_sparse_step`-th layer is a mixture, but `mlp_only_layers`."""
     dense, bias = gated_mlps(config), bool(config.get("attention_bias"))
-    num_experts = count(config, "num_experts", config.get("num_local_experts"))  # transformers 5 writes the other name
-    chosen = count(config, "num_experts_per_tok")
-    if chosen > num_experts:
-        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than num_experts={num_experts}")
+    # transformers 5 writes the other name
+    num_experts, chosen = expert_counts(config, "num_experts", config.get("num_local_experts"))
     route = partial(softmax_top_k, num_chosen=chosen, normalise=bool(config.get("norm_topk_prob")))
     mixture = partial(
         MixtureOfExperts,

@@ -1,11 +1,10 @@
 """Rotary frequencies, as config.json asks for them.
 
-A key is rotated once, when it is written, and stays in the cache for whoever shares its block. So its angle may depend
-on its position alone. Dynamic NTK breaks that rule: its base grows with the length of the sequence at hand, and
-transformers itself leaves the keys that it has cached with the base of their time. Here the base is that of
-`max_model_len`, fixed. Up to the model's `max_position_embeddings`, the default, dynamic NTK changes nothing and the
-tokens are those of transformers; who raises `max_model_len` gets the angles that transformers gives a prompt of that
-length, at every length.
+A key is rotated once, when it is written, and stays in the cache for all requests that share its block. So its angle
+may depend on its position alone. Dynamic NTK breaks that rule: its base grows with the length of the sequence, and
+transformers leaves cached keys with the base of their time. Here the base is that of `max_model_len`, fixed. Up to the
+model's `max_position_embeddings`, the default, dynamic NTK changes nothing and the tokens are those of transformers. A
+larger `max_model_len` gives, at every length, the angles that transformers gives a prompt of that length.
 """
 
 import math
@@ -95,7 +94,7 @@ def yarn_mscale(factor: float, weight: float = 1.0) -> float:
 
 
 def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones kept, those between blended."""
+    """Llama 3.1's scaling: long wavelengths are divided by `factor`, short ones stay, those between are blended."""
     original = parameters["original_max_position_embeddings"]
     low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
     wavelengths = 2 * math.pi / frequencies
@@ -105,7 +104,7 @@ def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tens
 
 def _yarn(frequencies: torch.Tensor, parameters: dict[str, Any], dim: int) -> torch.Tensor:
     """YaRN (Peng et al., 2023): dimensions that turn less than `beta_slow` times in the original context are divided by
-    `factor`, those that turn more than `beta_fast` times kept, those between blended."""
+    `factor`, those that turn more than `beta_fast` times stay, those between are blended."""
 
     def dimension(turns: float) -> float:
         original = parameters["original_max_position_embeddings"]

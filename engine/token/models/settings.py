@@ -41,6 +41,14 @@ def number(config: dict[str, Any], key: str, default: float | None = None, least
     return float(value)
 
 
+def expert_counts(config: dict[str, Any], key: str, default: int | None = None) -> tuple[int, int]:
+    """The number of experts, which `key` says, and of those that a token is sent to."""
+    experts, chosen = count(config, key, default), count(config, "num_experts_per_tok")
+    if chosen > experts:
+        raise ModelError(f"config.json has num_experts_per_tok={chosen}, more than {key}={experts}")
+    return experts, chosen
+
+
 def section(config: dict[str, Any], key: str) -> dict[str, Any]:
     """An object within config.json; {} where it has none, or null."""
     return _of_kind(config, key, dict, "an object")

@@ -1,1 +1,1 @@
-"""Logits to ids: penalties, truncation, draws and log-probabilities."""
+"""Logits to ids: penalties, truncation, sampling and log-probabilities."""

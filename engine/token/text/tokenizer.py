@@ -61,7 +61,7 @@ class Tokenizer:
             name = named["content"] if isinstance(named, dict) else named
             found = self._tokenizer.token_to_id(name) if name else None
         listed = found if isinstance(found, list) else [] if found is None else [found]
-        return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model draws no others
+        return sorted(token for token in listed if 0 <= token < self.vocab_size)  # the model samples no others
 
 
 class NoTokenizer:
@@ -80,7 +80,7 @@ class NoTokenizer:
 
 
 class NoText:
-    """The text of ids that nobody can spell."""
+    """The text of ids without a tokenizer: empty."""
 
     def push(self, token_id: int) -> str:
         return ""

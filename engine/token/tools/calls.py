@@ -162,7 +162,7 @@ class ToolCallParser:
     # Each mode consumes text from `at` on and returns where it stopped: at `at` with the mode unchanged, it needs more.
 
     def _outside(self, text: str, at: int) -> int:
-        """At the beginning of the output, or after a call: white space, and what means nothing, is held."""
+        """At the beginning of the output, or after a call: white space and empty literals wait in `_held`."""
         end = skip_space(text, at)
         if end > at:
             self._held.append(text[at:end])
@@ -289,7 +289,7 @@ class ToolCallParser:
         return end
 
     def _give_up(self, at: int) -> int:
-        """No call: what was held is content, and so is what follows, up to the next opener."""
+        """No call: the text in `_held` is content, and so is all up to the next opener."""
         self._content("".join(self._held))
         self._held.clear()
         self._mode = self._inside_content
