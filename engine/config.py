@@ -30,17 +30,18 @@ class EngineConfig(BaseModel):
     )
     weights: Literal["auto", "float32", "float16", "int8"] = Field(
         "auto",
-        description="how a CPU holds matrices, and multiplies in float32; auto is as the checkpoint stores them: exact",
+        description="format of a CPU's matrices, which multiply in float32; auto keeps the checkpoint's format: exact",
     )
     attention_backend: Literal["auto", "triton", "cpp", "torch"] = Field(
         "auto",
-        description="what computes attention; auto takes the fastest that the device has, torch is the reference",
+        description="kernels of attention; auto takes the fastest on the device, torch is the reference",
     )
     fused_operations: Literal["auto", "off"] = Field(
         "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="auto is dtype; fp8 holds twice to four times the tokens, with one scale a token and head"
+        "auto",
+        description="auto is dtype; fp8 stores two to four times the tokens, with one scale for each token and head",
     )
     overlap: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -65,7 +66,7 @@ class EngineConfig(BaseModel):
     max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at the same time")
     max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="token budget of one step")
     max_prefill_chunk_tokens: int | None = Field(
-        None, ge=1, description="prompt tokens of one request in one step; the whole budget by default"
+        None, ge=1, description="prompt tokens of one request in one step; by default the whole budget"
     )
     max_waiting: int = Field(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
     drain_seconds: float = Field(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
@@ -80,7 +81,8 @@ class EngineConfig(BaseModel):
         description="a prompt is long above this; needs max_long_prefills, and that needs it",
     )
     policy: Literal[*POLICIES] = Field(
-        "fcfs", description="who is served next, who gives way, and whether prompts and decodes share a step"
+        "fcfs",
+        description="which request is served next, which is preempted, and whether prompts and decodes share a step",
     )
     priority_ageing: int | None = Field(
         None, ge=1, le=1_000_000, description="policy priority: later arrivals that one step of it is worth; 256"
@@ -103,9 +105,9 @@ class EngineConfig(BaseModel):
     prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
     telemetry: Literal["full", "off"] = Field(
         "full",
-        description="off: no ledgers, no records of steps and requests; for who wants no overhead, or to measure it",
+        description="off: no ledgers, no records of steps and requests, no overhead",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="gives requests without a seed of their own theirs")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of requests that bring none")
     objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")
     objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
     objective_e2e_ms: float | None = Field(None, gt=0, description="... this time to the last byte")
