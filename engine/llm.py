@@ -39,7 +39,7 @@ class LLMError(SojournError):
     """A prompt or a setting that cannot be honoured, or an engine that failed, with a sentence."""
 
 
-# Settings that only mean something to the front process of a server.
+# Settings of the front process of a server.
 _SERVER_SETTINGS = {
     "host", "port", "served_model_name", "max_waiting", "drain_seconds", "max_body_bytes", "run_dir", "seed",
     "tool_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat", "otlp_endpoint",
@@ -53,11 +53,11 @@ STEPS_AT_ONCE = 256  # records of steps, at most, between two calls of `on_steps
 class LLM:
     """A model in this process: one thread runs the engine's loop, any number of callers share its batches.
 
-    `settings` are those of EngineConfig (see `sojourn serve --help`), but for what concerns a server. Raises LLMError
+    `settings` are those of EngineConfig (see `sojourn serve --help`) without those of a server. Raises LLMError
     for a setting, ModelError for a checkpoint. With `load_format="dummy"` a folder with config.json is enough;
-    without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` is told the records of finished
-    steps, some at once, in the engine's thread. Make the first one before you import torch, or set GOMP_SPINCOUNT=300
-    in the environment: else threads that wait for each other spin, and steps take ten times as long beside any busy
+    without a tokenizer.json prompts are token ids and outputs have no text. `on_steps` gets the records of finished
+    steps, some at once, in the engine's thread. Make the first LLM before you import torch, or set GOMP_SPINCOUNT=300
+    in the environment: otherwise threads that wait for each other spin, and steps take ten times as long beside a busy
     process. Close it, or use it in a `with` block, to give its memory back.
     """
 
@@ -103,7 +103,7 @@ class LLM:
         return len(self._sequences)
 
     def close(self) -> None:
-        """Ends the loop. What is under way is given up with an LLMError to whoever waits for it."""
+        """Ends the loop. Open requests are aborted, and their callers get an LLMError."""
         _end(self._inbox, self._thread)
         self._engine = None
 
@@ -118,8 +118,8 @@ class LLM:
     ) -> list[Completion]:
         """Completes every prompt (a text, or token ids) `n` times; the outputs stand in the order of the prompts.
 
-        One `sampling` for all, or one for each. The n outputs of a prompt share its blocks and draw with seeds of their
-        own. Raises LLMError before anything is computed if a prompt or a control does not fit.
+        One `sampling` for all, or one for each. The n outputs of a prompt share its blocks and have seeds of their own.
+        Raises LLMError before anything is computed if a prompt or a parameter does not fit.
         """
         prompts, stops = [prompts] if isinstance(prompts, str) else list(prompts), _stop_strings(stop)
         controls = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
@@ -251,12 +251,12 @@ class LLM:
         for sequence in sequences:
             self._sequences[sequence.request.request_id] = sequence
             self._inbox.put(sequence.request)
-        self._raise_if_failed()  # meanwhile: then nobody may be left to wake those who wait
+        self._raise_if_failed()  # it may have failed meanwhile, and then wakes no one
 
     def _give_up(self, sequences: list[OutputSequence]) -> None:
         for sequence in sequences:
             known = self._sequences.pop(sequence.request.request_id, None)
-            if known is not None and sequence.finish_reason is None:  # else the loop ends it, or was told to
+            if known is not None and sequence.finish_reason is None:  # else the loop ends it, or aborts it already
                 self._inbox.put(messages.Abort(sequence.request.request_id))
 
     def _raise_if_failed(self) -> None:
@@ -325,7 +325,7 @@ def _end(inbox: queue.SimpleQueue, thread: threading.Thread) -> None:
 
 
 def _stop_strings(stop: str | Sequence[str]) -> list[str]:
-    """Raises LLMError for what can end no text."""
+    """Raises LLMError for a value that can end no text."""
     stops = [stop] if isinstance(stop, str) else list(stop)
     bad = next((text for text in stops if not isinstance(text, str) or not text), None)
     if bad is not None:
@@ -334,7 +334,7 @@ def _stop_strings(stop: str | Sequence[str]) -> list[str]:
 
 
 class _Bar:
-    """How many outputs are done, and how many tokens a second they take; shows nothing where it is off."""
+    """The number of finished outputs and the tokens/s; shows nothing where it is off."""
 
     def __init__(self, shown: bool, total: int):
         columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
