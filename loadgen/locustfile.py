@@ -16,7 +16,7 @@ import gevent  # isort: skip
 from loadgen.run.distributed import MasterReplay, WorkerReplay
 from loadgen.run.replay import ended_with, replay_alone, start_replay
 from loadgen.target.processes import end_with
-from metrics.errors import SojournError
+from metrics.errors import ExperimentError, InputError, ServerError
 
 
 @events.init_command_line_parser.add_listener
@@ -56,7 +56,7 @@ class Session:
             self.replaying = gevent.spawn(self.replay)
 
     def replay(self):
-        """Sends the load, and ends Locust with an exit code. Nothing may be raised here: nobody would hear it."""
+        """Sends the load, and ends Locust with an exit code. It must not raise: nothing would catch it."""
         self.environment.process_exit_code = 1  # of a load that is cut short
         try:
             started = start_replay(self.environment.parsed_options, self.environment.host)
@@ -65,7 +65,7 @@ class Session:
             else:
                 replay_alone(started, self.show)
             self.environment.process_exit_code = ended_with(started)
-        except SojournError as error:
+        except (InputError, ServerError, ExperimentError) as error:  # not of the run directory: that ends a run early
             print(f"error: {error}", file=sys.stderr, flush=True)
             self.environment.process_exit_code = 2
         except Exception as error:

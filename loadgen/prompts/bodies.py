@@ -152,17 +152,17 @@ def _sampling(scenario: Scenario, request: ScheduledRequest) -> dict[str, Any]:
     """Sampling and response format of the class, overridden by those of the request's variant."""
     klass = next(each for each in scenario.workload.classes if each.klass == request.klass)
     layers = [klass, *([klass.variants[request.variant]] if request.variant >= 0 else [])]
-    text: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for layer in layers:
-        text |= {name: value for name in SAMPLING_FIELDS if (value := getattr(layer, name)) is not None}
+        fields |= {name: value for name in SAMPLING_FIELDS if (value := getattr(layer, name)) is not None}
         if layer.response_format is not None or layer.regex is not None:  # an answer has one form
-            text.pop("response_format", None), text.pop("structured_outputs", None)
+            fields.pop("response_format", None), fields.pop("structured_outputs", None)
         if layer.response_format is not None:
-            text["response_format"] = layer.response_format
+            fields["response_format"] = layer.response_format
         if layer.regex is not None:
-            text["structured_outputs"] = {"regex": layer.regex}
-        text |= layer.extra_body
-    return text
+            fields["structured_outputs"] = {"regex": layer.regex}
+        fields |= layer.extra_body
+    return fields
 
 
 def http_bytes(endpoint: Endpoint, target: Target, request: ScheduledRequest, content: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""What a conversation goes on with: the text of a reply, cut out of its bytes as JSON already has it written.
+"""The answer that a conversation continues with: the text of a reply, cut out of its bytes, still JSON-escaped.
 
-This runs between two turns, beside requests that are being timed, so nothing is decoded: the pieces of a JSON string
-that a stream sends one after another are, end to end, the JSON string of the whole. Reasoning and tool calls are not
-part of it. Only a reply that looks as if it had failed is read in full, as the cold path does.
+It runs between two turns, beside timed requests, so nothing is decoded: the pieces of a streamed JSON string, joined,
+are the JSON string of the whole. Reasoning and tool calls are left out. Only a reply that may have failed is read in
+full.
 """
 
 import re
@@ -25,7 +25,7 @@ FIRST_TEXT = re.compile(
 
 
 class _Body:
-    """Collects what httptools takes out of its frames."""
+    """Collects the body."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -35,7 +35,7 @@ class _Body:
 
 
 def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
-    """The text of a whole HTTP reply, JSON-escaped, and why the reply failed: "" where it did not."""
+    """The text of a complete HTTP reply, JSON-escaped, and why the reply failed: "" if it did not."""
     collected = _Body()
     parser = httptools.HttpResponseParser(collected)
     try:

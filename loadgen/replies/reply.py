@@ -1,4 +1,4 @@
-"""What one reply said and when: the stamped bytes of a request → text chunks, token counts, errors. The cold path."""
+"""One reply: its stamped bytes → text chunks, token counts, errors. The cold path."""
 
 import json
 from collections.abc import Callable
@@ -15,30 +15,30 @@ LARGEST_COUNT = 2**63 - 1  # what a column of the tables holds
 
 
 class ReplyFault(ServerError):
-    """A reply that is not what OpenAI's API gives, with a sentence that says where."""
+    """A reply that does not follow OpenAI's API, with a sentence that says where."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """A reply as far as it has been read. Events that came in one read share its stamp."""
+    """The part of a reply that was read. Events of one read share its stamp."""
 
     status_code: int | None = None
     error: str | None = None
     complete: bool = False  # HTTP says that the message is whole
-    finished: bool = False  # the server said that the answer is: [DONE], a finish reason, or a JSON document
+    finished: bool = False  # the answer is: [DONE], a finish reason, or a JSON document
     text: str = ""
     chunk_ns: list[int] = field(default_factory=list)
-    totals: list[int | None] = field(default_factory=list)  # output tokens so far, told with each chunk of text
+    totals: list[int | None] = field(default_factory=list)  # output tokens so far, with each chunk of text
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
 
     @property
     def chunk_tokens(self) -> list[int]:
-        """New tokens in each chunk; [] unless every chunk told its total, and none went back.
+        """New tokens in each chunk; [] unless every chunk has its total, and no total decreases.
 
-        The one rule for several tokens in a chunk: the server's running usage counts them, never their text. They share
-        the stamp of their chunk.
+        The running usage of the server counts the tokens of a chunk, never its text. They share the stamp of their
+        chunk.
         """
         if not self.totals or None in self.totals:
             return []
@@ -57,7 +57,7 @@ class ReplyReader:
         self._now_ns = 0
 
     def feed(self, data: bytes, now_ns: int) -> None:
-        """Takes bytes that were read at `now_ns`. What is not HTTP becomes the reply's error."""
+        """Takes bytes that were read at `now_ns`. Bytes that are not HTTP become the reply's error."""
         self._now_ns = now_ns
         if not self.reply.complete:
             self._blame_the_reply(lambda: self._parser.feed_data(data))
@@ -68,7 +68,7 @@ class ReplyReader:
         return self.reply
 
     def _blame_the_reply(self, read: Callable[[], None]) -> None:
-        """Whatever reading it raises is the reply's error: one odd reply must not cost the others their records."""
+        """An exception of the reader is the reply's error: one odd reply must not cost the others their records."""
         try:
             read()
         except httptools.HttpParserCallbackError as error:  # raised in one of the `on_…` methods
@@ -81,7 +81,7 @@ class ReplyReader:
             self._fail(_unreadable(error))
 
     def _fail(self, error: str) -> None:
-        """The first error counts. JSON may hold half a surrogate pair, which no table can: it becomes `?`."""
+        """The first error counts. JSON may have half a surrogate pair, which no table can hold: it becomes `?`."""
         self.reply.error = self.reply.error or error.encode("utf-8", "replace").decode()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -152,7 +152,7 @@ class ReplyReader:
 
 
 def _text_of(choice: dict[str, Any]) -> str:
-    """What a choice adds for its reader: text, content, reasoning, name or arguments of a tool; "" for a role alone."""
+    """The text that a choice adds: text, content, reasoning, name or arguments of a tool; "" for a role alone."""
     said = _part(choice, "delta", dict) or _part(choice, "message", dict) or choice
     text = _part(said, "reasoning_content", str) or _part(said, "reasoning", str)
     text += _part(said, "content", str) or _part(said, "text", str)
@@ -216,7 +216,7 @@ def _message(content: dict[str, Any]) -> str:
 
 
 def _document_message(document: bytes) -> str:
-    """What an error document says: OpenAI's error.message, FastAPI's detail, or its beginning."""
+    """The message of an error document: OpenAI's error.message, FastAPI's detail, or its beginning."""
     content = _json(document)
     if isinstance(content, dict):
         return _message(content) if "error" in content else str(content.get("detail", content))[:MAX_ERROR_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What is wrong with a scenario file, in sentences: the field, its value, the bound and the way out."""
+"""Faults of a scenario file as sentences: the field, its value, the bound and the way out."""
 
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -36,11 +36,11 @@ _BOUNDS = {
 
 
 class KeyTwiceError(yaml.MarkedYAMLError):
-    """A key that stands twice in one block: YAML would silently take the last."""
+    """A duplicate key in one block: YAML would silently take the last."""
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that stands twice in one block."""
+    """Reads YAML, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -74,7 +74,7 @@ def describe_faults(error: ValidationError, root: type[BaseModel]) -> list[str]:
 
 
 def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) -> str:
-    """`missing` are the keys that the fault's block needs and does not have."""
+    """`missing`: the absent required keys of the fault's block."""
     path, block = _walk(fault["loc"], root)
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
@@ -94,8 +94,8 @@ def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) 
 
 
 def _meant(key: str, block: type[BaseModel] | None, missing: list[str]) -> str:
-    """What an unknown key was to be: one that looks alike, else the one that is missing; without a guess all of them,
-    the needed ones first."""
+    """A guess for an unknown key: a similar one, else the missing one; without a guess all keys, required ones
+    first."""
     fields = block.model_fields if block else {}
     if guess := nearest(key, list(fields)):
         return guess
@@ -115,14 +115,14 @@ def _meaning(block: type[BaseModel] | None, key: Any) -> str:
 
 
 def _tags(block: type[BaseModel] | None, key: Any, discriminator: str) -> str:
-    """The choices of a union, for the message of a union whose tag is absent (pydantic does not name them there)."""
+    """The choices of a union, for the message of an absent tag (pydantic does not name them there)."""
     field = block.model_fields.get(str(key)) if block else None
     members = _models(field.annotation) if field else []
     return ", ".join(f"'{get_args(member.model_fields[discriminator].annotation)[0]}'" for member in members)
 
 
 def _walk(loc: tuple[Any, ...], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
-    """The path as the file has it (pydantic's names of union members left out) and the block that the key is in."""
+    """The path as in the file (without pydantic's names of union members) and the block of the key."""
     path, options, block = "", [root], root
     for step in loc:
         tagged = [model for model in options if _tag_of(model) == step]

@@ -1,7 +1,7 @@
-"""What a scenario file may say: five blocks, units in the key names, every unknown key refused.
+"""The schema of a scenario file: blocks with units in the key names; unknown keys are refused.
 
-`engine` says how `sojourn run` starts our engine, `target` how to speak to the server, `arrivals` when requests come,
-`workload` what they ask for, `objectives` what is good enough (with the source of that claim), `measure` what counts.
+`engine` configures our engine for `sojourn run`, `target` the requests, `arrivals` when they come, `workload` what they
+ask for, `objectives` the bounds (with their source), `measure` what counts.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
 
 class Target(Block):
-    """How to speak to the server."""
+    """The requests to the server."""
 
     api: Literal["completions", "chat"] = "completions"
     stream: bool = True
@@ -48,7 +48,7 @@ class Target(Block):
 
 
 class Objective(Block):
-    """What is good enough for a class, and who says so."""
+    """Bounds for a class of requests, and their source."""
 
     klass: str = "all"
     ttft_ms: Number | None = Field(None, gt=0)
@@ -72,7 +72,7 @@ class Objective(Block):
 
 
 class Measure(Block):
-    """What counts. Warm-up requests are sent and recorded, but no analysis counts them."""
+    """What counts. Warm-up requests are sent and recorded, but no analysis includes them."""
 
     seed: Whole = Field(0, ge=0, lt=2**63)
     warmup_requests: Whole = Field(0, ge=0, le=10_000, description="sent and awaited before the first arrival")
@@ -83,7 +83,7 @@ class Measure(Block):
 
 
 class Scenario(Block):
-    """One experiment. `name` is the file's, without its ending."""
+    """One experiment. `name` is that of the file, without its ending."""
 
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str = Field(min_length=1)
@@ -97,18 +97,18 @@ class Scenario(Block):
 
     @property
     def given_as(self) -> str:
-        """What `load_scenario` was asked for: a path or a bundled name. The bare name where no file was read."""
+        """The argument of `load_scenario`: a path or a bundled name. The bare name without a file."""
         return self._given_as or self.name
 
     def given_as_file(self, path: Path) -> "Scenario":
-        """The same, as if it had been read from there: the command that repeats its run names that file."""
+        """The same scenario, as if read from that file: the command that repeats its run names it."""
         same = self.model_copy()
         same._given_as = str(path)
         return same
 
     @model_validator(mode="after")
     def _blocks_agree(self):
-        """Raises with all faults between blocks at once, a line each."""
+        """Raises one error with all faults between blocks, a line each."""
         if faults := "\n".join(self._disagreements()):
             raise ValueError(faults)
         return self
@@ -170,7 +170,7 @@ def bundled_scenarios() -> list[str]:
 
 
 def load_scenario(path_or_name: str | Path) -> Scenario:
-    """Reads a scenario file, or a bundled one by its bare name. Raises ScenarioError, one sentence a fault."""
+    """Reads a scenario file, or a bundled one by its name. Raises ScenarioError, one sentence a fault."""
     path = _find(str(path_or_name))
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)

@@ -1,7 +1,7 @@
-"""The flags of `vllm bench serve` 0.33 → a scenario, so that who knows them needs to learn nothing.
+"""The flags of `vllm bench serve` 0.33 → a scenario.
 
-A flag means here what it means there, or it is refused with a sentence: none is accepted and ignored. What differs:
-gaps are drawn absolutely and not rescaled to the mean, and lengths are exact with `--tokenizer` (else in words).
+A flag means the same as there, or is refused with a sentence: none is accepted and ignored. Differences: gaps are drawn
+absolutely and not rescaled to the mean, and lengths are exact with `--tokenizer` (else in words).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from metrics.errors import InputError
 from metrics.export.vllm_result import COLUMNS
 
 MOST_PROCESSES = 64
-# Flags of vLLM that are known and have no counterpart: the way out of each.
+# Flags of vLLM without a counterpart, with the way out of each.
 REFUSED = {
     "--ramp-up-strategy": "vLLM ramps over the number of requests; write a scenario with a ramp over time",
     "--ramp-up-start-rps": "write a scenario with a ramp over time",
@@ -51,7 +51,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class BenchServe:
-    """What was asked for: the load, the server, and the result file."""
+    """The parsed flags: the load, the server, and the result file."""
 
     scenario: Scenario
     base_url: str
@@ -78,7 +78,7 @@ class SaveResult:
     label: str | None
 
     def path(self, document: dict[str, Any]) -> Path:
-        """vLLM's own name of the file unless another was asked for."""
+        """The given name, or the one that vLLM would choose."""
         closed = f"-concurrency{document['max_concurrency']}" if document["max_concurrency"] else ""
         model = str(document["model_id"]).rsplit("/", 1)[-1]
         usual = f"{self.label or document['backend']}-{document['request_rate']}qps{closed}-{model}-{document['date']}"
@@ -118,7 +118,7 @@ def parse(words: list[str]) -> BenchServe:
 
 
 def flag_parser() -> argparse.ArgumentParser:
-    """Every flag defaults to None, so that what was said can be told from what was not."""
+    """Every flag defaults to None, to distinguish given flags from absent ones."""
     parser = _Parser(prog="sojourn bench-serve", allow_abbrev=False, add_help=False, argument_default=None,
                      epilog=EXIT_CODES)  # fmt: skip
     server = parser.add_argument_group("server")
@@ -158,22 +158,22 @@ def flag_parser() -> argparse.ArgumentParser:
         data.add_argument(f"--{name}", type=float)
     data.add_argument("--top-k", type=int, help="-1 and 0: off")
     data.add_argument("--extra-body", type=_json_object, metavar="JSON", help="further keys of each request")
-    told = parser.add_argument_group("results")
-    told.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="ttft:500 tpot:50 e2el:20000")
-    told.add_argument("--percentile-metrics", help="default ttft,tpot,itl")
-    told.add_argument("--metric-percentiles", help="default 99")
-    told.add_argument("--save-result", action="store_true", help="write vLLM's JSON")
-    told.add_argument("--save-detailed", action="store_true", help="with a row a request")
-    told.add_argument("--append-result", action="store_true", help="as one more line of the file")
-    told.add_argument("--result-dir")
-    told.add_argument("--result-filename")
-    told.add_argument("--metadata", nargs="+", metavar="KEY=VALUE")
-    told.add_argument("--label")
-    told.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-    told.add_argument("--run-dir", help="where the run goes; default: a new folder below runs/")
-    told.add_argument("--processes", type=int, help=f"of the load generator, 1 to {MOST_PROCESSES}; default 1")
+    results = parser.add_argument_group("results")
+    results.add_argument("--goodput", nargs="+", metavar="NAME:MS", help="ttft:500 tpot:50 e2el:20000")
+    results.add_argument("--percentile-metrics", help="default ttft,tpot,itl")
+    results.add_argument("--metric-percentiles", help="default 99")
+    results.add_argument("--save-result", action="store_true", help="write vLLM's JSON")
+    results.add_argument("--save-detailed", action="store_true", help="with a row a request")
+    results.add_argument("--append-result", action="store_true", help="as one more line of the file")
+    results.add_argument("--result-dir")
+    results.add_argument("--result-filename")
+    results.add_argument("--metadata", nargs="+", metavar="KEY=VALUE")
+    results.add_argument("--label")
+    results.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    results.add_argument("--run-dir", help="where the run goes; default: a new folder below runs/")
+    results.add_argument("--processes", type=int, help=f"of the load generator, 1 to {MOST_PROCESSES}; default 1")
     for action in parser._actions:
-        if action.const is True:  # a switch that was not given was not said
+        if action.const is True:  # an absent switch
             action.default = None
     return parser
 

@@ -1,4 +1,4 @@
-"""What the flags of `vllm bench serve` ask for, as a scenario: contradictions are refused, defaults are vLLM's."""
+"""The flags of `vllm bench serve` as a scenario: contradictions are refused, defaults are vLLM's."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ LONGEST_TOKENS = 10_000_000
 
 
 def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
-    """Of parsed flags, None where one was not given; `stated` are those that were. Raises InputError, ScenarioError."""
+    """Converts parsed flags, None for absent ones; `stated` are the given ones. Raises FlagError, ScenarioError."""
     _refuse_foreign(given.dataset_name, stated)
     api = _api(given)
     document = {
@@ -48,7 +48,7 @@ def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
 
 
 def _in_flags(fault: str, given: argparse.Namespace) -> str:
-    """A fault of the scenario, of the flag that it comes from: nobody typed the scenario's keys."""
+    """A fault of the scenario, in terms of its flag: the user typed no keys of a scenario."""
     data = given.dataset_name
     flags = FLAGS_OF_KEYS | {
         "workload.classes[0].prompt_tokens": "input_len" if given.input_len is not None else f"{data}_input_len",
@@ -65,7 +65,7 @@ def _in_flags(fault: str, given: argparse.Namespace) -> str:
 
 
 def _refuse_foreign(dataset: str, stated: set[str]) -> None:
-    """Flags of another data set would say nothing."""
+    """Refuses flags of another data set."""
     owners = {"random_": "random", "prefix_repetition_": "prefix_repetition", "sharegpt_": "sharegpt",
               "custom_": "custom"}  # fmt: skip
     for name in sorted(stated):
@@ -133,7 +133,7 @@ def _arrivals(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _requests(given: argparse.Namespace) -> dict[str, Any]:
-    """Lengths and contents of the one class."""
+    """Lengths and content of the one class."""
     ignore_eos = {"ignore_eos": bool(given.ignore_eos) or given.dataset_name in ("random", "timed_trace")}
     if given.dataset_name == "random":
         return _random(given) | ignore_eos
@@ -144,13 +144,13 @@ def _requests(given: argparse.Namespace) -> dict[str, Any]:
             "num_shared_prefixes": _or(given.prefix_repetition_num_prefixes, 10),
             "output_tokens": _or(given.output_len, _or(given.prefix_repetition_output_len, 128)),
         }  # fmt: skip
-    told = {"distribution": "trace", "min_tokens": 1, "max_tokens": LONGEST_TOKENS}
+    from_file = {"distribution": "trace", "min_tokens": 1, "max_tokens": LONGEST_TOKENS}
     source = {} if given.dataset_name == "timed_trace" else {"from_file": given.dataset_path}
     content = {"sharegpt": "recorded", "custom": "recorded", "timed_trace": "blocks"}.get(given.dataset_name, "random")
-    asked = {"sharegpt": given.sharegpt_output_len, "custom": _or(given.custom_output_len, 256)}
-    output = _or(given.output_len, asked.get(given.dataset_name))
-    answer = told if output is None or output == -1 else output
-    return source | ignore_eos | {"content": content, "prompt_tokens": told, "output_tokens": answer}
+    by_dataset = {"sharegpt": given.sharegpt_output_len, "custom": _or(given.custom_output_len, 256)}
+    output = _or(given.output_len, by_dataset.get(given.dataset_name))
+    answer = from_file if output is None or output == -1 else output
+    return source | ignore_eos | {"content": content, "prompt_tokens": from_file, "output_tokens": answer}
 
 
 def _random(given: argparse.Namespace) -> dict[str, Any]:

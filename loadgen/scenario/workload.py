@@ -1,4 +1,4 @@
-"""What the `workload` block of a scenario file may say: classes of requests, their lengths and what they share."""
+"""The `workload` block of a scenario: classes of requests, their lengths and their shared prefixes."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from loadgen.scenario.distributions import Block, Length, Number, Seconds, Turns, Whole
 
-# What a body has from other keys of the scenario, so that extra_body may not have it.
+# Keys of a body that other keys of the scenario set, so that extra_body must not.
 OWN_KEYS = frozenset((
     "model", "prompt", "messages", "max_tokens", "temperature", "seed", "stream", "stream_options", "ignore_eos",
     "priority", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
@@ -36,7 +36,7 @@ class PrefixTree(Block):
 
 
 class Sampling(Block):
-    """How a request's tokens are chosen. What is not set is not sent."""
+    """Sampling parameters. Unset ones are not sent."""
 
     top_k: Whole | None = Field(None, ge=1)
     top_p: Number | None = Field(None, gt=0, le=1)
@@ -69,16 +69,16 @@ class Sampling(Block):
 
 
 class Variant(Sampling):
-    """One of the ways in which requests of a class are sampled: what it sets replaces what the class sets."""
+    """A variant of sampling in a class: its values replace those of the class."""
 
     weight: Number = Field(1.0, gt=0, le=1_000_000)
     temperature: Number | None = Field(None, ge=0, le=2)
 
 
 class Session(Block):
-    """Requests that follow one another and carry the conversation so far, the server's real answers included.
+    """Requests that follow one another, each with the conversation so far and the server's real answers.
 
-    Either a person thinks between turns, or a tool works and gives its result.
+    Either a person thinks between turns, or a tool runs and returns its result.
     """
 
     turns: Turns
@@ -183,7 +183,7 @@ class RequestClass(Sampling):
 
 
 class Workload(Block):
-    """What the requests ask for. `one_class` draws a class by weight; `every_class` sends one of each together."""
+    """The classes of requests. `one_class` draws a class by weight; `every_class` sends one of each together."""
 
     each_arrival: Literal["one_class", "every_class"] = "one_class"
     classes: list[RequestClass] = Field(min_length=1)

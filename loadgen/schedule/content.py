@@ -28,7 +28,7 @@ class ContentSource:
         }
 
     def class_of(self, row: TraceRow | None) -> RequestClass | None:
-        """The class that a row names, None where it names none. Raises ScenarioError for an unknown one."""
+        """The class that a row names, None without a name. Raises ScenarioError for an unknown one."""
         if row is None or not row.klass:
             return None
         if row.klass not in self._classes:
@@ -39,7 +39,7 @@ class ContentSource:
         return self._classes[row.klass]
 
     def row_of(self, klass: RequestClass, row: TraceRow | None) -> TraceRow | None:
-        """The row that a request of this class stands for, its blocks scaled as the class says; None for none."""
+        """The row of a request of this class, its blocks scaled as the class says, if any."""
         row = self._rows_of[klass.klass].next() if klass.klass in self._rows_of else row
         if row is None:
             return None

@@ -53,7 +53,7 @@ def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
 
 
 def repeated_texts(scenario: Scenario) -> list[str]:
-    """What to know where runs follow each other on one server: which texts no seed changes."""
+    """A warning for several runs on one server: which texts no seed changes."""
     recorded = [klass.klass for klass in scenario.workload.classes if klass.content == "recorded"]
     if not recorded:
         return []
@@ -80,12 +80,12 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def _in_sessions(found: TraceSlice) -> int:
-    """Rows that the trace says belong to a session. ServeGen names clients, whose requests do not follow each other."""
+    """Rows with a session. ServeGen names clients, whose requests do not follow each other."""
     return 0 if found.form is SERVEGEN else sum(bool(row.session_id) for row in found.rows)
 
 
 def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By class: the tokens of a block in the trace and as sent, and what all prompts are multiplied by."""
+    """By class: tokens of a block in the trace and as sent, and the factor of all prompts."""
     blocks = {}
     for klass in scenario.workload.classes:
         if klass.content != "blocks":
@@ -97,7 +97,7 @@ def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def _in_words(facts: dict[str, Any]) -> list[str]:
-    """A line for each thing that a reader of the results has to know."""
+    """A sentence for each fact that a reader of the results must know."""
     lines = []
     for file, trace in facts.get("traces", {}).items():
         dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())

@@ -1,10 +1,9 @@
-"""What an infinite prefix cache would find in a schedule: the ideal that a server's hit rate is held against. Pure.
+"""The hits of an infinite prefix cache on a schedule: the ideal to compare a server's hit rate with. Pure.
 
 A prompt is a path of segments (a trace's blocks, a shared prefix, the nodes of a tree, the turns of a conversation with
-their answers at full length) and then tokens of its own. What it shares is the longest path that an earlier request has
-taken, in whole blocks of the cache, and never the last token: a server has to compute one to answer. It cannot tell
-what a chat template adds, what recorded texts share, nor that two requests in flight together find nothing of each
-other.
+their answers at full length), then tokens of its own. It shares the longest path of an earlier request, in whole blocks
+of the cache, and never its last token: a server has to compute one to answer. Unknown are the tokens of a chat
+template, the shared parts of recorded texts, and requests in flight together, which find nothing of each other.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -18,14 +17,14 @@ Segment = tuple[object, int]  # what it is, tokens
 
 @dataclass(slots=True)
 class Node:
-    """One segment behind one path. `seen` is the longest beginning of it that a request has had."""
+    """One segment after one path. `seen` is its longest beginning in any request."""
 
     children: dict[object, "Node"]
     seen: int = 0
 
 
 def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) -> Iterator[int]:
-    """Tokens of each prompt (its segments, its length) that an infinite cache has, in the order of the prompts."""
+    """Tokens of each prompt (its segments, its length) that an infinite cache holds, in order of the prompts."""
     root = Node({})
     for segments, num_tokens in prompts:
         shared, node, on_the_way = 0, root, True
@@ -42,7 +41,7 @@ def ideal_hits(prompts: Iterable[tuple[list[Segment], int]], block_tokens: int) 
 
 
 def segments_of(request: ScheduledRequest, workload: Workload) -> list[Segment]:
-    """What of a request's prompt others may share; [] where all of it is its own."""
+    """The part of a prompt that others may share; [] if it is all its own."""
     if request.block_ids:
         size, length = request.block_tokens, request.prompt_tokens
         return [(block, min(size, length - place * size)) for place, block in enumerate(request.block_ids)]
@@ -62,9 +61,8 @@ def tree_path(tree, request: ScheduledRequest) -> list[tuple[int, int]]:
 def ideal_hit_rate(
     workload: Workload, sent: Iterable[ScheduledRequest], measured: Container[int], block_tokens: int
 ) -> dict[str, float | int] | None:
-    """Of requests in the order in which they were sent: the share of the prompt tokens of those that are `measured`
-    (by index) that an infinite cache has, 0 where nothing is shared; None where recorded texts are all that could be,
-    and where nothing is measured."""
+    """The share of prompt tokens that an infinite cache holds, over the `measured` requests (by index), in order of
+    sending. None where only recorded texts could share, and where nothing is measured."""
     prompts = list(_prompts(workload, sent))
     recorded = any(klass.content == "recorded" for klass in workload.classes)
     if recorded and not any(segments for _, segments, _ in prompts):
@@ -83,8 +81,8 @@ def ideal_hit_rate(
 
 
 def _prompts(workload: Workload, sent: Iterable[ScheduledRequest]) -> Iterator[tuple[int | None, list[Segment], int]]:
-    """Index, segments and length of each prompt; after one that a session goes on from, None and the same with its
-    answer, which the cache then has too. Answers at full length."""
+    """Index, segments and length of each prompt. In a session also None and the same with its answer, which the cache
+    then has. Answers at full length."""
     in_turns = {klass.klass for klass in workload.classes if klass.session is not None}
     histories: dict[str, list[Segment]] = {}  # by session
     for request in sent:
@@ -93,8 +91,8 @@ def _prompts(workload: Workload, sent: Iterable[ScheduledRequest]) -> Iterator[t
             continue
         session = request.session_id
         before = histories.get(session) or segments_of(request, workload)
-        said = request.prompt_tokens - sum(size for _, size in before)
-        asked = [*before, ((session, request.turn), said)]
-        yield request.index, asked, request.prompt_tokens
-        histories[session] = [*asked, ((session, request.turn, "answer"), request.max_tokens)]
+        added = request.prompt_tokens - sum(size for _, size in before)
+        prompt = [*before, ((session, request.turn), added)]
+        yield request.index, prompt, request.prompt_tokens
+        histories[session] = [*prompt, ((session, request.turn, "answer"), request.max_tokens)]
         yield None, histories[session], request.prompt_tokens + request.max_tokens

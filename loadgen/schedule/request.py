@@ -16,15 +16,15 @@ SCHEDULE_FILE = "schedule.parquet"
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request as it is meant to be.
+    """One request of the schedule.
 
-    With `prelude` it is sent before the schedule starts, as soon as the one before has ended; its offset is 0. Whether
-    it counts is known once it was due: see `after_warmup`.
+    A `prelude` request is sent before the schedule starts, as soon as the one before has ended; its offset is 0.
+    Whether another counts is known once it was due: see `after_warmup`.
     """
 
     index: int
     request_id: str
-    due_offset_ns: int | None  # from the start of the schedule; None where it hangs on a reply: see `pause_ns`
+    due_offset_ns: int | None  # from the start; None if it depends on a reply: see `pause_ns`
     klass: str
     tenant: str
     session_id: str
@@ -39,13 +39,13 @@ class ScheduledRequest:
     ignore_eos: bool
     seed: int
     prelude: bool
-    priority: int = 0  # schedules that were written before it have none; so of all below
+    priority: int = 0  # absent in older schedules, as are all fields below
     block_ids: tuple[int, ...] = ()  # of the trace's blocks that the prompt is made of
     block_tokens: int = 0  # that one of them is
     content: str = ""  # JSON of the recorded text or messages that are sent as they are
     variant: int = -1  # which of the class's; -1 for none
-    pause_ns: int = 0  # between the end of what it follows, the turn or its slot's request before, and its due time
-    message_tokens: int = 0  # what a later turn adds; its `prompt_tokens` count all, answers at full length
+    pause_ns: int = 0  # from the end of the turn before, or of the slot's last request, to the due time
+    message_tokens: int = 0  # that a later turn adds; `prompt_tokens` counts all, with answers at full length
     patience_ns: int | None = None  # from its due time; then the client leaves
     patience_for: str = "first_token"
 
@@ -63,7 +63,7 @@ SCHEMA = pa.schema([
 
 
 def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:
-    """What is sent one after another: a session's turns, or one request alone. In order of the schedule."""
+    """Requests that follow each other: the turns of a session, or one request alone. In order of the schedule."""
     chains: list[list[ScheduledRequest]] = []
     for request in schedule:
         if request.turn:
@@ -80,7 +80,7 @@ def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Sce
 
 
 def schedule_digest(schedule: list[ScheduledRequest]) -> str:
-    """Tells apart schedules that differ in anything."""
+    """A digest of everything in a schedule."""
     digest, encoder = hashlib.sha256(), msgspec.json.Encoder(enc_hook=lambda number: number.item())  # NumPy's
     for request in schedule:
         digest.update(encoder.encode(request))
@@ -97,5 +97,5 @@ def read_schedule(run_dir: Path) -> tuple[list[ScheduledRequest], str]:
 
 
 def read_warmup_s(run_dir: Path) -> float:
-    """`measure.warmup_s` of the saved schedule; 0 of one that was written before it was kept."""
+    """`measure.warmup_s` of the saved schedule; 0 for older schedules without it."""
     return float(pq.read_schema(run_dir / SCHEDULE_FILE).metadata.get(b"warmup_s", b"0"))

@@ -53,7 +53,7 @@ def _mooncake_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceR
 
 
 def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRow]:
-    """A session is a tree of chats: it is named by its root, as far as the file has that before its children."""
+    """A session is a tree of chats, named by its root, if the file has the root before its children."""
     root_of: dict[int, int] = {}
     for number, line in json_lines(path, BailianLine):
         root = root_of[line.chat_id] = root_of.get(line.parent_chat_id, line.parent_chat_id) if (
@@ -64,7 +64,7 @@ def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRo
 
 
 def _checked_ids(path: Path, number: int, line: MooncakeLine | BailianLine, block: int) -> tuple[int, ...]:
-    """An id for every block, the last and partial one with or without; a line may also have no ids at all."""
+    """Checks the ids: one for every block, with or without the last and partial one; or none at all."""
     num_ids, num_full = len(line.hash_ids), line.input_length // block
     if num_ids and not num_full <= num_ids <= -(-line.input_length // block):
         raise bad_line(path, number, f"hash_ids has {num_ids} entries, but input_length {line.input_length} is "

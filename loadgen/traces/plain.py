@@ -1,4 +1,4 @@
-"""Recorded text: our own minimal JSONL, and ShareGPT's JSON. Lengths that a file does not tell are estimated."""
+"""Recorded text: our own minimal JSONL, and ShareGPT's JSON. Lengths that are not in the file are estimated."""
 
 import json
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ class PlainLine(Struct, forbid_unknown_fields=True):
     session_id: str = ""
 
 
-class Said(Struct):
+class Utterance(Struct):
     value: str
     from_: str = msgspec.field(name="from", default="")
 
 
 class ShareGptEntry(Struct):
-    conversations: list[Said] = []
+    conversations: list[Utterance] = []
 
 
 def estimated_tokens(text: str) -> int:
@@ -51,27 +51,27 @@ def _plain_rows(path: Path, _window: Window, _tally: Tally) -> Iterator[TraceRow
     for number, line in json_lines(path, PlainLine):
         if line.prompt is not None and line.messages is not None:
             raise bad_line(path, number, "it has both prompt and messages; keep one of the two")
-        said = line.messages if line.prompt is None else line.prompt
-        if said is None and line.prompt_tokens is None:
+        spoken = line.messages if line.prompt is None else line.prompt
+        if spoken is None and line.prompt_tokens is None:
             raise bad_line(path, number, "it has neither prompt_tokens nor prompt nor messages; give one of them")
         timed = line.at_s is not None if timed is None else timed
         if timed is not (line.at_s is not None):
             raise bad_line(path, number, "either every line has at_s, or none")
         yield TraceRow(
             line.at_s,
-            line.prompt_tokens or estimated_tokens(_text_of(path, number, said)),
+            line.prompt_tokens or estimated_tokens(_text_of(path, number, spoken)),
             line.output_tokens, klass=line.klass, session_id=line.session_id,
-            content="" if said is None else json.dumps(said, ensure_ascii=False),
+            content="" if spoken is None else json.dumps(spoken, ensure_ascii=False),
         )  # fmt: skip
 
 
-def _text_of(path: Path, number: int, said: str | list[dict[str, Any]]) -> str:
-    if isinstance(said, str):
-        return said
-    if not all(isinstance(message.get("content"), str) and message.get("role") for message in said):
+def _text_of(path: Path, number: int, spoken: str | list[dict[str, Any]]) -> str:
+    if isinstance(spoken, str):
+        return spoken
+    if not all(isinstance(message.get("content"), str) and message.get("role") for message in spoken):
         raise bad_line(path, number, "a message has no role or no text as its content; give prompt_tokens, "
                        "as its length cannot be estimated")  # fmt: skip
-    return " ".join(message["content"] for message in said)
+    return " ".join(message["content"] for message in spoken)
 
 
 def _is_sharegpt(head: Head) -> bool:
@@ -85,12 +85,12 @@ def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceR
     except msgspec.MsgspecError as error:
         raise ScenarioError(f"{path.name} is not a JSON list of conversations: {error}") from None
     for entry in conversations:
-        said = entry.conversations
-        if len(said) < 2 or said[0].from_ not in ("human", "user") or not said[0].value.strip():
+        spoken = entry.conversations
+        if len(spoken) < 2 or spoken[0].from_ not in ("human", "user") or not spoken[0].value.strip():
             tally.leave_out("does not begin with a question and its answer")
             continue
-        yield TraceRow(None, estimated_tokens(said[0].value), estimated_tokens(said[1].value),
-                       content=json.dumps(said[0].value, ensure_ascii=False))  # fmt: skip
+        yield TraceRow(None, estimated_tokens(spoken[0].value), estimated_tokens(spoken[1].value),
+                       content=json.dumps(spoken[0].value, ensure_ascii=False))  # fmt: skip
 
 
 PLAIN = TraceForm("plain", f"JSONL with some of {', '.join(sorted(_WORDS))} (Sojourn's own)", _is_plain, _plain_rows)

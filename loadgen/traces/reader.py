@@ -1,4 +1,4 @@
-"""One door to every form of trace: `read_trace(path)` tells the form by the beginning of the file.
+"""Reads a trace of any form: the beginning of the file decides which.
 
 A new form is a `TraceForm` in a file of its own and a line in FORMS.
 """
@@ -23,7 +23,7 @@ LONGEST_FIRST_LINE = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TraceSlice:
-    """The rows of a window of a trace, in order of time, and what stands in the file beside them."""
+    """The rows of a window of a trace, in order of time, and facts about the whole file."""
 
     path: Path
     form: TraceForm
@@ -45,10 +45,10 @@ def find_trace(file: str) -> Path:
 
 
 def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> TraceSlice:
-    """The rows of a window, or all. The file is walked line by line: only the rows of the window are kept.
+    """The rows of a window, or all. The file is read line by line: only the rows of the window stay in memory.
 
-    Raises ScenarioError for a form that is unknown or not the one named, a wrong line (with file and number), a file
-    without rows, and without a window for one that has none of its own.
+    Raises ScenarioError for an unknown form or another than `form`, a wrong line (with file and number), a file without
+    rows, and a form without requests if there is no window.
     """
     try:
         chosen = form_of(path) if form == "auto" else _named(path, form)
@@ -66,7 +66,7 @@ def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> 
 
 
 def form_of(path: Path) -> TraceForm:
-    """The form of a file by its first line. Raises ScenarioError that lists the known ones."""
+    """The form of a file by its first line. Raises ScenarioError with a list of the forms."""
     if path.is_dir():
         if any(path.glob("chunk-*-trace.csv")):
             return SERVEGEN
@@ -102,7 +102,7 @@ def _head(path: Path) -> Head:
 
 
 def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
-    """Most files are in order, so that the first time is the least; one that is not is walked a second time."""
+    """Most files are in order, so that the first time is the least; another file is read a second time."""
     origin_s: float | None = 0.0 if form is SERVEGEN else None  # its seconds are the trace's own, drawn or not
     while True:
         tally, kept, count, rounding = Tally(), [], 0, Rounding()

@@ -1,4 +1,4 @@
-"""Whether the times of a trace were rounded, told while it is walked: a bounded part of them is kept."""
+"""Whether the times of a trace were rounded, found while it is read, in bounded memory."""
 
 from dataclasses import dataclass, field
 
@@ -14,14 +14,14 @@ JITTER_S, JITTER_SHARE = 0.005, 0.01
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """What the times were rounded to: `width_s` is None where they were not, or are too few to tell."""
+    """The bins that times were rounded to: `width_s` is None if they were not, or are too few to decide."""
 
     width_s: float | None = None
     begin_s: float = 0.0  # of some bin
     too_few: bool = False
 
     def begins_s(self, times_s: np.ndarray) -> np.ndarray:
-        """Where the bin of each time begins; a time may lie a little before it."""
+        """The start of the bin of each time; a time may lie slightly before it."""
         return self.begin_s + np.round((times_s - self.begin_s) / self.width_s) * self.width_s
 
     def hold(self, times_s: np.ndarray) -> bool:
@@ -31,9 +31,9 @@ class Bins:
 
 @dataclass(slots=True)
 class Rounding:
-    """The longest bin that all times given to it lie at the begin of, but for a few milliseconds.
+    """The longest bin with all times at its start, within a few milliseconds.
 
-    It cannot tell a trace that was rounded from one whose requests really came at such moments.
+    It cannot distinguish a rounded trace from requests that really came at such moments.
     """
 
     _stamps: set[float] = field(default_factory=set)  # the first that differ

@@ -1,4 +1,4 @@
-"""One recorded request, whatever file it comes from, and how a reader of one form of file looks."""
+"""One recorded request of any form of file, and the interface of a form."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from loadgen.errors import ScenarioError
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One recorded request. A form that does not tell a field leaves its default."""
+    """One recorded request. A form without a field leaves its default."""
 
     offset_s: float | None = None  # from the first request of the trace; None where the form has no times
     prompt_tokens: int = 0
@@ -23,7 +23,7 @@ class TraceRow:
 
 @dataclass(slots=True)
 class Tally:
-    """What a reader leaves out, by reason: rows that are whole, but stand for no request that could be sent."""
+    """Rows without a request that could be sent: how many were left out, by reason."""
 
     left_out: dict[str, int] = field(default_factory=dict)
 
@@ -33,7 +33,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which seconds of a trace are wanted, counted from its first request, and the seed of what is drawn."""
+    """A window in seconds from the first request of a trace, and the seed of draws."""
 
     start_s: float = 0.0
     end_s: float = float("inf")
@@ -42,7 +42,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, enough to tell its form."""
+    """The beginning of a file, which decides its form."""
 
     path: Path
     first_line: str

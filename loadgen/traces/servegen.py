@@ -1,9 +1,9 @@
-"""ServeGen: for each client of a service, how often it sent in each ten minutes, and how long its requests were.
+"""ServeGen: for each client of a service its rate in each ten minutes, and the lengths of its requests.
 
 Xiang et al., "ServeGen", NSDI 2026. `chunk-<i>-trace.csv` has no header: second, requests a second, coefficient of
-variation of the gaps, Gamma or Weibull (or nothing: silent), and two fitted parameters; `chunk-<i>-dataset.json` has
-for some seconds `input_tokens` and `output_tokens` as text, {tokens: probability}. There are no single requests in it:
-they are drawn, by client and window, from gaps of that rate, variation and family and from those lengths.
+variation of the gaps, Gamma or Weibull (or nothing: silent), and two fitted parameters. `chunk-<i>-dataset.json` has
+for some seconds `input_tokens` and `output_tokens` as text, {tokens: probability}. Requests are drawn by client and
+window: gaps of that rate, variation and family, and those lengths.
 """
 
 import ast
@@ -49,7 +49,7 @@ def _recognises(head: Head) -> bool:
 
 
 def _rows(path: Path, window: Window, tally: Tally) -> Iterator[TraceRow]:
-    """`path` is one client's trace, or the folder of all clients. Windows outside of the wanted one are not drawn."""
+    """`path` is the trace of one client, or the folder of all. Only windows that overlap the wanted one are drawn."""
     files = sorted(path.glob("chunk-*-trace.csv")) if path.is_dir() else [path]
     for file in files:
         lengths = _lengths(file.with_name(file.name.replace("-trace.csv", "-dataset.json")))
@@ -121,7 +121,7 @@ def _rates(file: Path) -> Iterator[Rate]:
 
 
 def _lengths(file: Path) -> dict[float, dict[str, Histogram]]:
-    """By the second from which on they hold. A window whose lengths are empty is not in it."""
+    """By the second from which they apply. A window with empty lengths is left out."""
     try:
         windows = json.loads(file.read_text(encoding="utf-8"))
         found = {float(moment): {name: _histogram(fields[name]) for name in ("input_tokens", "output_tokens")}

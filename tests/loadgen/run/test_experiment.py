@@ -14,6 +14,7 @@ import yaml
 from loadgen.record.parse import build_client_table
 from loadgen.run.experiment import engine_settings, load_url, run_scenario
 from loadgen.run.run_files import begin_run, recover
+from loadgen.target.endpoint import EndpointError
 from loadgen.target.processes import free_port, load_command, serve_command
 from metrics.errors import ExperimentError
 from metrics.records import SCHEMAS
@@ -192,9 +193,9 @@ def test_ctrl_c_leaves_a_run_that_reads_and_says_why_it_is_not_valid(tmp_path):
 
 
 def test_unreachable_server_is_refused_and_leaves_no_folder(tmp_path):
-    with pytest.raises(ExperimentError, match=r"no server answers at http://127\.0\.0\.1:\d+ \(Connection refused\)"):
+    with pytest.raises(EndpointError, match=r"no server answers at http://127\.0\.0\.1:\d+ \(Connection refused\)"):
         load_url(scenario(), f"http://127.0.0.1:{free_port()}", tmp_path / "run")
-    with pytest.raises(ExperimentError, match="no http address"):
+    with pytest.raises(EndpointError, match="no http address"):
         load_url(scenario(), "localhost:8000", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -202,7 +203,7 @@ def test_unreachable_server_is_refused_and_leaves_no_folder(tmp_path):
 def test_model_that_the_server_does_not_list_is_refused_before_anything_is_sent(tmp_path):
     server = ScriptedServer().start()
     for asked in ({"model": "nope"}, {"chosen": scenario(target={"model": "nope"})}):
-        with pytest.raises(ExperimentError, match="serves no model 'nope'; it lists: scripted"):
+        with pytest.raises(EndpointError, match="serves no model 'nope'; it lists: scripted"):
             load_url(asked.get("chosen") or scenario(), server.url, tmp_path / "run", model=asked.get("model"))
     assert not (tmp_path / "run").exists() and not server.seen
 
@@ -211,7 +212,7 @@ def test_server_that_serves_no_models_is_refused(tmp_path):
     server = ScriptedServer()
     server._answer = lambda reader, writer: server._document(writer, 404, {})
     server.start()
-    with pytest.raises(ExperimentError, match="names no model"):
+    with pytest.raises(EndpointError, match="names no model"):
         load_url(scenario(), server.url, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
