@@ -1,11 +1,10 @@
 """`sojourn bench-serve`: the flags of `vllm bench serve`, our measurement."""
 
 import json
-from contextlib import nullcontext
 
 import typer
 
-from commands.cli import need, new_run, out, partial_run_notice, writing
+from commands.cli import need, new_run, out, run_progress, writing
 from commands.export import vllm_document
 from commands.summary import summarise
 
@@ -14,7 +13,6 @@ def bench_serve(context: typer.Context) -> None:
     """Load a running server with the flags of `vllm bench serve`; --help lists them. Records a run as `load` does."""
     need("loadgen")
     from loadgen.run.experiment import SCENARIO_FILE, load_url
-    from loadgen.run.progress_bar import ProgressBar
     from loadgen.scenario.vllm_flags import flag_parser, parse
 
     if {"-h", "--help"} & set(context.args) or not context.args:
@@ -23,8 +21,7 @@ def bench_serve(context: typer.Context) -> None:
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)
     recorded = flags.scenario.given_as_file(run_dir / SCENARIO_FILE)
-    bar = ProgressBar(out) if flags.show_progress else nullcontext(lambda _: None)
-    with partial_run_notice(run_dir), bar as progress:
+    with run_progress(run_dir, flags.show_progress) as progress:
         done = load_url(
             recorded, flags.base_url, run_dir, model=flags.model, tokenizer=flags.tokenizer, seed=flags.seed,
             processes=flags.processes, progress=progress,

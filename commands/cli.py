@@ -5,8 +5,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -105,11 +105,14 @@ def new_run(name: str) -> Path:
 
 
 @contextmanager
-def partial_run_notice(path: Path) -> Iterator[None]:
-    """If Ctrl-C or an error ends a new run, names its directory. Says nothing of a run that did not start."""
+def run_progress(path: Path, is_shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Gives a progress bar for a new run. If Ctrl-C or an error ends the run, names its directory."""
+    from loadgen.run.progress_bar import ProgressBar
+
     existed = (path / "run.json").exists()
     try:
-        yield
+        with ProgressBar(out) if is_shown else nullcontext(lambda _: None) as progress:
+            yield progress
     except (KeyboardInterrupt, Exception) as error:
         if (path / "run.json").exists() and not existed:
             stopped = "stopped; " if isinstance(error, KeyboardInterrupt) else ""

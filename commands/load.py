@@ -5,16 +5,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import (
-    ProcessesOption,
-    RunDirOption,
-    ScenarioArgument,
-    SeedOption,
-    need,
-    new_run,
-    out,
-    partial_run_notice,
-)
+from commands.cli import ProcessesOption, RunDirOption, ScenarioArgument, SeedOption, need, new_run, run_progress
 from commands.export import VLLM_FILE, export
 from commands.summary import summarise
 
@@ -45,13 +36,12 @@ def load(
     need("loadgen")
     from engine.options import check_settings
     from loadgen.run.experiment import load_url
-    from loadgen.run.progress_bar import ProgressBar
     from loadgen.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     check_settings(loaded.engine)
     run_dir = run_dir or new_run(loaded.name)
-    with partial_run_notice(run_dir), ProgressBar(out) as progress:
+    with run_progress(run_dir) as progress:
         done = load_url(
             loaded, base_url, run_dir, model=model, tokenizer=tokenizer, seed=seed,
             server_run=server_run, processes=processes, progress=progress,

@@ -4,16 +4,7 @@ from typing import Annotated
 
 import typer
 
-from commands.cli import (
-    ProcessesOption,
-    RunDirOption,
-    ScenarioArgument,
-    SeedOption,
-    need,
-    new_run,
-    out,
-    partial_run_notice,
-)
+from commands.cli import ProcessesOption, RunDirOption, ScenarioArgument, SeedOption, need, new_run, run_progress
 from commands.summary import summarise
 
 
@@ -32,16 +23,14 @@ def run(
     need("loadgen")
     from engine.options import assignments, check_settings
     from loadgen.run.experiment import run_scenario
-    from loadgen.run.progress_bar import ProgressBar
     from loadgen.scenario.scenario import load_scenario
 
     loaded = load_scenario(scenario)
     overrides = assignments(set_ or [], "--set")
     check_settings(loaded.engine, overrides)
     run_dir = run_dir or new_run(loaded.name)
-    with partial_run_notice(run_dir), ProgressBar(out) as progress:
+    with run_progress(run_dir) as progress:
         done = run_scenario(
-            loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes,
-            progress=progress,
-        )  # fmt: skip
+            loaded, run_dir, engine_overrides=overrides, seed=seed, processes=processes, progress=progress
+        )
     raise typer.Exit(summarise(done))

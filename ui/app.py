@@ -5,18 +5,19 @@ from pathlib import Path
 
 import streamlit as st
 
+from ui.launch import PAGES
 from ui.run_data import run_names
 from ui.text import markdown
 
-PAGES = (
-    ("overview", "Overview", ":material/speed:"),
-    ("diagnose", "Diagnose", ":material/troubleshoot:"),
-    ("goodput", "Goodput", ":material/target:"),
-    ("requests", "Requests", ":material/view_timeline:"),
-    ("steps", "Steps", ":material/stacked_bar_chart:"),
-    ("memory", "Memory", ":material/memory:"),
-    ("compute", "Compute", ":material/developer_board:"),
-    ("sweep", "Sweep", ":material/ssid_chart:"),
+ICONS = (
+    "speed",
+    "troubleshoot",
+    "target",
+    "view_timeline",
+    "stacked_bar_chart",
+    "memory",
+    "developer_board",
+    "ssid_chart",
 )
 
 
@@ -52,11 +53,12 @@ st.set_page_config(page_title="Sojourn", page_icon=str(folder / "icon.svg"), lay
 st.logo(str(folder / "logo.svg"), size="large")
 options = arguments()
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
-page = st.navigation(
-    [
-        st.Page(folder / "views" / f"{file}.py", title=title, icon=icon, url_path=file, default=file == "overview")
-        for file, title, icon in PAGES
-    ]
-)
+page = st.navigation([
+    st.Page(
+        folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
+        default=name == PAGES[0],
+    )
+    for name, icon in zip(PAGES, ICONS, strict=True)
+])  # fmt: skip
 choose_run(options.runs, options.run)
 page.run()

@@ -10,6 +10,7 @@ from metrics.run.directory import RunDirectory
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501
+PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute", "sweep")
 
 
 def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> list[str]:

@@ -19,9 +19,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from metrics.errors import ServerError, SojournError
-from ui.launch import app_command
+from ui.launch import PAGES, app_command
 
-PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute", "sweep")
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
 SETTLE_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size

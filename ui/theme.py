@@ -5,6 +5,7 @@ accounts, token kinds and stages of a lifecycle are shades of its colour.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
@@ -130,6 +131,19 @@ def panels(titles: Sequence[str], height_px: int, gap: float, **layout) -> go.Fi
     fig.update_xaxes(title_text="")
     fig.update_xaxes(title_text=RUN_CLOCK, row=len(titles), col=1)
     return fig.update_layout(template=TEMPLATE, height=height_px, **layout)
+
+
+def log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """A log axis that begins and ends at a labelled tick: 1, 2 and 5 of each decade, or every decade of many."""
+    decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    steps = (1, 2, 5) if math.log10(max(values) / min(values)) < 2.5 else (1,)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    first = max(tick for tick in ticks if tick <= min(values))
+    last = min(tick for tick in ticks if tick > max(values))
+    return {
+        "type": "log", "range": [math.log10(first), math.log10(last)], "tickvals": ticks,
+        "ticktext": [f"{tick:,g}" for tick in ticks],
+    }  # fmt: skip
 
 
 def note(text: str, height_px: int = 120) -> go.Figure:

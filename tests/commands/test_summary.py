@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from commands import cli, summary
-from commands.cli import PipeSafeConsole, partial_run_notice
+from commands.cli import PipeSafeConsole, run_progress
 from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
@@ -36,7 +36,7 @@ def test_a_run_that_is_stopped_is_named_with_the_command_that_reads_it(tmp_path,
     monkeypatch.setattr(cli, "out", PipeSafeConsole(width=40))
     for started in (True, False):
         path = tmp_path / f"run-{started}"
-        with pytest.raises(error), partial_run_notice(path):
+        with pytest.raises(error), run_progress(path):
             if started:
                 synthetic_run(path, requests=20)
             raise error
@@ -46,6 +46,6 @@ def test_a_run_that_is_stopped_is_named_with_the_command_that_reads_it(tmp_path,
 
 def test_a_folder_that_held_a_run_before_is_not_named_as_if_it_were_this_one(tmp_path, capsys):
     path = synthetic_run(tmp_path / "run", requests=20).path
-    with pytest.raises(ValueError, match="not empty"), partial_run_notice(path):
+    with pytest.raises(ValueError, match="not empty"), run_progress(path):
         raise ValueError(f"{path} is not empty")
     assert capsys.readouterr().out == ""

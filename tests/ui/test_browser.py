@@ -4,9 +4,10 @@ import importlib.util
 
 import pytest
 
+from ui.launch import PAGES
 from ui.markup.run_report import render
 from ui.run_data import load
-from ui.screenshots import PAGES, browser, chromium, take
+from ui.screenshots import browser, chromium, take
 
 pytestmark = [
     pytest.mark.browser,

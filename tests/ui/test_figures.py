@@ -58,7 +58,7 @@ def figures(run) -> dict:
         "miss_ratio": memory.miss_ratio_curve(*miss_ratios(run.requests)),
         "blocks": memory.blocks_over_time(run.steps, run.begin_ns, 16),
         "lives": memory.block_lives(block_events(run.steps), 64),
-        "roofline": compute.roofline(points(run.steps, run.begin_ns), CEILINGS, "float32"),
+        "roofline": compute.roofline(points(run.steps), CEILINGS, "float32"),
         "utilisation": compute.utilisation(utilisation(run.steps, CEILINGS, "float32")),
         "tokens": compute.tokens_by_kind(tokens(run.requests, run.steps)),
         "flops_by_part": compute.flops_by_part(flops_by_part(run.steps)),
@@ -251,7 +251,7 @@ def test_time_that_no_work_explains_is_said_beside_the_blame():
 
 
 def test_steps_stay_below_the_ceilings_and_shares_are_theirs(chat):
-    shown = points(chat.steps, chat.begin_ns)
+    shown = points(chat.steps)
     table = utilisation(chat.steps, CEILINGS, "float32").set_index("phase")
     busy = table.loc["all, device busy"]
     assert busy.mfu == pytest.approx(chat.steps.flops.sum() / chat.steps.device_ns.sum() * 1e9 / 5e10)

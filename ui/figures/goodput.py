@@ -75,10 +75,9 @@ def latency_distribution(requests: pd.DataFrame, latency: str, bounds: dict[str,
             hovertemplate="%{y:.0f} % within %{x:,.1f} ms<extra>" + (label(klass, 24) or "requests") + "</extra>",
         )  # fmt: skip
     theme.objective_lines(fig, _named(bounds), 100)
-    low, high = _log_range(known[latency], list(bounds.values()))
-    fig.update_xaxes(title_text=f"{name} (ms, log scale)", type="log", range=[low, high])
+    fig.update_xaxes(title_text=f"{name} (ms, log scale)", **_log_axis(known[latency], bounds))
     fig.update_yaxes(title_text="requests (cumulative %)", range=[0, 102])
-    return _log_ticks(fig, low, high)
+    return fig
 
 
 def throughput_against_tpot(windows: pd.DataFrame, bounds: dict[str, float]) -> go.Figure:
@@ -108,10 +107,9 @@ def throughput_against_tpot(windows: pd.DataFrame, bounds: dict[str, float]) -> 
         "<br>%{y:.0f} output tokens/s, %{customdata[2]:.0f} of them good<extra></extra>",
     )  # fmt: skip
     theme.objective_lines(fig, _named(bounds), known.tokens_per_s.max() * 1.12)
-    low, high = _log_range(known.tpot_ms, list(bounds.values()))
-    fig.update_xaxes(title_text="time per output token (ms, log scale)", type="log", range=[low, high])
+    fig.update_xaxes(title_text="time per output token (ms, log scale)", **_log_axis(known.tpot_ms, bounds))
     fig.update_yaxes(title_text="output tokens per second", range=[0, known.tokens_per_s.max() * 1.12])
-    return _log_ticks(fig, low, high)
+    return fig
 
 
 def bounds(requests: pd.DataFrame, objectives: list[dict], latency: str) -> dict[str, float]:
@@ -144,20 +142,7 @@ def _named(bounds: dict[str, float]) -> dict[float, str]:
     }
 
 
-def _log_range(values: pd.Series, marks: list[float]) -> tuple[float, float]:
-    """Powers of ten between which the values and marks lie, but for the lowest half percent: a log axis has no zero,
-    and a single instant answer would push all others aside."""
-    points = [value for value in (values.quantile(0.005), values.max(), *marks) if value > 0]
-    if not points:
-        return -1.0, 1.0
-    low, high = np.log10(min(points)), np.log10(max(points))
-    margin = max(0.05, 0.06 * (high - low))
-    return low - margin, high + margin
-
-
-def _log_ticks(fig: go.Figure, low: float, high: float) -> go.Figure:
-    """Ticks in plain numbers, fewer the more decades there are: a log axis that needs no decoding."""
-    decades = high - low
-    steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
-    ticks = [step * 10.0**decade for decade in range(-6, 10) for step in steps]
-    return fig.update_xaxes(tickvals=ticks, ticktext=[number(tick) for tick in ticks])
+def _log_axis(values: pd.Series, bounds: dict[str, float]) -> dict:
+    """Without the lowest half percent: one instant answer would push all others aside."""
+    points = [value for value in (values.quantile(0.005), values.max(), *bounds.values()) if value > 0]
+    return theme.log_axis(points or [0.1, 10])

@@ -1,6 +1,5 @@
 """Figures of a sweep: goodput and attainment against the rate, the frontier against the objectives, latencies."""
 
-import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -108,7 +107,7 @@ def latency_against_rate(rates: Sequence[Rate], latency: str, bound: float | Non
             mode="lines", line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"), hoverinfo="skip",
         )  # fmt: skip
     _over_the_rates(fig, rates)
-    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **_log_axis(drawn))
+    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **theme.log_axis(drawn))
     return fig
 
 
@@ -125,19 +124,6 @@ def _over_the_rates(fig: go.Figure, rates: Sequence[Rate]) -> None:
 
 def _ends(rates: Sequence[Rate]) -> list[float]:
     return [rates[0].rate_rps, rates[-1].rate_rps]
-
-
-def _log_axis(values: Sequence[float]) -> dict:
-    """A log axis that begins and ends at a labelled tick: 1, 2 and 5 of each decade, or every decade of many."""
-    decades = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
-    steps = (1, 2, 5) if math.log10(max(values) / min(values)) < 2.5 else (1,)
-    ticks = [step * 10.0**decade for decade in decades for step in steps]
-    first = max(tick for tick in ticks if tick <= min(values))
-    last = min(tick for tick in ticks if tick > max(values))
-    return {
-        "type": "log", "range": [math.log10(first), math.log10(last)], "tickvals": ticks,
-        "ticktext": [f"{tick:,g}" for tick in ticks],
-    }  # fmt: skip
 
 
 def _bounds(each: Frontier) -> str:

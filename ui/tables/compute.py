@@ -21,15 +21,14 @@ TOKEN_MEANING = {
 }
 
 
-def points(steps: pd.DataFrame, begin_ns: float) -> pd.DataFrame:
-    """One row a step that computed something: `step, at_s, phase, intensity` (FLOPs a byte), `gflops, gbytes` (per
+def points(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row a step that computed something: `step, phase, intensity` (FLOPs a byte), `gflops, gbytes` (per
     second of device time), `device_ms, tokens`."""
     rows = steps[(steps.device_ns > 0) & (steps.flops > 0) & (steps.bytes > 0)]
     seconds = rows.device_ns / 1e9
     return pd.DataFrame(
         {
             "step": rows.step,
-            "at_s": (rows.begin_ns - begin_ns) / 1e9,
             "phase": phases(rows),
             "intensity": rows.flops / rows.bytes,
             "gflops": rows.flops / seconds / 1e9,

@@ -24,7 +24,7 @@ if run.no_ceilings:
     st.info(run.no_ceilings, icon=":material/info:")
 draw(
     "Roofline of the steps",
-    compute.roofline(points(run.steps, run.begin_ns), run.ceilings, run.precision),
+    compute.roofline(points(run.steps), run.ceilings, run.precision),
     "`steps.parquet` `flops`, `bytes`, `device_ns`; ceilings: `sojourn calibrate-device`. At most 4,000 steps.",
 )
 left, right = st.columns(2, gap="large")
