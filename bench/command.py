@@ -41,7 +41,7 @@ Variants = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME:KEY=VALUE,...", help="also with these settings, in turns; repeatable"),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="repeats of each engine, in turns; medians are told")]
+Repeats = Annotated[int, typer.Option(min=1, help="repeats of each engine, in turns; the report gives medians")]
 OneAtATime = Annotated[bool, typer.Option("--one-at-a-time", help="start each engine only for its turn")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write everything that was measured to this file")]
 MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="write the tables to this file")]
@@ -68,7 +68,7 @@ def offline(
         repeats=repeats, one_at_a_time=one_at_a_time, **_peers("offline", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        _measure(lambda keep: bench_offline(options, Path(folder), _tell, keep), json, markdown)
+        _measure(lambda keep: bench_offline(options, Path(folder), _show, keep), json, markdown)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def online(
         one_at_a_time=one_at_a_time, **_peers("online", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        _measure(lambda keep: bench_online(options, Path(folder), _tell, keep), json, markdown)
+        _measure(lambda keep: bench_online(options, Path(folder), _show, keep), json, markdown)
 
 
 @app.command()
@@ -114,7 +114,7 @@ def kernels(
     markdown: MarkdownFile = None,
 ) -> None:
     """Single kernels, beside the limits that bound them."""
-    _measure(lambda keep: bench_kernels(names or [], _tell, keep), json, markdown)
+    _measure(lambda keep: bench_kernels(names or [], _show, keep), json, markdown)
 
 
 def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
@@ -137,19 +137,19 @@ def _measure(run: Callable[[Callable[[Report], None]], Report], json: Path | Non
     for option, path in (("--json", json), ("--markdown", markdown)):
         _check_writable(option, path)
     _warn_of_company()
-    kept: list[Report] = []
+    latest: list[Report] = []
 
     def keep(report: Report) -> None:
-        kept[:] = [report]
+        latest[:] = [report]
         if json is not None:
             write_report(report, json)
 
     try:
         report = run(keep)
     except KeyboardInterrupt:
-        if kept:
-            kept[0].notes.append("Cut short: the last repeats are missing.")
-            _finish(kept[0], json, markdown)
+        if latest:
+            latest[0].notes.append("Cut short: the last repeats are missing.")
+            _finish(latest[0], json, markdown)
         raise
     _finish(report, json, markdown)
 
@@ -168,10 +168,10 @@ def _check_writable(option: str, path: Path | None) -> None:
 
 def _warn_of_company() -> None:
     if busy := company():
-        _tell(f"{busy}: figures will be low; compare ratios only")
+        _show(f"{busy}: figures will be low; compare ratios only")
 
 
-def _tell(line: str) -> None:
+def _show(line: str) -> None:
     out.print(line, highlight=False, markup=False)
 
 

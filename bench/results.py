@@ -15,7 +15,7 @@ from metrics.machine.host import hardware, versions
 
 
 class BenchError(InputError):
-    """A benchmark that cannot be run as it was asked for, with a sentence."""
+    """A benchmark that cannot run with these options."""
 
 
 class Row(msgspec.Struct, frozen=True):

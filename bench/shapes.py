@@ -69,13 +69,13 @@ def add_tokenizer(folder: Path) -> None:
 
 
 def vocab_size(model: str) -> int:
-    """Token ids of a model, as its config.json tells. Raises BenchError."""
+    """Token ids of a model, by its config.json. Raises BenchError."""
     path = model_folder(model) / "config.json"
     try:
         config = json.loads(path.read_bytes())
         return int(config.get("text_config", config)["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise BenchError(f"{path} tells no vocab_size") from None
+        raise BenchError(f"{path} has no vocab_size") from None
 
 
 def _bare(config: str, folder: Path) -> str:

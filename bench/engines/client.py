@@ -4,7 +4,7 @@ While requests run it only stamps what it reads; it parses when the last one has
 ({"host", "port", "model", "concurrency", "stream", "prompts", "output_lens"}), for each one goes out.
 
 What it cannot see: a token whose text the server holds back (half a character) arrives with a later chunk. Tokens are
-counted as the server's `usage` tells; times are those of chunks with text.
+counted by the server's `usage`; times are those of chunks with text.
 """
 
 import asyncio
@@ -77,9 +77,9 @@ def parse(done: Exchange) -> Answer:
         content.append(piece)
         *lines, line = (line + piece).split(b"\n")
         for event in lines:
-            told = _event(event)
-            usage = told.get("usage") or usage
-            if any(choice.get("text") for choice in told.get("choices", ())):
+            content_of = _event(event)
+            usage = content_of.get("usage") or usage
+            if any(choice.get("text") for choice in content_of.get("choices", ())):
                 text_ns.append(done.reads[int(np.searchsorted(ends, end))][0])
     body = b"".join(content)
     if not usage and status == 200 and body.lstrip().startswith(b"{"):
@@ -124,18 +124,20 @@ async def run(order: dict) -> tuple[int, int, list[Exchange]]:
 def figures(begin_ns: int, end_ns: int, done: list[Exchange], answers: list[Answer], stream: bool) -> dict[str, float]:
     """Tokens a second of all requests together, and percentiles in milliseconds."""
     tokens = sum(answer.output_tokens for answer in answers)
-    told = {"output_tokens_per_s": tokens / (end_ns - begin_ns) * 1e9, "wall_s": (end_ns - begin_ns) / 1e9}
+    values = {"output_tokens_per_s": tokens / (end_ns - begin_ns) * 1e9, "wall_s": (end_ns - begin_ns) / 1e9}
     if stream:
         firsts = [answer.text_ns[0] - item.sent_ns for item, answer in zip(done, answers, strict=True)]
         gaps = np.concatenate([np.diff(answer.text_ns) for answer in answers])
-        for name, values in (("ttft", firsts), ("itl", gaps)):
+        for name, times_ns in (("ttft", firsts), ("itl", gaps)):
             for percent in (50, 99):
-                told[f"{name}_p{percent}_ms"] = float(np.percentile(values, percent)) / 1e6 if len(values) else 0.0
-    return told
+                values[f"{name}_p{percent}_ms"] = (
+                    float(np.percentile(times_ns, percent)) / 1e6 if len(times_ns) else 0.0
+                )
+    return values
 
 
 def fault(order: dict, answers: list[Answer]) -> str | None:
-    """What makes this no measurement of the work that was asked for, as a sentence."""
+    """Why this is no measurement of the order, as a sentence; None if it is one."""
     for index, (prompt, length) in enumerate(zip(order["prompts"], order["output_lens"], strict=True)):
         answer = answers[index]
         if answer.status != 200:
@@ -155,10 +157,10 @@ def main() -> None:
         gc.collect()  # what the last order left is not collected while this one is timed
         begin_ns, end_ns, done = asyncio.run(run(order))
         answers = [parse(item) for item in done]
-        told = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
-        if told["fault"] is None:
-            told["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
-        print(json.dumps(told), flush=True)
+        measured = {"begin_ns": begin_ns, "end_ns": end_ns, "fault": fault(order, answers)}
+        if measured["fault"] is None:
+            measured["figures"] = figures(begin_ns, end_ns, done, answers, order["stream"])
+        print(json.dumps(measured), flush=True)
 
 
 if __name__ == "__main__":

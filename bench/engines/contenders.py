@@ -32,7 +32,7 @@ class Contender:
     command: list[str]
     model: str
     settings: dict[str, Any]
-    facts: dict[str, Any] = field(default_factory=dict)  # that it told when it was ready
+    facts: dict[str, Any] = field(default_factory=dict)  # of the model, from the engine when it is ready
     _process: JsonProcess | None = None
 
     def start(self) -> None:
@@ -43,7 +43,7 @@ class Contender:
         self.facts = self._process.ask({"model": self.model, "settings": self.settings})
 
     def run(self, workload: Workload) -> Run:
-        """Raises BenchError where the engine fails, or gives another number of tokens than was asked for."""
+        """Raises BenchError if the engine fails, or gives another number of tokens than the workload has."""
         order = {"prompts": workload.prompts, "output_lens": workload.output_lens, "temperature": workload.temperature}
         answer = self._process.ask(order)
         if answer["errors"]:

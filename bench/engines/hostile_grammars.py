@@ -30,7 +30,7 @@ def gaps_ms(server: Running) -> list[float]:
     return [(later - earlier) * 1e3 for earlier, later in pairwise(stamps)]
 
 
-def told(gaps: list[float]) -> str:
+def percentiles(gaps: list[float]) -> str:
     ordered = sorted(gaps)
     p99 = ordered[int(len(ordered) * 0.99)]
     return f"p50 {statistics.median(ordered):.1f}, p99 {p99:.1f}, max {ordered[-1]:.1f} ms"
@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder), "tiny-model") as server:
         post(server, guided_choice=["warm"])
         gaps_ms(server)
-        print(f"a stream alone:                    gaps {told(gaps_ms(server))}")
+        print(f"a stream alone:                    gaps {percentiles(gaps_ms(server))}")
         over, beside = threading.Event(), []
 
         def follow() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
                 print(f"{name}: {answer.text}")
         over.set()
         stream.join()
-        print(f"beside {len(REFUSED)} hostile grammars, one by one: gaps {told(beside)}")
+        print(f"beside {len(REFUSED)} hostile grammars, one by one: gaps {percentiles(beside)}")
         for name, milliseconds in sorted(took.items(), key=lambda item: -item[1])[:8]:
             print(f"  refused in {milliseconds:6.1f} ms: {name}")
 

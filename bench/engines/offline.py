@@ -23,7 +23,7 @@ WARM_UP = 8  # requests
 
 @dataclass(frozen=True, slots=True)
 class OfflineOptions:
-    """What `sojourn bench offline` was asked for."""
+    """The options of `sojourn bench offline`."""
 
     model: str
     workload: str = "cpu"
@@ -36,7 +36,7 @@ class OfflineOptions:
 
 
 def bench_offline(
-    options: OfflineOptions, folder: Path, tell: Callable[[str], None], keep: Callable[[Report], None]
+    options: OfflineOptions, folder: Path, show: Callable[[str], None], keep: Callable[[Report], None]
 ) -> Report:
     """Runs every engine `repeats` times, in turns; `keep` is shown the report as it grows. Temporary files go below
     `folder`. An engine that fails leaves a note, unless it is the first. Raises BenchError.
@@ -54,20 +54,20 @@ def bench_offline(
         contenders = _contenders(base, options)
         for contender in contenders:
             stack.callback(contender.stop)
-        ceilings = measured_ceilings(base.facts["device"], tell)
+        ceilings = measured_ceilings(base.facts["device"], show)
         report = new_report("offline", f"{Path(model).name}, workload {workload.name}", ceilings=ceilings)
         report.workload = _described(workload)
         for repeat in range(options.repeats):
             for contender in list(contenders):
                 try:
-                    run = _turn(contender, workload, base.facts["vocab_size"], repeat, options, tell)
+                    run = _turn(contender, workload, base.facts["vocab_size"], repeat, options, show)
                 except BenchError as error:
                     if contender is base:
                         raise
                     contenders.remove(contender)
                     contender.stop()
                     report.notes.append(f"Given up: {error}")
-                    tell(f"given up: {error}")
+                    show(f"given up: {error}")
                 else:
                     _book(report, contender, workload, run, ceilings)
                 keep(report)
@@ -76,14 +76,14 @@ def bench_offline(
 
 def _turn(
     contender: Contender, workload: Workload, vocab_size: int, repeat: int, options: OfflineOptions,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Run:  # fmt: skip
     contender.start()
     if repeat == 0 or options.one_at_a_time:
-        tell(f"{contender.name}: warming up")
+        show(f"{contender.name}: warming up")
         contender.run(_warm_up(workload).within(vocab_size))
     run = contender.run(workload.reworded(repeat).within(vocab_size))
-    tell(f"{contender.name}: {run.output_tokens / run.wall_ns * 1e9:,.1f} output tokens/s")
+    show(f"{contender.name}: {run.output_tokens / run.wall_ns * 1e9:,.1f} output tokens/s")
     if options.one_at_a_time:
         contender.stop()
     return run

@@ -30,7 +30,7 @@ LLAMA_SLOTS = 32
 
 @dataclass(frozen=True, slots=True)
 class OnlineOptions:
-    """What `sojourn bench online` was asked for."""
+    """The options of `sojourn bench online`."""
 
     model: str
     concurrency: list[int] = field(default_factory=lambda: [1, 8, 32])
@@ -55,7 +55,7 @@ class OnlineOptions:
 
 
 def bench_online(
-    options: OnlineOptions, folder: Path, tell: Callable[[str], None], keep: Callable[[Report], None]
+    options: OnlineOptions, folder: Path, show: Callable[[str], None], keep: Callable[[Report], None]
 ) -> Report:
     """Measures every server at every point `repeats` times, in turns; `keep` is shown the report as it grows. A server
     that fails leaves a note, unless it is the first. Raises BenchError.
@@ -70,7 +70,7 @@ def bench_online(
     ids = vocab_size(model)
     servers = _servers(options, model, load_format, folder)
     device = _device(options.settings)
-    ceilings = measured_ceilings(device, tell)
+    ceilings = measured_ceilings(device, show)
     report = new_report("online", f"{Path(model).name}, {options.input_len} in, {options.output_len} out, streamed")
     report.ceilings = ceilings
     report.workload = {"input_len": options.input_len, "output_len": options.output_len}
@@ -80,30 +80,30 @@ def bench_online(
         for repeat in range(options.repeats):
             for server in list(servers):
                 try:
-                    _turn(report, server, ids, repeat, options, ceilings, tell)
+                    _turn(report, server, ids, repeat, options, ceilings, show)
                 except BenchError as error:
                     if server is servers[0]:
                         raise
                     servers.remove(server)
                     server.stop()
                     report.notes.append(f"Given up: {error}")
-                    tell(f"given up: {error}")
+                    show(f"given up: {error}")
                 keep(report)
     return report
 
 
 def _turn(
     report: Report, server: Server, vocab_size: int, repeat: int, options: OnlineOptions, ceilings: Ceilings,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> None:  # fmt: skip
     server.start()
     run_client(server, streams(1, options.input_len, 8, seed=repeat).within(vocab_size), 1, stream=True)
     for point, workload, concurrency in _points(options, repeat):
         measured = run_client(server, workload.within(vocab_size), concurrency, stream=workload.name != "burst")
         _book(report, server, point, measured, ceilings)
-        told = measured["figures"]
-        ttft = f", TTFT p50 {told['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in told else ""
-        tell(f"{server.name}, {point}: {told['output_tokens_per_s']:,.1f} output tokens/s{ttft}")
+        figures = measured["figures"]
+        ttft = f", TTFT p50 {figures['ttft_p50_ms']:,.0f} ms" if "ttft_p50_ms" in figures else ""
+        show(f"{server.name}, {point}: {figures['output_tokens_per_s']:,.1f} output tokens/s{ttft}")
     if options.one_at_a_time and not server.slow_start:
         server.stop()
 

@@ -110,14 +110,14 @@ def our_server(name: str, model: str, settings: dict[str, Any], run_dir: Path | 
 
 
 def _options(settings: dict[str, Any]) -> list[str]:
-    told = []
+    arguments = []
     for name, value in settings.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
-            told.append(f"--{option}" if value else f"--no-{option}")
+            arguments.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None:
-            told += [f"--{option}", str(value)]
-    return told
+            arguments += [f"--{option}", str(value)]
+    return arguments
 
 
 def vllm_server(name: str, python: str, model: str, max_model_len: int) -> Server:

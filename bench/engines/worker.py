@@ -1,4 +1,4 @@
-"""One engine in a process of its own, told over its standard input what to run. Started by the benchmark, not by hand.
+"""One engine in a process of its own. The benchmark starts it and sends orders to its standard input.
 
 Each line in is a JSON object, each line out is its answer: {"model", "settings"} once, then any number of
 {"prompts", "output_lens", "temperature"}.
@@ -13,7 +13,7 @@ from bench.report.breakdown import steps_of_records
 from engine import LLM, SamplingParams
 from metrics.records import StepRecord
 
-TOLD = ("device", "dtype", "threads", "num_kv_blocks", "weights", "weight_bytes")  # of messages.Ready
+FACTS = ("device", "dtype", "threads", "num_kv_blocks", "weights", "weight_bytes")  # of messages.Ready
 
 
 def main() -> None:
@@ -24,14 +24,14 @@ def main() -> None:
     on_steps = records.extend if order["settings"].get("telemetry") != "off" else None
     with LLM(order["model"], on_steps=on_steps, **order["settings"]) as llm:
         ready = llm.ready
-        facts = {name: getattr(ready, name) for name in TOLD}
+        facts = {name: getattr(ready, name) for name in FACTS}
         answers.write(json.dumps(facts | {"vocab_size": ready.shape.vocab_size}) + "\n")
         for line in sys.stdin:
             answers.write(json.dumps(run(llm, records, json.loads(line))) + "\n")
 
 
 def run(llm: LLM, records: list[StepRecord], order: dict) -> dict:
-    """Generates all at once, and tells when it began and ended and what its steps were."""
+    """Generates all prompts at once. The answer says when that began and ended, and has its steps."""
     controls = [
         SamplingParams(max_tokens=length, temperature=order["temperature"], ignore_eos=True, seed=index)
         for index, length in enumerate(order["output_lens"])

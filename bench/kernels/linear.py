@@ -110,14 +110,14 @@ def layer_errors(folder: Path) -> dict[str, list[float]]:
 def model_errors(folder: Path, prompt: list[int]) -> dict[str, torch.Tensor]:
     """Setting → what it changes in the log-probability of each token of a prompt, against weights=float32."""
 
-    def told(weights: str) -> torch.Tensor:
+    def logprobs(weights: str) -> torch.Tensor:
         with LLM(folder, device="cpu", weights=weights, max_num_seqs=1) as llm:
             params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
             completion = llm.generate([prompt], params)[0]
         return torch.tensor([entry.logprob for entry in completion.prompt_logprobs if entry is not None])
 
-    exact = told("float32")
-    return {weights: told(weights) - exact for weights in ("auto", "float16", "int8")}
+    exact = logprobs("float32")
+    return {weights: logprobs(weights) - exact for weights in ("auto", "float16", "int8")}
 
 
 def some_text(folder: Path, length: int = 400) -> list[int]:

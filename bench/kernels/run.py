@@ -20,7 +20,7 @@ KERNELS = {
 SECONDS = 300  # that one of them may take
 
 
-def bench_kernels(names: list[str], tell: Callable[[str], None], keep: Callable[[Report], None]) -> Report:
+def bench_kernels(names: list[str], show: Callable[[str], None], keep: Callable[[Report], None]) -> Report:
     """Runs the kernels of `names`, or all that this machine has the device for; `keep` is shown the report as it grows.
     One that fails is a note."""
     unknown = [name for name in names if name not in KERNELS]
@@ -31,7 +31,7 @@ def bench_kernels(names: list[str], tell: Callable[[str], None], keep: Callable[
     here = ("any", "cuda") if torch.cuda.is_available() else ("any", "cpu")
     report = new_report("kernels", "single kernels")
     for name in names or [name for name, device in KERNELS.items() if device in here]:
-        tell(f"{name}: measuring, up to {SECONDS} s")
+        show(f"{name}: measuring, up to {SECONDS} s")
         command = [sys.executable, "-m", "bench.kernels.run", name]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS)

@@ -53,7 +53,7 @@ class ClientFailed(SojournError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every client is asked to send."""
+    """The load that every client sends."""
 
     streams: int
     tokens_per_s: float
@@ -86,13 +86,13 @@ class Accuracy:
     """A client's error, and what it cost. Milliseconds."""
 
     client: str
-    requests: int  # told by the client, of those that the server answered
+    requests: int  # that the client reports and the server answered
     stamps: int
     p50_ms: float
     p99_ms: float
     max_ms: float
     ttft_p99_ms: float
-    itl_p99_ms: float | None  # None where the client tells no single gaps
+    itl_p99_ms: float | None  # None if the client reports no single gaps
     streams: float  # open at once in the window, by the server
     cpu_seconds: float  # of the client and all its processes, from start to end
     wall_seconds: float
@@ -177,7 +177,7 @@ def run_guidellm(program: str, load: Load, url: str, folder: Path) -> list[Seen]
 
 
 def guidellm_seen(report: dict, wall_ahead_ns: int) -> list[Seen]:
-    """It tells the first and the last token of a request, by the wall clock; the reply's id names the request."""
+    """It reports the first and the last token of a request, by the wall clock; the reply's id names the request."""
     seen = []
     for request in report["benchmarks"][0]["requests"]["successful"]:
         timings = request["info"]["timings"]

@@ -1,4 +1,4 @@
-"""Two clients, one server: do `sojourn bench-serve` and `vllm bench serve` tell the same of it?
+"""Two clients, one server: do `sojourn bench-serve` and `vllm bench serve` report the same?
 
     python -m bench.load_generators.agreement --vllm .../vllm/bin/python --server sojourn --server vllm
 

@@ -21,7 +21,7 @@ import yaml
 from loadgen.target.processes import free_port, load_command
 
 STEP_S = 0.02
-SETTLED_S = 1.0  # the start, when all streams connect at once, is shown apart
+START_S = 1.0  # when all streams connect at once; these errors are reported apart
 
 
 def scenario_of(streams: int, seconds: float, connections: str) -> dict:
@@ -56,19 +56,19 @@ def measure(streams: int, seconds: float, processes: int, connections: str, fold
         server.terminate()
         server.wait(20)
     rows = pq.read_table(run_dir / "client.parquet").to_pylist()
-    errors, settled, begin = [], [], min(row["due_ns"] for row in rows)
+    errors, steady, begin = [], [], min(row["due_ns"] for row in rows)
     lag = [(row["sent_ns"] - row["due_ns"]) / 1e6 for row in rows if row["sent_ns"]]
     for row in rows:
         written = answers[row["request_id"]]["write_ns"] if row["request_id"] in answers else []
         pairs = list(zip(row["chunk_ns"], written, strict=False))
         errors += [(read - wrote) / 1e6 for read, wrote in pairs]
-        settled += [(read - wrote) / 1e6 for read, wrote in pairs if wrote - begin > SETTLED_S * 1e9]
+        steady += [(read - wrote) / 1e6 for read, wrote in pairs if wrote - begin > START_S * 1e9]
     whole = [len(row["chunk_ns"]) for row in rows]
-    p50, p99 = np.quantile(settled, [0.5, 0.99])
+    p50, p99 = np.quantile(steady, [0.5, 0.99])
     return {
         "streams": streams, "stamps": sum(whole), "expected": streams * round(seconds / STEP_S),
         "ok": sum(row["status"] == "ok" for row in rows), "min_ms": min(errors), "p50_ms": p50, "p99_ms": p99,
-        "max_ms": max(settled), "p99_with_start_ms": float(np.quantile(errors, 0.99)),
+        "max_ms": max(steady), "p99_with_start_ms": float(np.quantile(errors, 0.99)),
         "sent_late_p99_ms": float(np.quantile(lag, 0.99)), "cpu_s": cpu_s,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Where the wall time of a benchmark went, told by the step records, and how near to the roofline it was.
+"""Where the wall time of a benchmark went, by its step records, and how near to the roofline it was.
 
 Two accounts of the same time, each of which must sum to it. *Host*: the exclusive stages of every step, and the pauses
 between steps. *Device*: the device's time, split by how many of its tokens were wanted, and the gaps in which it had
@@ -61,7 +61,7 @@ def steps_of_table(table: pd.DataFrame, begin_ns: int, end_ns: int) -> Steps:
 
 def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     """Milliseconds of a measurement from `begin_ns` to `end_ns` by account. The host's and the device's accounts, each
-    with `pauses` and `outside`, sum to `wall` but for what `complaint` then tells.
+    with `pauses` and `outside`, sum to `wall`, within what `complaint` allows.
 
     `wall` holds all of each step, also what lies before `begin_ns` or behind `end_ns`: one that hands over the last
     token goes on when its reader has it already.
@@ -73,32 +73,36 @@ def explain(steps: Steps, begin_ns: int, end_ns: int) -> dict[str, float]:
     began_ns, over_ns = min(first, begin_ns), max(last, end_ns)
     outside = first - began_ns + over_ns - last
     pauses = float((columns["begin_ns"][1:] - columns["end_ns"][:-1]).clip(min=0).sum())
-    told = {f"host {stage}": float(columns[f"stage_{stage}_ns"].sum()) for stage in STAGES}
-    told |= {"pauses": pauses, "outside": outside}
+    accounts = {f"host {stage}": float(columns[f"stage_{stage}_ns"].sum()) for stage in STAGES}
+    accounts |= {"pauses": pauses, "outside": outside}
     tokens, padding, overrun = columns["tokens"], columns["padding_tokens"], columns["overrun_tokens"]
     share = columns["device_ns"] / np.maximum(tokens + padding, 1)
-    told["device padding"] = float((share * padding).sum())
-    told["device overrun"] = float((share * overrun).sum())
-    told["device work"] = float(columns["device_ns"].sum()) - told["device padding"] - told["device overrun"]
-    told["device gaps"] = float(columns["gap_ns"].sum())
+    accounts["device padding"] = float((share * padding).sum())
+    accounts["device overrun"] = float((share * overrun).sum())
+    accounts["device work"] = (
+        float(columns["device_ns"].sum()) - accounts["device padding"] - accounts["device overrun"]
+    )
+    accounts["device gaps"] = float(columns["gap_ns"].sum())
     # After the last step before a pause, the device's next gap begins when the loop awakes; the host still had work.
     idle_after = np.append(columns["begin_ns"][1:] > columns["end_ns"][:-1], True)
-    told["device gaps"] += float((columns["stage_commit_ns"] + columns["stage_publish_ns"])[idle_after].sum())
-    told["wall"] = over_ns - began_ns
-    return {name: float(value) / 1e6 for name, value in told.items()} | {
+    accounts["device gaps"] += float((columns["stage_commit_ns"] + columns["stage_publish_ns"])[idle_after].sum())
+    accounts["wall"] = over_ns - began_ns
+    return {name: float(value) / 1e6 for name, value in accounts.items()} | {
         "steps": steps.count,
         "replayed": steps.total("replayed"),
     }
 
 
-def complaint(told: dict[str, float]) -> str | None:
+def complaint(accounts: dict[str, float]) -> str | None:
     """What the accounts of `explain` leave open, as a sentence; None where each sums to the wall within CLOSURE."""
     for account in ("host", "device"):
-        sums = sum(ms for name, ms in told.items() if name.startswith(f"{account} ") or name in ("pauses", "outside"))
-        if abs(sums - told["wall"]) > CLOSURE * told["wall"]:
+        sums = sum(
+            ms for name, ms in accounts.items() if name.startswith(f"{account} ") or name in ("pauses", "outside")
+        )
+        if abs(sums - accounts["wall"]) > CLOSURE * accounts["wall"]:
             return (
-                f"the {account} accounts of {told['steps']:,} steps sum to {sums:,.1f} ms, but {told['wall']:,.1f} ms "
-                "passed: the step records do not explain the figure"
+                f"the {account} accounts of {accounts['steps']:,} steps sum to {sums:,.1f} ms, but "
+                f"{accounts['wall']:,.1f} ms passed: the step records do not explain the figure"
             )
     return None
 

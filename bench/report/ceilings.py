@@ -11,13 +11,13 @@ from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.errors import CalibrationError
 
 
-def measured_ceilings(device: str, tell: Callable[[str], None]) -> Ceilings:
+def measured_ceilings(device: str, show: Callable[[str], None]) -> Ceilings:
     """Of `device` as an engine names it; measured now where none are stored. Nothing else may run meanwhile."""
     name = device_name(None if device == "cpu" else device)
     try:
         return load_ceilings(name)
     except CalibrationError:
-        tell(f"measuring the ceilings of {name} (once)")
+        show(f"measuring the ceilings of {name} (once)")
     kind = "cpu" if device == "cpu" else "cuda"
     command = [sys.executable, "-m", "sojourn", "calibrate-device", "--device", kind]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Puts the reports of several benchmarks into one JSON file and one Markdown file, and, if asked, into a document.
+"""Puts the reports of several benchmarks into one JSON file and one Markdown file, and into a document with --document.
 
 python -m bench.report.gather FOLDER NAME REPORT... [--document docs/performance.md]
 
@@ -35,14 +35,14 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("reports", nargs="+")
     parser.add_argument("--document", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        reports, _ = gather(asked.folder, asked.name, asked.reports)
-        for each, report in reports.items() if asked.document is not None else ():
-            place(asked.document, f"{asked.name}-{each}", markdown(report))
+        reports, _ = gather(options.folder, options.name, options.reports)
+        for each, report in reports.items() if options.document is not None else ():
+            place(options.document, f"{options.name}-{each}", markdown(report))
     except BenchError as error:
         parser.error(str(error))
-    print(f"wrote {asked.folder / asked.name}.json and .md: {', '.join(reports) or 'no report was there'}")
+    print(f"wrote {options.folder / options.name}.json and .md: {', '.join(reports) or 'no report was there'}")
 
 
 if __name__ == "__main__":

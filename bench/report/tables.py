@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bench.results import BenchError, Point, Report
 
-# Figure → its heading, and how many decimals it is told with.
+# Figure → its heading, and its number of decimals.
 FIGURES = {
     "output_tokens_per_s": ("output tok/s", 1),
     "ttft_p50_ms": ("TTFT p50 ms", 0),
@@ -83,21 +83,21 @@ def _kernel_grid(report: Report) -> tuple[list[str], list[list[str]]]:
 
 def breakdown_grid(report: Report) -> tuple[list[str], list[list[str]]]:
     """Where the wall time went, in % of it (medians over the repeats): one line an account, one column a point."""
-    told = sorted((point for point in report.points if point.breakdowns), key=lambda point: _order(report, point))
-    if not told:
+    explained = sorted((point for point in report.points if point.breakdowns), key=lambda point: _order(report, point))
+    if not explained:
         return [], []
     lines = []
-    for name in told[0].breakdowns[0]:
+    for name in explained[0].breakdowns[0]:
         if name in COUNTS:
-            medians = [statistics.median(each[name] for each in point.breakdowns) for point in told]
+            medians = [statistics.median(each[name] for each in point.breakdowns) for point in explained]
             lines.append([name, *(f"{count:,.0f}" for count in medians)])
-        elif name != "wall" and any(_share(point, name) >= 0.05 for point in told):
-            lines.append([name, *(f"{_share(point, name):.1f}" for point in told)])
-    return ["account", *(f"{point.engine}, {point.point}" for point in told)], lines
+        elif name != "wall" and any(_share(point, name) >= 0.05 for point in explained):
+            lines.append([name, *(f"{_share(point, name):.1f}" for point in explained)])
+    return ["account", *(f"{point.engine}, {point.point}" for point in explained)], lines
 
 
 def _share(point: Point, name: str) -> float:
-    return statistics.median(100 * told[name] / told["wall"] for told in point.breakdowns)
+    return statistics.median(100 * account[name] / account["wall"] for account in point.breakdowns)
 
 
 def render(report: Report, width: int) -> RenderableType:
@@ -118,13 +118,13 @@ def _legend(report: Report) -> str:
     """What the cells of the main table hold."""
     repeats = max((len(point.figures.get(HEADLINE, [])) for point in report.points), default=0)
     if repeats == 1:
-        told = "one repeat: nothing tells a difference from noise; --repeats 3 shows the spread"
+        caption = "one repeat: a difference may be noise; --repeats 3 shows the spread"
     else:
-        told = f"median of {repeats} repeats (least–greatest)"
+        caption = f"median of {repeats} repeats (least–greatest)"
     if len({point.engine for point in report.points}) > 1:
-        told += "; × = output tok/s over that of the line's engine, repeat by repeat"
-        told += "; a range that holds 1.00 is no difference" if repeats > 1 else ""
-    return f"{told}. docs/performance.md explains the columns"
+        caption += "; × = output tok/s over that of the line's engine, repeat by repeat"
+        caption += "; a range that holds 1.00 is no difference" if repeats > 1 else ""
+    return f"{caption}. docs/performance.md explains the columns"
 
 
 def _fitting(heads: list[str], lines: list[list[str]], keys: int, width: int) -> list[Table]:

@@ -14,7 +14,7 @@ from metrics.records import RequestRecord, StepRecord
 from metrics.steps import Steps
 from tests.metrics.random_records import MS, random_request, random_step
 
-BATCH = 64  # steps that are told at once
+BATCH = 64  # steps of one fold
 ROUNDS = 60  # short ones, of which the fastest counts: others on the machine only add
 FACTS = EngineFacts(1000, 16, 8192, 4096, "float32", prefix_caching=True)
 

@@ -36,7 +36,7 @@ WARM_WAVES = 5
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Waves of requests. Their numbers are drawn from what is listed, each wave anew."""
+    """Waves of requests. Each wave draws its numbers from these lists."""
 
     batches: Sequence[int]
     prompts: Sequence[int]  # tokens
@@ -83,15 +83,15 @@ def found(shape: ModelShape, record: StepRecord) -> np.ndarray:
 
 def percentages(errors: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """Of each phase and of all: the absolute error's mean, median and 95th percentile, and the mean with its sign."""
-    told = {}
+    found = {}
     for name, of_phase in errors.items():
         if len(of_phase) > 1:
             size = sorted(map(abs, of_phase))
-            told[name] = {
+            found[name] = {
                 "steps": len(of_phase), "mape": statistics.mean(size), "median": statistics.median(size),
                 "p95": size[int(0.95 * len(size))], "bias": statistics.mean(of_phase),
             }  # fmt: skip
-    return told
+    return found
 
 
 def measure(name: str, threads: int, steps: int, seed: int, scratch: Path) -> dict:
@@ -151,12 +151,12 @@ def main() -> None:
                 columns = " ".join(f"{score[column]:6.1f}" for column in ("mape", "median", "p95", "bias"))
                 print(f"{part:8} {score['steps']:6} {columns}")
     if options.json is not None:
-        told = {
+        document = {
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware(),
             "results": results,
         }
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
