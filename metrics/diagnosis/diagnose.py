@@ -185,7 +185,8 @@ def _inconclusive(facts: Facts, excess: Excess) -> str:
     if not ranked:
         return f"{miss}, and no account is above {excess.baseline}: measure more requests first"
     name, share = ranked[0]
-    return f"{miss}; {share:.0%} of the excess is {name}, and no rule explains it: look at its slowest requests first"
+    unexplained = "no known cause explains it: look at its slowest requests first"
+    return f"{miss}; {share:.0%} of the excess is {name}, and {unexplained}"
 
 
 def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | None:

@@ -123,5 +123,5 @@ def without_finding(diagnosis: Diagnosis) -> str:
             return f"{title}'s metrics name no cause: they are means over all requests, late or not."
         return f"{UNSEEN[0].upper()}{UNSEEN[1:]}: {RECORD_THE_SERVER}."
     if shows:
-        return "No rule explains what this run shows: look at its slowest requests first."
+        return "No known cause explains what this run shows: look at its slowest requests first."
     return "No symptom of this run has a cause to name."

@@ -207,10 +207,10 @@ def test_warm_up_touches_no_figure_of_the_steps(tmp_path):
     meta = run.meta()
     meta["scenario"]["measure"] = {"warmup_requests": 20}
     run.update_meta(scenario=meta["scenario"])
-    kept = read_facts(run)
+    measured = read_facts(run)
     first_due = run.requests().due_ns.iloc[20]
-    assert kept.sent == 40 and kept.steps.count == int((run.table("steps").begin_ns >= first_due).sum())
-    assert kept.steps.count < whole.steps.count
+    assert measured.sent == 40 and measured.steps.count == int((run.table("steps").begin_ns >= first_due).sum())
+    assert measured.steps.count < whole.steps.count
 
 
 def with_whole_answers(run, count):

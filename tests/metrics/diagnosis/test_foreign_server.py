@@ -103,8 +103,8 @@ def test_healthy_server_is_healthy_and_the_report_marks_what_is_unseen(tmp_path)
     text = printed(diagnosis)
     for account in diagnosis.server.accounts:
         marks = {"seen": "seen", "partly": "seen in part", "unseen": "unseen by vLLM's metrics"}
-        told = marks[account.visibility]
-        assert any(line.split()[:1] == [account.account] and told in line for line in text.splitlines())
+        mark = marks[account.visibility]
+        assert any(line.split()[:1] == [account.account] and mark in line for line in text.splitlines())
     assert "Client and server agree: 60 finished requests, 6,000 prompt tokens, 1,260 output tokens" in text
     assert "unaccounted: 4.0 ms inside vLLM's own end-to-end latency, 6.0 ms outside" in " ".join(text.split())
 
