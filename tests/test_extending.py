@@ -75,7 +75,7 @@ def tree(tmp_path):
 
 def test_there_is_a_recipe_for_each_place_that_is_made_for_extensions():
     subjects = " ".join(recipe.title for recipe in RECIPES)
-    for subject in ("policy", "model family", "arrival process"):
+    for subject in ("policy", "model family", "metric", "cause", "source", "arrival process"):
         assert subject in subjects, subject
 
 
