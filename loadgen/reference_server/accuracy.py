@@ -1,4 +1,4 @@
-"""How far the client's record is from the truth: measured against a reference server, and told of a run by its load."""
+"""The error of the client's record: measured against a reference server, and looked up for the load of a run."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ from metrics.machine.client_error import Error, Point, error_at_load, load_calib
 from metrics.machine.host import hardware, versions
 from metrics.records import ClientRecord
 
-# The code between a due time and a stamp, all that runs in the loop's thread with it. Another version of it has another
-# error.
+# All code that runs in the thread of the socket loop. Another version of it has another error, so its calibrations are
+# of another client.
 CLIENT_FILES = (
     "client/connection.py", "client/dispatcher.py", "client/event_log.py", "client/kernel_timestamps.py",
     "client/outgoing.py", "client/pacing.py", "client/socket_loop.py", "locustfile.py", "prompts/conversation.py",
@@ -27,9 +27,9 @@ NOTHING_STREAMED = "not known: no reply came in more than one read, and what `so
 
 
 def client_fingerprint() -> str:
-    """Names the client that a calibration is of: its code and the libraries that it runs on."""
-    told = versions()
-    digest = hashlib.sha256(repr([told.get(name) for name in CLIENT_LIBRARIES]).encode())
+    """Identifies the client of a calibration: its code and the libraries that it runs on."""
+    installed = versions()
+    digest = hashlib.sha256(repr([installed.get(name) for name in CLIENT_LIBRARIES]).encode())
     for name in CLIENT_FILES:
         digest.update((Path(__file__).parents[1] / name).read_bytes())
     return digest.hexdigest()[:16]
@@ -39,9 +39,9 @@ def compare(
     records: Iterable[ClientRecord], answers: Iterable[ServedRequest], window_ns: tuple[int, int], streams: int,
     tokens_per_s: float,
 ) -> Point:  # fmt: skip
-    """The client's error over what the server wrote in a window, [from, to). Raises CalibrationError for an empty one.
+    """The client's error over the server's writes in a window, [from, to). Raises CalibrationError for an empty one.
 
-    A request of the client that the server does not know, or that has other tokens there, is a wrong count.
+    A request that the server does not have, or has with other tokens, is a wrong count.
     """
     answers = {answer.request_id: answer for answer in answers}
     begin_ns, end_ns = window_ns
@@ -90,7 +90,7 @@ def _error(differences_ns: list[np.ndarray]) -> Error:
 
 
 def with_calibration(client_error: dict[str, Any], streams: np.ndarray, shards: Sequence[Shard]) -> dict[str, Any]:
-    """A run's `client_error`, and below `calibration` the error at its load, or `unknown` with the reason.
+    """A run's `client_error` with `calibration`: the error at its load, or `unknown` with the reason.
 
     `streams` [replies with text, 3]: ns of the first and of the last chunk, number of chunks. Several processes share
     the load, as far as each can have a core of its own.

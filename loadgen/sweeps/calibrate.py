@@ -1,4 +1,4 @@
-"""Measures our own client: real runs of it, each against a reference server that is a process of its own, by load."""
+"""Measures our own client by load: real runs of it, each against a reference server in a process of its own."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def calibrate(
 ) -> Calibration:  # fmt: skip
     """Measures every point of the grid, (streams, tokens a second of each). Raises CalibrationError, ExperimentError.
 
-    `progress` is told the number of points done, and the point that is begun.
+    `progress` gets the number of finished points, and the point that starts.
     """
     busy, points = company(), []
     for done, (streams, tokens_per_s) in enumerate(grid):
@@ -53,7 +53,7 @@ def calibrate(
 
 
 def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: float = STREAM_S) -> Point:
-    """One run of the real client at one load. Only what is written while all streams are open is compared."""
+    """One run of the real client at one load. Only writes while all streams are open are compared."""
     window_s = max(window_s, FEWEST_TOKENS / (streams * tokens_per_s))
     scenario = open_streams(streams, tokens_per_s, window_s, stream_s, TTFT_S)
     timing = ReplyTiming(ttft_s=TTFT_S, token_s=1 / tokens_per_s, in_step=True)
@@ -72,10 +72,10 @@ def measure_point(streams: int, tokens_per_s: float, window_s: float, stream_s: 
 
 @contextmanager
 def reference_server(timing: ReplyTiming, log: Path) -> Iterator[Endpoint]:
-    """A reference server in a process of its own, ready to be asked. Raises ExperimentError where it does not start."""
+    """A reference server in a process of its own, ready. Raises ExperimentError if it does not start."""
     endpoint = parse_base_url(f"http://127.0.0.1:{free_port()}")
-    told = json.dumps(msgspec.to_builtins(timing))
-    server = start([sys.executable, "-m", "loadgen.reference_server.server", told, "--port", str(endpoint.port)], log)
+    fields = json.dumps(msgspec.to_builtins(timing))
+    server = start([sys.executable, "-m", "loadgen.reference_server.server", fields, "--port", str(endpoint.port)], log)
     try:
         _wait_for_an_answer(server, endpoint, log)
         yield endpoint
@@ -97,12 +97,12 @@ def _wait_for_an_answer(server, endpoint: Endpoint, log: Path) -> None:
 
 
 def reference_log(endpoint: Endpoint) -> ReferenceLog:
-    """All that a reference server did since it began."""
+    """The log of a reference server since its start."""
     return msgspec.json.decode(get(endpoint, "/log", timeout_s=60.0)[1], type=ReferenceLog)
 
 
 def open_streams(streams: int, tokens_per_s: float, window_s: float, stream_s: float, ttft_s: float) -> Scenario:
-    """Requests at a constant rate, each streaming for `stream_s`: as many are open then as begin in that time."""
+    """Requests at a constant rate, each streaming for `stream_s`: as many are open as start in that time."""
     duration_s = stream_s / streams + ttft_s + stream_s + window_s  # the first one begins after a gap
     return Scenario(
         name=f"calibrate-{streams}x{tokens_per_s:g}",

@@ -24,7 +24,7 @@ from metrics.search.bisection import (
     trial_sentence,
 )
 
-UNCOUNTED = 0.25  # of a trial, at its begin: until the queues are as full as they get
+UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
 OnTrial = Callable[[int, Proposal, list[Judgement]], None]  # number of the trial, from 1; what it is; what is known
 
 
@@ -40,7 +40,7 @@ class CapacityPlan:
     target: Target
 
     def document(self) -> dict[str, Any]:
-        """What makes it this search and no other. How many trials it may take is not: it can go on with more."""
+        """The identity of the search. The number of trials is no part of it: a search can resume with more."""
         goal = msgspec.structs.asdict(self.goal)
         fixed = {name: value for name, value in goal.items() if not name.startswith("most_")}
         return {
@@ -49,9 +49,9 @@ class CapacityPlan:
         }  # fmt: skip
 
     def trial(self, rate_rps: float) -> Scenario:
-        """The scenario of one trial: at this rate, long enough, its begin not counted.
+        """The scenario of one trial at this rate; its warm-up is not counted.
 
-        What arrives at the edge of the warm-up may count or not, so that the counted requests vary a little.
+        Arrivals at the edge of the warm-up may count or not, so that the number of counted requests varies a little.
         """
         counted = max(self.trial_requests, math.ceil(self.trial_s * rate_rps))
         count = math.ceil(counted / (1 - UNCOUNTED))
@@ -61,7 +61,7 @@ class CapacityPlan:
         return timed.model_copy(update={"measure": measure})
 
     def doubts(self) -> list[str]:
-        """What to know before the search begins: of its target, and of trials too short to tell anything alone."""
+        """Warnings before the search: about its target, and about trials too short to decide alone."""
         known, fewest = self.target.doubts(self.scenario), fewest_to_meet(self.goal)
         if self.trial_requests >= fewest:
             return known
@@ -76,9 +76,9 @@ class CapacityPlan:
 def find_capacity(
     plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress, on_note: OnNote = lambda _: None
 ) -> Outcome:
-    """Searches until `next_trial` says that it has ended. Interrupted, it keeps every finished trial.
+    """Searches until `next_trial` returns an outcome. An interrupted search keeps every finished trial.
 
-    Raises ScenarioError for a scenario that has no rate, and ExperimentError.
+    Raises ScenarioError for a scenario without a rate, and ExperimentError.
     """
     try:
         plan.trial(plan.goal.start_rps)

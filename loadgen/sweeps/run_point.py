@@ -20,7 +20,7 @@ ENGINE = Path(__file__).parents[2] / "engine"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the load goes: a running server by its `base_url`, or our engine, started anew for each run."""
+    """The server of a search: a running one by its `base_url`, or our engine, started anew for each run."""
 
     base_url: str | None = None
     model: str | None = None
@@ -29,9 +29,9 @@ class Target:
     processes: int = 1  # of the load generator, for each run
 
     def document(self) -> dict[str, Any]:
-        """What a search has to find again to go on: the same server, by the same machine and programs.
+        """The identity of the target, which a resumed search must match: the server, the machine and the programs.
 
-        How many processes send is not of it: the load is the same.
+        The number of sending processes is no part of it: the load is the same.
         """
         machine = {name: value for name, value in hardware().items() if name != "boot_id"}
         return {
@@ -43,15 +43,14 @@ class Target:
         }  # fmt: skip
 
     def doubts(self, scenario: Scenario) -> list[str]:
-        """What to know of several runs of a scenario one after another."""
+        """Warnings for several runs of a scenario one after another."""
         return repeated_texts(scenario) if self.base_url else []
 
     def measure(
         self, scenario: Scenario, run_dir: Path, progress: OnProgress, *, rate_rps: float, repeat: int, seed: int,
         warm_up: bool = False,
     ) -> Point:  # fmt: skip
-        """Runs it and reads what came of it, also where our server died of it. Raises ExperimentError or
-        ScenarioError."""
+        """Runs the scenario and reads its point, also if our server died. Raises ExperimentError or ScenarioError."""
         died = False
         try:
             run = self._replay(scenario, run_dir, seed, progress)
@@ -67,7 +66,7 @@ class Target:
 
 
 def engine_build() -> str:
-    """Names the code of our engine: another build of it is another server."""
+    """Identifies the code of our engine: another build is another server."""
     digest = hashlib.sha256()
     for file in sorted(file for kind in ("py", "cpp", "h") for file in ENGINE.rglob(f"*.{kind}")):
         digest.update(file.relative_to(ENGINE).as_posix().encode() + file.read_bytes())
@@ -75,7 +74,7 @@ def engine_build() -> str:
 
 
 def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
-    """The same scenario at another rate; `changes` are of its arrivals. Raises ScenarioError if it has no rate."""
+    """The same scenario at another rate; `changes` are of its arrivals. Raises ScenarioError without a rate."""
     arrivals = scenario.arrivals
     if arrivals.process not in PROCESSES_WITH_RATE:
         raise ScenarioError(
@@ -87,6 +86,6 @@ def at_rate(scenario: Scenario, rate_rps: float, **changes: Any) -> Scenario:
 
 
 def with_objectives(scenario: Scenario, bounds: dict[str, float]) -> Scenario:
-    """The scenario with these bounds, in ms, for every class, in the place of its own objectives."""
+    """The scenario with these bounds, in ms, for every class, instead of its own objectives."""
     objective = Objective(**bounds, source="given on the command line")
     return scenario.model_copy(update={"objectives": [objective]})

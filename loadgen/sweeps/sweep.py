@@ -1,4 +1,4 @@
-"""`sojourn sweep`: the same scenario at several rates, one run each, and the frontier that they give."""
+"""`sojourn sweep`: one run of the scenario at each of several rates, and their frontier."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """Every rate once, then all again, so that a server that drifts does not look like a rate."""
+    """Every rate once, then all again, so that a drift of the server does not look like an effect of the rate."""
 
     scenario: Scenario
     rates_rps: tuple[float, ...]
@@ -30,7 +30,7 @@ class SweepPlan:
     target: Target
 
     def document(self) -> dict[str, Any]:
-        """What makes it this sweep and no other."""
+        """The identity of the sweep."""
         return {
             "scenario": self.scenario.model_dump(mode="json"), "rates_rps": list(self.rates_rps),
             "repeats": self.repeats, "seed": self.seed, **self.target.document(),
@@ -69,9 +69,9 @@ def rate_list(text: str) -> tuple[float, ...]:
 def run_sweep(
     plan: SweepPlan, folder: Path, *, on_point: OnPoint, progress: OnProgress, on_note: OnNote = lambda _: None
 ) -> Search:
-    """Measures what is missing of the sweep in `folder`. Interrupted, it keeps every finished run.
+    """Measures the missing runs of the sweep in `folder`. An interrupted sweep keeps every finished run.
 
-    Raises ScenarioError before anything runs where a rate cannot be scheduled, and ExperimentError.
+    Raises ScenarioError before any run if a rate cannot be scheduled, and ExperimentError.
     """
     scenarios = {rate: at_rate(plan.scenario, rate) for rate in plan.rates_rps}
     wanted = schedule(plan.rates_rps, plan.repeats)
@@ -94,5 +94,5 @@ def schedule(rates_rps: Sequence[float], repeats: int) -> list[tuple[float, int]
 
 
 def missing(plan: SweepPlan, points: Sequence[Point]) -> int:
-    """Runs of the plan that are not there yet."""
+    """The number of missing runs."""
     return len(plan.rates_rps) * plan.repeats - len(points)
