@@ -256,7 +256,8 @@ def row(record: msgspec.Struct) -> dict[str, Any]:
 
 def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
     """Records, at least one, as their table in SCHEMAS: what `row` says of each, made by columns: it is cheaper."""
-    schema, arrays = SCHEMAS[table], []
+    schema = SCHEMAS[table]
+    arrays: list[pa.Array] = []
     for name in type(records[0]).__struct_fields__:
         values = list(map(attrgetter(name), records))
         if name == "stages":

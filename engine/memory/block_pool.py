@@ -96,8 +96,9 @@ class BlockPool:
             if self._free:
                 block = self._free.pop()
             else:
-                block = self._index.evict()
-                assert block is not None, "a block that is neither free nor active must be evictable"
+                evicted = self._index.evict()
+                assert evicted is not None, "a block that is neither free nor active must be evictable"
+                block = evicted
                 self.evicted_blocks += 1
             self._references[block] = 1
             blocks.append(block)

@@ -96,6 +96,9 @@ class PrefixIndex:
         if node.idle_since is not None and node.children == 0:
             heapq.heappush(self._candidates, (node.idle_since, node.block))
             if len(self._candidates) > 2 * len(self._nodes) + 64:  # mostly stale: nothing was evicted for long
-                idle = [n for n in self._nodes.values() if n.idle_since is not None and n.children == 0]
-                self._candidates = [(n.idle_since, n.block) for n in idle]
+                self._candidates = [
+                    (n.idle_since, n.block)
+                    for n in self._nodes.values()
+                    if n.idle_since is not None and n.children == 0
+                ]
                 heapq.heapify(self._candidates)

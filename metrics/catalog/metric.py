@@ -36,7 +36,8 @@ class Metric:
 
 def log_buckets(first: float, last: float, per_decade: int) -> tuple[float, ...]:
     """Bounds from `first` to at least `last`, evenly spaced on a logarithmic axis, rounded to two digits."""
-    bounds, index = [], 0
+    bounds: list[float] = []
+    index = 0
     while not bounds or bounds[-1] < last:
         bounds.append(float(f"{first * 10 ** (index / per_decade):.1e}"))
         index += 1
