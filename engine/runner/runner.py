@@ -30,7 +30,7 @@ from engine.runner.stream import Task, make_stream
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
 from engine.runner.threads import step_threads
 from engine.sampling import keeps_rows, unfit
-from engine.token.grammar.guides import Guides, Preparation, refused
+from engine.token.grammar.guides import GrammarPreparation, Guides, refused
 from engine.token.models.registry import load_model
 from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
 from engine.token.sampling.logprobs import Scores, chunks, score
@@ -88,7 +88,7 @@ class ModelRunner:
         task = self.stream.submit(lambda task: self._execute(task, batch))
         return LaunchedStep(plan, prepared_ns, time.monotonic_ns(), (batch, task))
 
-    def begin(self, request: Request) -> Preparation | None:
+    def begin(self, request: Request) -> GrammarPreparation | None:
         # A tokenizer may know more ids than its model, and one of them on the device would end the process.
         sentence = unfit(request.sampling, request.token_ids, self.shape.vocab_size)
         return self.guides.begin(request) if sentence is None else refused(sentence)

@@ -20,7 +20,7 @@ COMPILER_THREADS = 2
 
 
 @dataclass(slots=True)
-class Preparation:
+class GrammarPreparation:
     """A grammar on its way. `ready_ns` and `error` count once it is done."""
 
     ready_ns: int = 0
@@ -37,9 +37,9 @@ class Preparation:
         self._done.set()
 
 
-def refused(sentence: str) -> Preparation:
+def refused(sentence: str) -> GrammarPreparation:
     """Of a request that cannot be served."""
-    preparation = Preparation(error=sentence)
+    preparation = GrammarPreparation(error=sentence)
     preparation.finish()
     return preparation
 
@@ -53,15 +53,15 @@ class Guides:
         self._compiling = ThreadPoolExecutor(COMPILER_THREADS, thread_name_prefix="grammar")
         self._compiler: Future[GrammarCompiler] | None = None
         self._workers = MaskWorkers(max(1, min(4, cores // 2)))
-        self._live: dict[str, Preparation] = {}
+        self._live: dict[str, GrammarPreparation] = {}
         if (folder / "tokenizer.json").is_file():  # the first grammar shall not wait for it
             self._compiler = self._compiling.submit(GrammarCompiler, folder, vocab_size)
 
-    def begin(self, request: SamplingRequest) -> Preparation | None:
+    def begin(self, request: SamplingRequest) -> GrammarPreparation | None:
         """Starts to compile; the request may be scheduled when that is done. None where it has no grammar."""
         if request.sampling.grammar is None:
             return None
-        preparation = self._live[request.id] = Preparation()
+        preparation = self._live[request.id] = GrammarPreparation()
         self._compiling.submit(self._prepare, request, preparation)
         return preparation
 
@@ -96,7 +96,7 @@ class Guides:
             return "error", guide.error
         return ("stop", None) if guide.complete else None
 
-    def _prepare(self, request: SamplingRequest, preparation: Preparation) -> None:
+    def _prepare(self, request: SamplingRequest, preparation: GrammarPreparation) -> None:
         try:
             if self._compiler is None:
                 raise ModelError(f"{self._folder} has no tokenizer.json, which structured output needs")
