@@ -12,6 +12,7 @@ import msgspec
 from engine.compute.profiler import CpuSpans, TorchProfiler, on_monotonic, with_spans
 from engine.engine import Engine
 from engine.messages import Profile
+from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.runner import ModelRunner
 from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
 from metrics.records import KernelRecord
@@ -40,7 +41,7 @@ class ProfileBurst:
         self._profiler = TorchProfiler(self._runner.device)
         self._spans = CpuSpans()
         self._packing = Packing()
-        self._launched: list[Any] = []  # handles of steps to profile, that were not read yet
+        self._launched: list[LaunchedStep] = []  # steps to profile that were not read yet
         self._left = wish.steps  # to launch
         self._windows: list[StepWindow] = []
         self._blocked_ns = {"start": 0, "stop": 0, "read": 0}
@@ -98,16 +99,16 @@ class ProfileBurst:
             del self._runner.launch, self._runner.collect  # the class's own are seen again
             self._spans.remove()
 
-    def _launch(self, plan: Any) -> Any:
-        handle = ModelRunner.launch(self._runner, plan)
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        step = ModelRunner.launch(self._runner, plan)
         if self._left:
             self._left -= 1
-            self._launched.append(handle)
-        return handle
+            self._launched.append(step)
+        return step
 
-    def _collect(self, handle: Any) -> Any:
-        outcome = ModelRunner.collect(self._runner, handle)
-        if self._launched and self._launched[0] is handle:
+    def _collect(self, step: LaunchedStep) -> StepOutcome:
+        outcome = ModelRunner.collect(self._runner, step)
+        if self._launched and self._launched[0] is step:
             self._launched.pop(0)
             self._windows.append(
                 StepWindow(

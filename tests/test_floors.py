@@ -67,7 +67,9 @@ MAY_IMPORT = {
     "engine.engine": {
         "engine.telemetry", "engine.request", "engine.memory", "engine.messages", "engine.config", "metrics",
     },
-    "engine.profile_burst": {"engine.engine", "engine.runner", "engine.compute", "engine.messages", "metrics"},
+    "engine.profile_burst": {
+        "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
+    },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.profile_burst", "engine.runner", "engine.messages",
         "engine.config", "engine.process",
