@@ -25,14 +25,12 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from metrics.request.offenders import WAIT_ACCOUNTS, Book, Places, described, places, slices
-from metrics.request.timeline import Timeline
-from metrics.request.waits import Family
+from metrics.request.offenders import WAIT_ACCOUNTS, Book, described, places, slices
+from metrics.request.waits import Family, StepRanges
 
 UNEXPLAINED = "unexplained"
 OTHERS = "all others"
 UNKNOWN = "not recorded"  # offenders without a request record: still running when the run ended
-MEMORY_REASONS = ("kv_blocks",)
 MOST_GROUPS = 20  # of a matrix that people read; its cost grows with requests × groups, and tenants may be thousands
 
 
@@ -45,23 +43,22 @@ def matrix(book: Book, group_of: pd.Series) -> pd.DataFrame:
     group_of = group_of[~group_of.index.duplicated()]
     named = group_of.reindex(book.line.calls).fillna(UNKNOWN).astype(object)
     codes, names = pd.factorize(named.to_numpy())
-    group = codes[book.line.owner] if len(codes) else np.zeros(0, dtype="int64")
+    group = codes[book.line.owner]
     explained = np.zeros((len(book.requests), len(names)))
     for column, suffered in enumerate(_suffered(book, group, len(names))):
         explained[:, column] = suffered
-    waited = book.waits
-    taken = waited.span_taker >= 0
-    lost_ns = (waited.span_end_ns - waited.span_begin_ns)[taken].astype("float64")
-    np.add.at(explained, (waited.span_victim[taken], group[waited.span_taker[taken]]), lost_ns)
-    ran = np.flatnonzero(waited.sequence >= 0)
-    np.add.at(explained, (ran, group[waited.sequence[ran]]), -book.own_ns[ran])
-    table = pd.DataFrame(explained, index=_ids(book), columns=list(names))
+    taken = book.waits.spans[book.waits.spans.taker >= 0]
+    np.add.at(explained, (taken.victim, group[taken.taker]), (taken.end_ns - taken.begin_ns).astype("float64"))
+    ran = np.flatnonzero(book.waits.sequence >= 0)
+    np.add.at(explained, (ran, group[book.waits.sequence[ran]]), -book.own_ns[ran])
+    table = pd.DataFrame(explained, index=pd.Index(book.waits.request_ids, name="request_id"), columns=list(names))
     return table.assign(**{UNEXPLAINED: book.booked_ns.sum(axis=1) - explained.sum(axis=1)})
 
 
 def waited_ns(book: Book) -> pd.DataFrame:
     """What the ledger says that each request waited, by account: what the rows of a matrix sum to."""
-    return pd.DataFrame(book.booked_ns, index=_ids(book), columns=list(WAIT_ACCOUNTS))
+    ids = pd.Index(book.waits.request_ids, name="request_id")
+    return pd.DataFrame(book.booked_ns, index=ids, columns=list(WAIT_ACCOUNTS))
 
 
 def offenders(book: Book) -> pd.DataFrame:
@@ -136,35 +133,28 @@ def account_of(family: Family, reason: str) -> tuple[str, str]:
         return "request.queue", "step"
     if family is Family.ASIDE:
         return "request.queue", "policy"
-    return ("memory.blocked" if reason in MEMORY_REASONS else "request.queue"), reason
-
-
-def _ids(book: Book) -> pd.Index:
-    return pd.Index(book.waits.request_ids, name="request_id")
-
-
-def _device_ns(line: Timeline) -> np.ndarray:
-    return (line.device_end_ns - line.device_begin_ns).astype("float64")
+    return ("memory.blocked" if reason == "kv_blocks" else "request.queue"), reason
 
 
 def _suffered(book: Book, group: np.ndarray, count: int) -> Iterator[np.ndarray]:
     """What each group did to each victim, [R] nanoseconds, the victim's own prompts included."""
-    line, waited, size, rows = book.line, book.waits, len(book.line), len(book.requests)
-    spans: dict[Family, Places] = {family: places(book, family) for family in Family} if size else {}
-    device_ns = _device_ns(line)
-    group_of_entry = group[book.who] if len(group) else np.zeros(0, dtype="int64")
+    size, rows = len(book.line), len(book.requests)
+    spans = {family: places(book, family) for family in Family}
+
+    def summed(rate: np.ndarray, ranges: StepRanges) -> np.ndarray:
+        """[R] what a rate [N] adds up to over the steps of each victim."""
+        upto = np.append(0.0, np.cumsum(rate))
+        return np.bincount(ranges.victim, upto[ranges.last] - upto[ranges.first], rows)
+
+    group_of_entry = group[book.who]
     order = np.argsort(group_of_entry, kind="stable")
     bounds = np.searchsorted(group_of_entry[order], np.arange(count + 1))
     for first, last in pairwise(bounds):
         mine = order[first:last]
         at = book.at[mine]
         share = {family: np.bincount(at, weights[mine], size) for family, weights in book.share.items()}
-        beside = np.append(0.0, np.cumsum(np.bincount(at, book.inter_ns[mine], size)))
-        without = np.append(0.0, np.cumsum(share[Family.UNDER_WAY] * device_ns))
-        result = np.bincount(waited.run_victim, beside[waited.run_last] - beside[waited.run_first], rows)
-        result += np.bincount(
-            waited.absence_victim, without[waited.absence_last] - without[waited.absence_first], rows
-        )  # fmt: skip
+        result = summed(np.bincount(at, book.inter_ns[mine], size), book.waits.runs)
+        result += summed(share[Family.UNDER_WAY] * book.line.device_ns, book.waits.absences)
         for family, span in spans.items():
             result += np.bincount(span.victim, span.integral(share[family]), rows)
         yield result
@@ -173,29 +163,25 @@ def _suffered(book: Book, group: np.ndarray, count: int) -> Iterator[np.ndarray]
 def _caused(book: Book) -> np.ndarray:
     """[S] ns by which each sequence delayed all others: the sums of the whole matrix's columns, without the matrix."""
     line, waited, size = book.line, book.waits, len(book.line)
-    if not size:
-        return np.zeros(0)
     members = np.bincount(line.at[waited.entry], minlength=size)
-    absent = np.bincount(waited.absence_first, minlength=size + 1) - np.bincount(
-        waited.absence_last, minlength=size + 1
-    )  # fmt: skip
+    left, back = (np.bincount(steps, minlength=size + 1) for steps in (waited.absences.first, waited.absences.last))
+    absent = np.cumsum(left - back)[:-1]
     by_entry = book.inter_ns * members[book.at]
-    by_entry += book.share[Family.UNDER_WAY] * (np.cumsum(absent)[:-1] * _device_ns(line))[book.at]
+    by_entry += book.share[Family.UNDER_WAY] * (absent * line.device_ns)[book.at]
     for family in Family:
         by_entry += book.share[family] * places(book, family).covered_ns()[book.at]
     caused = np.bincount(book.who, weights=by_entry, minlength=len(line.sequences))
     ran = waited.sequence >= 0
     np.add.at(caused, waited.sequence[ran], -book.own_ns[ran])
-    taken = waited.span_taker >= 0
-    np.add.at(caused, waited.span_taker[taken], (waited.span_end_ns - waited.span_begin_ns)[taken].astype("float64"))
+    taken = waited.spans[waited.spans.taker >= 0]
+    np.add.at(caused, taken.taker, (taken.end_ns - taken.begin_ns).astype("float64"))
     return caused
 
 
 def _blamed_spans(book: Book, victim: int) -> Iterator[tuple[str, str, int, float]]:
     waited = book.waits
-    for place in np.flatnonzero(waited.span_victim == victim):
-        family, taker = Family(waited.span_family[place]), int(waited.span_taker[place])
-        begin_ns, end_ns = waited.span_begin_ns[place], waited.span_end_ns[place]
+    for span in waited.spans[waited.spans.victim == victim]:
+        family, taker, begin_ns, end_ns = Family(span.family), int(span.taker), span.begin_ns, span.end_ns
         if taker >= 0:
             alone = ("request.queue", "grammar" if taker == waited.sequence[victim] else "leader")
             account, reason = account_of(family, "") if family is Family.PREEMPTED else alone
@@ -214,17 +200,15 @@ def _blamed_spans(book: Book, victim: int) -> Iterator[tuple[str, str, int, floa
 
 
 def _blamed_steps(book: Book, victim: int) -> Iterator[tuple[str, str, int, float]]:
-    waited, own = book.waits, book.waits.sequence[victim]
-    runs = waited.run_victim == victim
-    for begin, end in zip(waited.run_first[runs], waited.run_last[runs], strict=True):
-        first, last = np.searchsorted(book.at, [begin, end])
+    own = book.waits.sequence[victim]
+    for steps in book.waits.runs.of(victim):
+        first, last = np.searchsorted(book.at, steps)
         costly = (book.inter_ns[first:last] > 0) & (book.who[first:last] != own)
         for entry in np.flatnonzero(costly) + first:
             yield "request.interference", "prompt", int(book.who[entry]), float(book.inter_ns[entry])
-    away = waited.absence_victim == victim
-    device_ns, share = _device_ns(book.line), book.share[Family.UNDER_WAY]
-    for begin, end in zip(waited.absence_first[away], waited.absence_last[away], strict=True):
-        first, last = np.searchsorted(book.at, [begin, end])
+    device_ns, share = book.line.device_ns, book.share[Family.UNDER_WAY]
+    for steps in book.waits.absences.of(victim):
+        first, last = np.searchsorted(book.at, steps)
         for entry in np.flatnonzero(share[first:last] > 0) + first:
             ns = share[entry] * device_ns[book.at[entry]]
             yield "request.interference", "left out", int(book.who[entry]), float(ns)

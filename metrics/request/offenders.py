@@ -12,7 +12,7 @@ from metrics.compute.cost_model import ModelShape, shape_from
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNT_BY_NAME
 from metrics.request.timeline import NOBODY, Timeline, prompt_flops, timeline
-from metrics.request.waits import Family, Waits, waits
+from metrics.request.waits import Family, Waits, next_preemption, waits
 from metrics.run.directory import RunDirectory, engine_settings
 
 WAIT_ACCOUNTS = ("request.queue", "memory.blocked", "request.interference", "memory.preempted")
@@ -125,15 +125,8 @@ def _with_absent(line: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     order = np.lexsort((line.at, line.who))
     at, who = line.at[order], line.who[order]
-    until = np.append(at[1:], 0)
-    ends = np.append(who[1:] != who[:-1], True) if len(who) else np.zeros(0, dtype=bool)
-    until = np.where(ends, at + 1, until[: len(at)])
-    if len(line.preempted):
-        size = len(line)
-        keys = np.sort(line.preempted * (size + 1) + line.preempted_at)
-        place = np.minimum(np.searchsorted(keys, who * (size + 1) + at, side="right"), len(keys) - 1)
-        gone = np.where(keys[place] // (size + 1) == who, keys[place] % (size + 1), size)
-        until = np.where(gone > at, np.minimum(until, gone), until)
+    last = np.diff(who, append=NOBODY) != 0
+    until = np.minimum(np.where(last, at + 1, np.append(at[1:], 0)), next_preemption(line, who, at))
     absent = np.maximum(until - at - 1, 0)
     which = np.repeat(np.arange(len(at)), absent)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(absent) - absent, absent)
@@ -199,14 +192,12 @@ def slices(line: Timeline, family: Family) -> tuple[np.ndarray, np.ndarray]:
 
 def places(book: Book, family: Family) -> Places:
     """Where the spans of a family lie, but for those that one request alone is the reason of."""
-    waited = book.waits
-    chosen = (waited.span_family == family) & (waited.span_taker == NOBODY)
+    spans = book.waits.spans
+    spans = spans[(spans.family == family) & (spans.taker == NOBODY)]
     begins, length = slices(book.line, family)
 
     def place(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         at = np.clip(np.searchsorted(begins, moments, side="right") - 1, 0, len(begins) - 1)
         return at, np.clip(moments - begins[at], 0, length[at])
 
-    return Places(
-        waited.span_victim[chosen], length, *place(waited.span_begin_ns[chosen]), *place(waited.span_end_ns[chosen])
-    )
+    return Places(spans.victim, length, *place(spans.begin_ns), *place(spans.end_ns))

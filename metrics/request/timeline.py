@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metrics.compute.cost_model import ModelShape, request_flops
-from metrics.records import KINDS, SCHEMAS
+from metrics.records import KINDS
 
 DECODE = KINDS.index("decode")
 PREFILL = KINDS.index("prefill")
-RECOMPUTE = KINDS.index("recompute")
 NOBODY = -1
 
 
@@ -56,25 +55,29 @@ class Timeline:
         return len(self.step)
 
     @property
+    def device_ns(self) -> np.ndarray:
+        return self.device_end_ns - self.device_begin_ns
+
+    @property
     def is_prompt(self) -> np.ndarray:
         """[M] whether an entry is prompt work, which others in the step wait for: whatever is no plain decode."""
         return self.kind != DECODE
 
 
 def timeline(steps: pa.Table) -> Timeline:
-    """The timeline of a `steps` table (SCHEMAS["steps"]; columns that an old run lacks may be null or absent)."""
-    steps = _whole(steps).sort_by("step")
-    number = _numbers(steps)
+    """The timeline of a `steps` table (SCHEMAS["steps"]; null where an old run lacks a column)."""
+    steps = steps.sort_by("step")
+
+    def number(name: str, missing: int = 0) -> np.ndarray:
+        return steps[name].cast(pa.int64()).fill_null(missing).to_numpy()
+
     end_ns, device_ns = number("end_ns"), number("device_ns")
     out_ns = number("stage_commit_ns") + number("stage_publish_ns")
     device_end = _told(number("device_end_ns"), end_ns - out_ns)
     sampling = _told(number("sampling_ns", missing=-1), np.minimum(number("stage_sample_ns"), device_ns), least=0)
     planned = number("begin_ns") + number("stage_receive_ns") + number("stage_schedule_ns")
     ids, new, past = _flat(steps, "request_ids"), _flat(steps, "new_tokens"), _flat(steps, "past_tokens")
-    lengths = pc.list_value_length(steps["request_ids"]).fill_null(0).to_numpy(zero_copy_only=False)
-    at = np.repeat(np.arange(len(steps)), lengths)
     gone, taker = _flat(steps, "preempted_ids"), _flat(steps, "preempted_for")
-    gone_lengths = pc.list_value_length(steps["preempted_ids"]).fill_null(0).to_numpy(zero_copy_only=False)
     names, who, preempted, preempted_for = _names(ids, gone, taker)
     owner, calls = _owners(names)
     return Timeline(
@@ -91,12 +94,12 @@ def timeline(steps: pa.Table) -> Timeline:
         predicted_ns=steps["predicted_ns"].cast(pa.float64()).to_numpy(),
         reason=_reasons(steps["refusals"]),
         flops=number("flops").astype("float64"),
-        at=at,
+        at=_parents(steps, "request_ids"),
         who=who,
         new=new.to_numpy(zero_copy_only=False).astype("int64"),
         past=past.to_numpy(zero_copy_only=False).astype("int64"),
         kind=_kinds(_flat(steps, "kinds")),
-        preempted_at=np.repeat(np.arange(len(steps)), gone_lengths),
+        preempted_at=_parents(steps, "preempted_ids"),
         preempted=preempted,
         preempted_for=preempted_for if len(preempted_for) == len(preempted) else np.full(len(preempted), NOBODY),
         sequences=names,
@@ -133,21 +136,6 @@ def prompt_flops(line: Timeline, shape: ModelShape | None, prompt_tokens: dict[s
     return result
 
 
-def _whole(steps: pa.Table) -> pa.Table:
-    """With every column of the schema, null where the run has none."""
-    for field in SCHEMAS["steps"]:
-        if field.name not in steps.column_names:
-            steps = steps.append_column(field, pa.nulls(len(steps), field.type))
-    return steps.combine_chunks()
-
-
-def _numbers(steps: pa.Table):
-    def number(name: str, missing: int = 0) -> np.ndarray:
-        return steps[name].cast(pa.int64()).fill_null(missing).to_numpy()
-
-    return number
-
-
 def _told(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarray:
     """What the record tells, where it tells it: runs of older versions have no such column."""
     return np.where(values >= least, values, otherwise)
@@ -155,7 +143,12 @@ def _told(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarr
 
 def _flat(steps: pa.Table, name: str) -> pa.Array:
     """All lists of a column one after another."""
-    return steps[name].combine_chunks().flatten() if len(steps) else pa.array([], pa.int64())
+    return steps[name].combine_chunks().flatten()
+
+
+def _parents(steps: pa.Table, name: str) -> np.ndarray:
+    """The step of each value of `_flat`."""
+    return pc.list_parent_indices(steps[name].combine_chunks()).to_numpy(zero_copy_only=False)
 
 
 def _names(*lists: pa.Array) -> tuple[np.ndarray, ...]:

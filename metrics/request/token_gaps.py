@@ -39,8 +39,7 @@ class GapStep:
     batch: int  # requests in the step
     others_prompt_tokens: int
     device_ns: int
-    predicted_ns: float | None  # of the whole step; None where the step model knew too little
-    residual_ns: float | None  # device time above that, of the whole step
+    residual_ns: float | None  # device time above the prediction, of the whole step; None where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +145,7 @@ def _step(book: Book, victim: int, at: int, inside_ns: int) -> GapStep:
     prompt = line.is_prompt[first:last].copy()
     if len(mine):
         prompt[mine[0] - first] = False
-    predicted = float(line.predicted_ns[at])
-    known = predicted == predicted
-    device = float(line.device_end_ns[at] - line.device_begin_ns[at])
+    residual = float(line.device_ns[at] - line.predicted_ns[at])
     return GapStep(
         step=int(line.step[at]),
         kind=KINDS[line.kind[mine[0]]] if len(mine) else "",
@@ -156,8 +153,7 @@ def _step(book: Book, victim: int, at: int, inside_ns: int) -> GapStep:
         batch=int(last - first),
         others_prompt_tokens=int(line.new[first:last][prompt].sum()),
         device_ns=inside_ns,
-        predicted_ns=predicted if known else None,
-        residual_ns=device - predicted if known else None,
+        residual_ns=None if np.isnan(residual) else residual,
     )
 
 
@@ -166,7 +162,7 @@ def _offenders(book: Book, victim: int, steps: dict[int, int]) -> list[tuple[str
     caused: dict[str, float] = {}
     for at, inside in steps.items():
         first, last = np.searchsorted(book.at, [at, at + 1])
-        length = max(int(book.line.device_end_ns[at] - book.line.device_begin_ns[at]), 1)
+        length = max(int(book.line.device_ns[at]), 1)
         for entry in np.flatnonzero(book.inter_ns[first:last] > 0) + first:
             if book.who[entry] != book.waits.sequence[victim]:
                 name = str(book.line.calls[book.line.owner[book.who[entry]]])
@@ -185,12 +181,7 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
     yield _Link(arrived, encoded, {"token.encode": 1.0})
     mine = waited.entry_victim == victim
     part = {int(line.at[entry]): int(entry) for entry in waited.entry[mine]}
-    away = waited.absence_victim == victim
-    absent = [
-        at
-        for first, last in zip(waited.absence_first[away], waited.absence_last[away], strict=True)
-        for at in range(first, last)
-    ]
+    absent = [at for first, last in waited.absences.of(victim) for at in range(first, last)]
     pieces = [_device(book, victim, at, part.get(at)) for at in sorted({*part, *absent})]
     pieces += list(_waiting(book, victim))
     pieces.sort(key=lambda link: (link.begin_ns, link.end_ns))
@@ -231,9 +222,8 @@ def _device(book: Book, victim: int, at: int, entry: int | None) -> _Link:
 def _waiting(book: Book, victim: int) -> Iterator[_Link]:
     """Its spans of waiting; one in line is cut where the reason changes."""
     line, waited = book.line, book.waits
-    for place in np.flatnonzero(waited.span_victim == victim):
-        family, taker = Family(waited.span_family[place]), int(waited.span_taker[place])
-        begin, end = int(waited.span_begin_ns[place]), int(waited.span_end_ns[place])
+    for span in waited.spans[waited.spans.victim == victim]:
+        family, taker, begin, end = Family(span.family), int(span.taker), int(span.begin_ns), int(span.end_ns)
         if family is not Family.LINE:
             account, reason = account_of(family, "")
             if taker >= 0 and family is Family.ASIDE:

@@ -12,8 +12,10 @@ A request waits
 and while it runs it is delayed by others' prompt work in its steps, and by whole steps that it has no part in.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,6 +37,22 @@ class Family(IntEnum):
     PREEMPTED = 3
 
 
+# A wait on the clock. `taker` is the sequence that alone is the reason, or NOBODY.
+SPAN = np.dtype([("victim", "i8"), ("begin_ns", "i8"), ("end_ns", "i8"), ("family", "i8"), ("taker", "i8")])
+
+
+class StepRanges(NamedTuple):
+    """Ranges of consecutive steps, `first` to before `last`."""
+
+    victim: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+    def of(self, victim: int) -> Iterable[tuple[int, int]]:
+        mine = self.victim == victim
+        return zip(self.first[mine].tolist(), self.last[mine].tolist(), strict=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Waits:
     """Of R requests, those of a `requests` table in its order. A victim is a position in it; steps are positions in a
@@ -43,30 +61,16 @@ class Waits:
 
     request_ids: np.ndarray  # [R]
     sequence: np.ndarray  # [R] whose steps are the victim's, NOBODY for one that never ran
-    ready_ns: np.ndarray  # [R] when the loop could have seen it
-    first_at: np.ndarray  # [R] its first step, NOBODY
-    # Spans of the clock
-    span_victim: np.ndarray
-    span_begin_ns: np.ndarray
-    span_end_ns: np.ndarray
-    span_family: np.ndarray
-    span_taker: np.ndarray  # the sequence that alone is the reason, or NOBODY
-    # Steps that it took part in, and was booked for: `first` to before `last`
-    run_victim: np.ndarray
-    run_first: np.ndarray
-    run_last: np.ndarray
+    spans: np.recarray  # of SPAN
+    runs: StepRanges  # steps that it took part in, and was booked for
     entry: np.ndarray  # those entries of the timeline
     entry_victim: np.ndarray
-    # Steps in which it had its place and no share
-    absence_victim: np.ndarray
-    absence_first: np.ndarray
-    absence_last: np.ndarray
+    absences: StepRanges  # steps in which it had its place and no share
 
 
 def waits(line: Timeline, requests: pd.DataFrame) -> Waits:
     """The waits of every request of a `requests` table (a server's own, or joined with a client's)."""
-    owners = pd.Index(requests.request_id).get_indexer(line.calls) if len(line.calls) else np.zeros(0, dtype="int64")
-    victim_of = owners[line.owner] if len(line.owner) else np.zeros(0, dtype="int64")
+    victim_of = pd.Index(requests.request_id).get_indexer(line.calls)[line.owner]
     last_step = requests.last_step.to_numpy(dtype="float64", na_value=np.nan)
     sequence = _critical(line, victim_of, last_step)
     # In the order of victims, then of steps; what was computed after an end is nobody's
@@ -74,30 +78,28 @@ def waits(line: Timeline, requests: pd.DataFrame) -> Waits:
     mine = np.flatnonzero((victim >= 0) & (sequence[victim] == line.who) & (line.step[line.at] <= last_step[victim]))
     mine = mine[np.lexsort((line.at[mine], victim[mine]))]
     victim, at = victim[mine], line.at[mine]
-    next_gone = _next_preemption(line, line.who[mine], at)
+    next_gone = next_preemption(line, line.who[mine], at)
     first_at = np.full(len(requests), NOBODY)
     starts = np.flatnonzero(np.diff(victim, prepend=NOBODY))
     first_at[victim[starts]] = at[starts]
     planned = np.append(line.planned_ns, np.iinfo("int64").max)
     gave_way = planned[next_gone] < line.committed_ns[at]  # it was computed, and booked to nobody
     booked = ~gave_way
-    runs = _runs(victim[booked], at[booked])
-    ready_ns, spans = _first_waits(line, requests, sequence, first_at)
-    more, absences = _gaps(line, requests, victim, at, next_gone)
-    spans = np.concatenate([spans, more])
-    spans = spans[spans["end_ns"] > spans["begin_ns"]]
+    between, absences = _gaps(line, requests, victim_of, victim, at, next_gone)
+    spans = np.concatenate([*_first_waits(line, requests, sequence, first_at), *between]).view(np.recarray)
     return Waits(
-        requests.request_id.to_numpy(dtype=object), sequence, ready_ns, first_at,
-        spans["victim"], spans["begin_ns"], spans["end_ns"], spans["family"], spans["taker"],
-        *runs, mine[booked], victim[booked], *absences,
-    )  # fmt: skip
-
-
-_SPAN = np.dtype([("victim", "i8"), ("begin_ns", "i8"), ("end_ns", "i8"), ("family", "i8"), ("taker", "i8")])
+        request_ids=requests.request_id.to_numpy(dtype=object),
+        sequence=sequence,
+        spans=spans[spans.end_ns > spans.begin_ns],
+        runs=_runs(victim[booked], at[booked]),
+        entry=mine[booked],
+        entry_victim=victim[booked],
+        absences=absences,
+    )
 
 
 def _spans(victim: np.ndarray, begin_ns, end_ns, family: Family, taker=NOBODY) -> np.ndarray:
-    found = np.empty(len(victim), dtype=_SPAN)
+    found = np.empty(len(victim), dtype=SPAN)
     found["victim"], found["begin_ns"], found["end_ns"] = victim, begin_ns, end_ns
     found["family"], found["taker"] = family, taker
     return found
@@ -116,7 +118,7 @@ def _critical(line: Timeline, victim_of: np.ndarray, last_step: np.ndarray) -> n
     return sequence
 
 
-def _next_preemption(line: Timeline, who: np.ndarray, at: np.ndarray) -> np.ndarray:
+def next_preemption(line: Timeline, who: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The first plan after each of these entries that takes the sequence's blocks; N where none does."""
     size = len(line)
     if not len(line.preempted) or not len(at):
@@ -128,31 +130,27 @@ def _next_preemption(line: Timeline, who: np.ndarray, at: np.ndarray) -> np.ndar
     return np.where(hit, found % (size + 1), size)
 
 
-def _runs(victim: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Entries as ranges of consecutive steps."""
-    if not len(victim):
-        return (np.zeros(0, dtype="int64"),) * 3
-    new = np.flatnonzero((np.diff(victim, prepend=NOBODY) != 0) | (np.diff(at, prepend=NOBODY) != 1))
-    ends = np.append(new[1:], len(at)) - 1
-    return victim[new], at[new], at[ends] + 1
+def _runs(victim: np.ndarray, at: np.ndarray) -> StepRanges:
+    begins = np.flatnonzero((np.diff(victim, prepend=NOBODY) != 0) | (np.diff(at, prepend=NOBODY) != 1))
+    ends = np.flatnonzero((np.diff(victim, append=NOBODY) != 0) | (np.diff(at, append=NOBODY) != 1))
+    return StepRanges(victim[begins], at[begins], at[ends] + 1)
+
+
+def _stamps(requests: pd.DataFrame, name: str) -> np.ndarray:
+    return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
 
 
 def _first_waits(
     line: Timeline, requests: pd.DataFrame, sequence: np.ndarray, first_at: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """From when the loop could have seen a request until its first step: when that was, and its spans."""
-
-    def stamp(name: str) -> np.ndarray:
-        return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
-
-    encoded, admission = stamp("arrived_ns") + stamp("ledger_token_encode_ns"), stamp("ledger_request_admission_ns")
+) -> list[np.ndarray]:
+    """The spans from when the loop could have seen a request until its first step."""
+    arrived, admission = _stamps(requests, "arrived_ns"), _stamps(requests, "ledger_request_admission_ns")
+    encoded = arrived + _stamps(requests, "ledger_token_encode_ns")
     ready, turn = _seen(line, encoded, admission, first_at)
-    if not len(line):
-        return ready, np.empty(0, dtype=_SPAN)
-    ran = first_at >= 0
-    until = np.where(ran, line.planned_ns[first_at], stamp("finished_ns"))
-    everyone, known = np.arange(len(requests)), stamp("arrived_ns") > 0
-    grammar_ns, leader_ns, aside_ns = _held_aside(requests)
+    until = np.where(first_at >= 0, line.planned_ns[first_at], _stamps(requests, "finished_ns"))
+    everyone, known = np.arange(len(requests)), arrived > 0
+    told = [reasons(cell) for cell in requests.waits]
+    grammar_ns, leader_ns, aside_ns = (np.array([cell.get(name, 0) for cell in told]) for name in HELD_ASIDE)
     # A step was computed when it came; then it was taken in
     turn_end = np.where(turn >= 0, line.end_ns[turn], 0)
     taken_in = np.maximum(ready, turn_end) + np.maximum(admission - (ready - encoded), 0)
@@ -172,7 +170,7 @@ def _first_waits(
         _spans(everyone, aside_begin, until, Family.ASIDE),
         _spans(everyone, until, pending, Family.UNDER_WAY),
     )
-    return ready, np.concatenate([part[known] for part in found])
+    return [part[known] for part in found]
 
 
 def _decided(line: Timeline, turn: np.ndarray, ready_ns: np.ndarray, was_held: np.ndarray) -> np.ndarray:
@@ -194,12 +192,9 @@ def _seen(
     `request.admission` is the way to the loop and the time in which it read the message: it read it in the turn after
     the one that is told, NOBODY where it slept. That was before its first step at the latest.
     """
-    size = len(line)
     ready, turn = encoded, np.full(len(encoded), NOBODY)
-    if not size:
-        return ready, turn
     reading = np.append(line.receive_ns, 0)
-    latest = np.where(first_at >= 0, first_at, size) - 1
+    latest = np.where(first_at >= 0, first_at, len(line)) - 1
     for _ in range(MOST_TURNS):
         candidate = np.minimum(np.searchsorted(line.begin_ns, ready + TICK_NS, side="right") - 1, latest)
         if (candidate == turn).all():
@@ -208,14 +203,6 @@ def _seen(
         ready = np.maximum(ready, encoded + np.maximum(admission - reading[turn + 1], 0))
     awake = (turn >= 0) & (ready < line.end_ns[turn])
     return ready, np.where(awake, turn, NOBODY)
-
-
-def _held_aside(requests: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    """What each request waited for its grammar, its first choice, and behind other long prompts: ns; 0 if untold."""
-    if "waits" not in requests.columns:
-        return (np.zeros(len(requests), dtype="int64"),) * 3
-    told = [reasons(cell) for cell in requests.waits]
-    return tuple(np.array([cell.get(name, 0) for cell in told], dtype="int64") for name in HELD_ASIDE)
 
 
 def reasons(cell: object) -> dict[str, int]:
@@ -228,19 +215,18 @@ def reasons(cell: object) -> dict[str, int]:
 
 def _leaders(line: Timeline, sequence: np.ndarray) -> np.ndarray:
     """The first choice of each request's call."""
-    if not len(line.sequences):
-        return np.full(len(sequence), NOBODY)
     first = np.full(len(line.calls), NOBODY)
     first[line.owner[::-1]] = np.arange(len(line.owner))[::-1]
     return np.where(sequence >= 0, first[line.owner[sequence]], NOBODY)
 
 
-def _gaps(line: Timeline, requests: pd.DataFrame, victim: np.ndarray, at: np.ndarray, next_gone: np.ndarray):
-    """Between two steps of a request: preempted, or running without a share. Its spans, and ranges of steps."""
+def _gaps(
+    line: Timeline, requests: pd.DataFrame, victim_of: np.ndarray, victim: np.ndarray, at: np.ndarray,
+    next_gone: np.ndarray,
+) -> tuple[list[np.ndarray], StepRanges]:  # fmt: skip
+    """Between two steps of a request: preempted, or running without a share. Its spans, and its absences."""
     size = len(line)
-    if not len(at):
-        return np.empty(0, dtype=_SPAN), (np.zeros(0, dtype="int64"),) * 3
-    ends = np.append(np.diff(victim) != 0, True)  # its last step: it may still have been preempted after that
+    ends = np.diff(victim, append=NOBODY) != 0  # its last step: it may still have been preempted after that
     back = np.where(ends, size, np.append(at[1:], size))
     gone = np.where(next_gone <= back, next_gone, size)
     lost = gone < size
@@ -249,14 +235,13 @@ def _gaps(line: Timeline, requests: pd.DataFrame, victim: np.ndarray, at: np.nda
     early = lost & (planned[gone] < np.append(line.committed_ns, 0)[np.maximum(gone - 1, 0)])
     away = (np.minimum(gone, back) > at + 1) & ~(ends & ~lost)
     until = np.minimum(gone, back) - early
-    absences = (victim[away], at[away] + 1, np.maximum(until[away], at[away] + 1))
-    finished = requests.finished_ns.astype("float64").fillna(0).to_numpy().astype("int64")
+    absences = StepRanges(victim[away], at[away] + 1, np.maximum(until[away], at[away] + 1))
     begin = planned[gone[lost]]
     # Who gave way while its last token was under way ended with that step
     over = requests.finish_reason.isin(("stop", "length")).to_numpy()[victim[lost]]
-    end = np.where(over, line.committed_ns[at[lost]], finished[victim[lost]])
+    end = np.where(over, line.committed_ns[at[lost]], _stamps(requests, "finished_ns")[victim[lost]])
     end = np.where(back[lost] < size, planned[np.minimum(back[lost], size)], end)
-    taker = _takers(line, victim[lost], gone[lost], at[lost], requests)
+    taker = _takers(line, victim_of, victim[lost], gone[lost])
     taken_until = np.where(taker >= 0, np.clip(_leaves(line)[taker], begin, end), begin)
     back_at = np.minimum(back[lost], size - 1)
     pending = np.where(back[lost] < size, line.device_end_ns[np.maximum(back_at - 1, 0)], 0)
@@ -265,18 +250,17 @@ def _gaps(line: Timeline, requests: pd.DataFrame, victim: np.ndarray, at: np.nda
         _spans(victim[lost], taken_until, end, Family.PREEMPTED),
         _spans(victim[lost], end, pending, Family.UNDER_WAY),
     ]
-    return np.concatenate(found), absences
+    return found, absences
 
 
-def _takers(line: Timeline, victim: np.ndarray, gone: np.ndarray, at: np.ndarray, requests: pd.DataFrame) -> np.ndarray:
+def _takers(line: Timeline, victim_of: np.ndarray, victim: np.ndarray, gone: np.ndarray) -> np.ndarray:
     """Whose need took the blocks of each of these victims in these plans."""
-    if not len(victim):
-        return np.zeros(0, dtype="int64")
-    owners = pd.Index(requests.request_id).get_indexer(line.calls)[line.owner]
-    told = pd.Series(line.preempted_for, index=pd.MultiIndex.from_arrays([owners[line.preempted], line.preempted_at]))
+    plans = pd.MultiIndex.from_arrays([victim_of[line.preempted], line.preempted_at])
+    told = pd.Series(line.preempted_for, index=plans)
     told = told[~told.index.duplicated()]
     taker = told.reindex(pd.MultiIndex.from_arrays([victim, gone])).fillna(NOBODY).to_numpy().astype("int64")
-    return np.where(np.append(owners, NOBODY)[taker] == victim, NOBODY, taker)  # it could not grow: whoever held blocks
+    itself = np.append(victim_of, NOBODY)[taker] == victim  # it could not grow: whoever held blocks
+    return np.where(itself, NOBODY, taker)
 
 
 def _leaves(line: Timeline) -> np.ndarray:
