@@ -156,7 +156,7 @@ class ClientRecord(msgspec.Struct, frozen=True):
     output_tokens: int | None = None
     cached_tokens: int | None = None
     chunk_ns: list[int] = msgspec.field(default_factory=list)  # when each chunk with text was read
-    chunk_tokens: list[int] = msgspec.field(default_factory=list)  # new tokens in each; [] where the server tells none
+    chunk_tokens: list[int] = msgspec.field(default_factory=list)  # new tokens in each; [] where unknown
 
 
 class SystemRecord(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class SystemRecord(msgspec.Struct, frozen=True):
     gpu_sm_clock_mhz: float | None = None
     gpu_memory_clock_mhz: float | None = None
     gpu_temperature_celsius: float | None = None
-    gpu_throttle_reasons: list[str] | None = None  # why the clock is below what was asked for: system.THROTTLE_REASONS
+    gpu_throttle_reasons: list[str] | None = None  # why the clock is below the requested one: sampler.THROTTLE_REASONS
     cpu_power_watts: float | None = None  # of all packages, mean since the sample before
     front_cpu_seconds: float | None = None
     core_cpu_seconds: float | None = None

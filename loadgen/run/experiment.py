@@ -28,8 +28,8 @@ from loadgen.target.processes import ServerDied, free_port, load_command, serve_
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
 from metrics.errors import ExperimentError, RunDataError
-from metrics.run.adoption import adopt
 from metrics.run.directory import SERVER_KEYS, RunDirectory
+from metrics.run.join import adopt
 from metrics.run.recorder import FLUSH_SECONDS
 
 __all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]

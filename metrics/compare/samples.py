@@ -212,10 +212,10 @@ def identity(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(meta: dict[str, Any]) -> dict[str, Any]:
-    """What may differ between the sides, and is told where it does: that is what is compared."""
+    """What may differ between the sides, and is reported where it does."""
     return {"engine": engine_of(meta), "versions": meta.get("versions")}
 
 
 def engine_of(meta: dict[str, Any]) -> dict[str, Any]:
-    """What the engine was told; {} of a foreign server."""
+    """The engine's settings; {} of a foreign server."""
     return {name: value for name, value in (meta.get("engine") or {}).items() if name not in ("served", "base_url")}

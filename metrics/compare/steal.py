@@ -68,7 +68,7 @@ def _kept(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSample
 
 
 def _system_of(each: RunSamples) -> pd.DataFrame:
-    """Its samples of the machine. Raises InputError where none tells of other machines."""
+    """The samples of its machine. Raises InputError where none has the CPU steal."""
     system = each.run.table("system")
     if not len(system) or system.host_steal_percent.isna().all():
         raise InputError(f"{each.run.path} does not tell what other machines took; only our own server on Linux does")

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 from metrics.compare.samples import Metric, RunSamples
-from metrics.memory.prefix_share import first_told
+from metrics.memory.prefix_share import client_or_server
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all runs of a side together. None where nobody told."""
+    """Of all runs of a side together. None without a record."""
 
     requests: int
     failed_share: float
@@ -98,13 +98,13 @@ def _tokens(rows: pd.DataFrame) -> pd.Series:
 
 def _cached(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Cached and all prompt tokens of the served requests that tell both."""
-    cached, prompt = (first_told(rows, name) for name in ("cached_tokens", "prompt_tokens"))
+    cached, prompt = (client_or_server(rows, name) for name in ("cached_tokens", "prompt_tokens"))
     told = rows.served & cached.notna() & prompt.notna()
     return cached[told], prompt[told]
 
 
 def _token_ratio(a: Sequence[RunSamples], b: Sequence[RunSamples], paired: bool) -> tuple[float, float]:
-    """Output tokens of B over those of A, and the standard error of its logarithm; (1, 0) where they are not told."""
+    """Output tokens of B over those of A, and the standard error of its logarithm; (1, 0) where they are unknown."""
     tokens = [np.concatenate([_tokens(each.requests).to_numpy() for each in side]) for side in (a, b)]
     if paired:
         both = ~np.isnan(tokens[0]) & ~np.isnan(tokens[1])

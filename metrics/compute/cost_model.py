@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-PARTS = ("attention", "mlp", "head")  # of a model, whose FLOPs a step tells apart
+PARTS = ("attention", "mlp", "head")  # of a model: a step has the FLOPs of each
 
 
 class ExpertShape(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class StepCost(NamedTuple):
 
 
 def shape_from(meta: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a `run.json` tells; None where no server of ours wrote one. Raises msgspec.ValidationError."""
+    """The model shape in a `run.json`; None where no server of ours wrote one. Raises msgspec.ValidationError."""
     told = meta.get("model_shape")
     return None if told is None else msgspec.convert(told, ModelShape)
 

@@ -19,7 +19,7 @@ from metrics.records import KernelRecord
 CLASSES = ("attention", "gemm", "norm", "rope_kv", "sampling", "communication", "copy", "other", "gap")
 WITHIN, BETWEEN = "within a step", "between steps"  # names of the two gaps
 
-# The first that is found in a name, its template arguments included, tells its class. Cache writes stand before
+# The first pattern in a name, template arguments included, gives the class. Cache writes stand before
 # attention, which names of theirs mention; attention before products, whose libraries its kernels are built from.
 _CLASSES = tuple(
     (klass, re.compile(pattern, re.IGNORECASE))
@@ -38,7 +38,7 @@ _CLASSES = tuple(
 
 
 def kernel_class(name: str) -> str:
-    """The class of a kernel by its name; `other` where the name tells none, as with torch's elementwise kernels."""
+    """The class of a kernel by its name; `other` for a name without a pattern, such as torch's elementwise kernels."""
     return next((klass for klass, pattern in _CLASSES if pattern.search(name)), "other")
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from metrics.errors import CalibrationError
 from metrics.machine.host import hardware
-from metrics.machine.store import keep, kept_path
+from metrics.machine.store import store, store_path
 
 Amount = TypeVar("Amount", float, np.ndarray, pd.Series)
 
@@ -87,13 +87,13 @@ def device_name(gpu: str | None = None) -> str:
 
 
 def ceilings_path(device: str) -> Path:
-    """Where the ceilings of a device are kept."""
-    return kept_path("device", device)
+    """The file of a device's ceilings."""
+    return store_path("device", device)
 
 
 def store_ceilings(ceilings: Ceilings, path: Path | None = None) -> Path:
     """Writes them, all or nothing; by default where `load_ceilings` finds them."""
-    return keep(ceilings, path or ceilings_path(ceilings.device))
+    return store(ceilings, path or ceilings_path(ceilings.device))
 
 
 def load_ceilings(device: str | None = None, path: Path | None = None) -> Ceilings:

@@ -38,7 +38,7 @@ class StepTimeModel:
     MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
     MIN_SEEN = 8  # ... and so it would for a step with something that fewer steps had
     FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
-    RIDGE = 1e-4  # of a feature's own weight: decides between features that the traffic never tells apart
+    RIDGE = 1e-4  # of a feature's own weight: decides between features that always occur together
     USUAL = (0.02, 0.1)  # bounds of the relative error that counts as usual; thrice that is clipped
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class TokenNumbers(msgspec.Struct, frozen=True):
-    """What a run tells of its tokens beside how many there were; None where it does not."""
+    """What a run records about its tokens beside their number; None where it does not."""
 
     entropy_nats: float | None  # mean of the draws that were looked at
     nucleus_mass: float | None  # ... of the share of the probability that truncation left
@@ -59,7 +59,7 @@ def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
 
 def arithmetic(meta: Mapping[str, Any]) -> str | None:
     """The precision in which a run's matrix products were computed. Weights of 16 bits on a CPU are multiplied in the
-    dtype of the activations; those of 8 bits are not. None where no server of ours told."""
+    dtype of the activations; those of 8 bits are not. None without a record of our own server."""
     core = meta.get("core")
     if core is None:
         return None

@@ -19,7 +19,7 @@ from metrics.records import NO_END
 from metrics.request.goodput import class_goodput
 from metrics.request.objectives import short
 from metrics.results.energy import run_energy
-from metrics.results.load import declared_window_s, load_told, rate_was_to_change
+from metrics.results.load import declared_window_s, load_notes, rate_was_to_change
 from metrics.results.summary import results
 from metrics.run.directory import RunDirectory
 from metrics.run.join import clock_of, uncertainty_sentence
@@ -207,7 +207,7 @@ def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | No
 
 
 def _warnings(facts: Facts, closed: Closure) -> list[str]:
-    warnings = load_told(facts.meta)
+    warnings = load_notes(facts.meta)
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")

@@ -64,7 +64,7 @@ class Tracer:
         self._thread.start()
 
     def observe(self, request: RequestRecord, asked: Mapping[str, Any]) -> None:
-        """Takes an ended request. `asked`: the attributes of what it asked for."""
+        """Takes an ended request. `asked`: the attributes of its options."""
         parent = parent_of(request.traceparent)
         trace_id = parent.trace_id if parent is not None else self._rng.getrandbits(128) or 1
         verdicts = met(request, latencies_ns(request), bounds_of(request.klass, self._objectives))
@@ -113,7 +113,7 @@ class Tracer:
 
 
 class _Otlp:
-    """OpenTelemetry's exporter, and our spans in its types. Imported here: nobody else needs the package."""
+    """OpenTelemetry's exporter, and our spans in its types. Only this class needs the package."""
 
     def __init__(self, endpoint: str, wall_offset_ns: int):
         try:

@@ -78,7 +78,7 @@ def run_rows(run: RunDirectory, from_s: float | None = None, to_s: float | None 
 
 
 def write_trace(path: Path, rows: TraceRows, burst: Burst | None = None, max_events: int = MAX_EVENTS) -> Written:
-    """Writes a trace, packed where the name ends in `.gz`. What comes first is kept where there are more events than
+    """Writes a trace, compressed where the name ends in `.gz`. The first events are written where there are more than
     `max_events`: requests and counters, then steps, their stages, and kernels."""
     written = Written()
     groups = [
@@ -327,7 +327,7 @@ def _kernels(burst: Burst | None) -> Iterator[Event]:
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """A list column, which is null where nobody recorded it."""
+    """A list column, which is null where it was not recorded."""
     return () if value is None or isinstance(value, float) else value
 
 

@@ -84,7 +84,7 @@ class Exporter:
         waiting: int = 0,
         running: int = 0,
     ) -> None:
-        """Brings the gauges up to date: steps are told some time after they ended, and an idle core makes none."""
+        """Sets the gauges: a step's record arrives after its tokens, and an idle core makes no steps."""
         self._gauges.observe_state(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
 
     def observe_request(self, request: RequestRecord) -> None:

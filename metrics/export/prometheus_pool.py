@@ -35,7 +35,7 @@ class PoolGauges:
         self._usage = series.numbers["sojourn_memory_kv_usage_ratio"]
         self.running = 0
         self.waiting = 0
-        self.pool: Pool | None = None  # unknown until a core tells of it
+        self.pool: Pool | None = None  # unknown until a core reports it
         self.block_size: int | None = None
         self._used = (0, 0)  # slots written, blocks that hold them
 

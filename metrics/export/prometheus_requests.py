@@ -101,7 +101,7 @@ class RequestFold:
                 self._judge(request, found)
 
     def _observe_prefixes(self, requests: Sequence[RequestRecord]) -> None:
-        ran = [request for request in requests if request.first_step is not None]  # else it has asked for nothing
+        ran = [request for request in requests if request.first_step is not None]  # others were never looked up
         cached = sum(request.cached_tokens for request in ran)
         self._prefix[("hit",)] += cached
         self._prefix[("miss",)] += sum(request.prompt_tokens for request in ran) - cached

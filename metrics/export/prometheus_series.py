@@ -166,7 +166,7 @@ def _head(metric: Metric) -> str:
 
 
 def _stored(metric: Metric, value: float) -> float:
-    """A value in the metric's unit as it is kept here."""
+    """A value in the metric's unit → the stored value."""
     return round(value * metric.stored_per_unit) if metric.stored_per_unit > 1 else value
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.request.deadlines import class_deadlines
-from metrics.request.goodput import judged, told_tokens, window_ns
+from metrics.request.goodput import judged, total_tokens, window_ns
 from metrics.request.latencies import gaps_ms, inter_chunk_ms, with_origins
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, asked_for, objectives_of
 from metrics.results.summary import load_summary, steady_of
@@ -95,7 +95,7 @@ def _traffic(meta: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
 
 def _totals(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     served = rows[rows.status == "ok"]
-    prompt, output = told_tokens(served.prompt_tokens), told_tokens(served.output_tokens)
+    prompt, output = total_tokens(served.prompt_tokens), total_tokens(served.output_tokens)
     return {
         "duration": seconds,
         "completed": len(served),
@@ -161,7 +161,7 @@ def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentil
         "slo_attainment": float(rows.good.mean()) if objectives and len(rows) else None,
         "slo_attainment_by_metric": {NAMES[name]: float(met.mean()) for name, met in kept.items() if len(met)},
         "goodput": _per(int(rows.good.sum()), seconds) if objectives else None,
-        "token_goodput": _per(told_tokens(rows[rows.good].output_tokens), seconds) if objectives else None,
+        "token_goodput": _per(total_tokens(rows[rows.good].output_tokens), seconds) if objectives else None,
         "fluidity_index": {each.klass: each.fluidity for each in class_deadlines(rows, objectives)},
         "steady_state": steady.verdict,
         "load_summary": {

@@ -1,4 +1,4 @@
-"""How wrong our own client is: measured against a server of known truth, kept for this machine, told with every run.
+"""The error of our own client, measured against a server of known write times and stored for this machine.
 
 `sojourn calibrate` measures over a grid of streams at once and tokens a second; a run's own load is looked up in it.
 What is compared are stamps of one monotonic clock: when the client says that a chunk came, and when the server wrote
@@ -19,12 +19,12 @@ from rich import box
 from rich.table import Table
 
 from metrics.errors import CalibrationError
-from metrics.machine.store import keep, kept_path
+from metrics.machine.store import store, store_path
 
 DEFAULT_BOUND_MS = 5.0
 KINDS = ("stamp", "ttft", "itl")
 WORST = "worst"  # of the three: what a bound is held against
-# Of the tokens that a point was meant to carry: with fewer, the server was the limit, and the point tells nothing.
+# Share of a point's tokens that the server must have written. Below it the server was the limit, not the client.
 SMALLEST_DELIVERED = 0.95
 
 
@@ -118,13 +118,13 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 def calibration_path(machine: str) -> Path:
-    """Where the calibration of a machine's client is kept."""
-    return kept_path("client", machine)
+    """The file of a machine's calibration."""
+    return store_path("client", machine)
 
 
 def store_calibration(calibration: Calibration, path: Path | None = None) -> Path:
     """Writes it, all or nothing; by default where every run looks for it."""
-    return keep(calibration, path or calibration_path(calibration.machine))
+    return store(calibration, path or calibration_path(calibration.machine))
 
 
 def load_calibration(machine: str, client: str, path: Path | None = None) -> Calibration:
@@ -149,7 +149,7 @@ def load_calibration(machine: str, client: str, path: Path | None = None) -> Cal
 def stream_load(first_ns: np.ndarray, last_ns: np.ndarray, num_chunks: np.ndarray) -> tuple[float, float]:
     """(streams at once, chunks a second of each) of replies, by the first and last chunk of each: [num_replies].
 
-    At most 1 % of the time in which anything streamed saw more streams than told. (0, 0) where nothing streamed.
+    For at least 99 % of the time with a stream, no more streams were open. (0, 0) where nothing streamed.
     """
     spans = last_ns - first_ns
     if not len(spans) or not spans.sum() > 0:
@@ -184,7 +184,7 @@ def error_at_load(calibration: Calibration, streams: float, chunks_per_s: float,
 
 
 def beyond_capacity(found: dict[str, Any] | None) -> str | None:
-    """Why a run's stamps are not trusted, by its `client_error.calibration`; None where they are, or nobody knows."""
+    """Why a run's stamps are not trusted, by its `client_error.calibration`; None where they are, or not calibrated."""
     if not found or "unknown" in found:
         return None
     error_ms = found["worst_p99_ms"]

@@ -75,7 +75,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[dict[str, str]]:
-    """One entry a device, as nvidia-smi tells; [] without it."""
+    """One entry a device, from nvidia-smi; [] without it."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader"]

@@ -89,7 +89,7 @@ def _process(name: str, process: psutil.Process | None) -> dict[str, float | Non
 
 
 class GpuSensors:
-    """The first NVIDIA device that this process may use. Each sensor is asked for on its own: a virtual GPU may lack
+    """The first NVIDIA device that this process may use. Each sensor is read on its own: a virtual GPU may lack
     any of them."""
 
     def __init__(self, nvml: ModuleType | Any, environment: Mapping[str, str] = os.environ):
@@ -120,7 +120,7 @@ class GpuSensors:
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Names of NVML's bits; one that is not known here is told by its number."""
+    """Names of NVML's bits; an unknown bit is given by its number."""
     unknown = bits & ~sum(THROTTLE_REASONS)
     named = [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
     return [*named, f"bits_{unknown:#x}"] if unknown else named

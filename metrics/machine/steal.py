@@ -17,8 +17,8 @@ class Steal:
 
 
 def steal_within(system: pd.DataFrame, begin_ns: int, end_ns: int) -> Steal | None:
-    """None where no sample of the window tells. A sample is the mean since the one before, and counts as far as that
-    time lies in the window."""
+    """None where no sample of the window has the value. A sample is the mean since the one before, and counts as far as
+    that time lies in the window."""
     if not len(system):
         return None
     begins, ends, percent = _samples(system)

@@ -1,4 +1,4 @@
-"""What was measured once and is kept for this machine: where it lies, written all or nothing."""
+"""The store of measurements of this machine: one file for each kind, written all or nothing."""
 
 import hashlib
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 
-def kept_path(kind: str, machine: str) -> Path:
-    """The file of one kind of measurement of one machine: $XDG_CACHE_HOME or ~/.cache, below sojourn/."""
+def store_path(kind: str, machine: str) -> Path:
+    """The file of one kind of measurement: below sojourn/ in $XDG_CACHE_HOME or ~/.cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "sojourn" / f"{kind}-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
 
 
-def keep(document: msgspec.Struct, path: Path) -> Path:
-    """Writes a document that a person can read too, and gives its path back."""
+def store(document: msgspec.Struct, path: Path) -> Path:
+    """Writes a document as indented JSON; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))

@@ -60,7 +60,7 @@ def miss_ratio_curve(requests: pd.DataFrame) -> list[CurvePoint]:
 
 
 def prefix_outcomes(requests: pd.DataFrame) -> dict[str, int]:
-    """Prompt tokens by what became of them at their first query, of all rows; {} where none asked the cache."""
+    """Prompt tokens of all rows by the outcome of their first lookup; {} without a lookup."""
     if "prefix_outcomes" not in requests.columns:
         return {}
     totals: dict[str, int] = {}

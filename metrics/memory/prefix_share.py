@@ -19,7 +19,7 @@ KNOWN_BEFORE = (
 
 @dataclass(frozen=True, slots=True)
 class PrefixShare:
-    """Rates in 0 … 1; None where nobody tells."""
+    """Rates in 0 … 1; None where no side reports them."""
 
     ideal: float  # an infinite cache, at the granularity of `block_tokens`
     achieved: float | None
@@ -42,7 +42,7 @@ def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | 
     if not isinstance(ideal, dict) or not isinstance(ideal.get("ideal_hit_rate"), int | float):
         return None
     served = requests[requests.status == "ok"]
-    cached, prompt = (first_told(served, name) for name in ("cached_tokens", "prompt_tokens"))
+    cached, prompt = (client_or_server(served, name) for name in ("cached_tokens", "prompt_tokens"))
     known = cached.notna() & prompt.notna()
     shadow = _numbers(served, "infinite_hit_tokens")
     seen = shadow.notna() & prompt.notna()
@@ -75,8 +75,8 @@ def _above_ideal(share: PrefixShare) -> bool:
     return share.achieved is not None and share.achieved > share.ideal + FOREIGN_SHARE
 
 
-def first_told(frame: pd.DataFrame, name: str) -> pd.Series:
-    """What the client was told, and else what the server recorded."""
+def client_or_server(frame: pd.DataFrame, name: str) -> pd.Series:
+    """The value that the client received, or else the server's record."""
     return _numbers(frame, name).fillna(_numbers(frame, f"server_{name}"))
 
 

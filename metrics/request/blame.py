@@ -100,7 +100,7 @@ def worst(book: Book, count: int) -> pd.DataFrame:
 
 
 def gini(caused: np.ndarray) -> float:
-    """How unevenly delay is caused: 0 where all cause alike, near 1 where one causes all. NaN where nobody does."""
+    """How unevenly delay is caused: 0 where all cause alike, near 1 where one causes all. NaN without any delay."""
     values = np.sort(np.asarray(caused, dtype="float64"))
     total = values.sum()
     if not len(values) or total <= 0:

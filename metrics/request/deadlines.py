@@ -86,7 +86,7 @@ def smooth_worth(token_ms: np.ndarray, first_ms: float, each_ms: float) -> float
 
 
 def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> np.ndarray:
-    """When each output token was read, in ms after the intended send. A chunk stands for a token if none are told."""
+    """When each output token was read, in ms after the intended send. A chunk stands for a token if none are known."""
     stamps, tokens = reads(chunk_ns, chunk_tokens)
     return np.repeat((stamps - due_ns) / 1e6, tokens.astype(int))
 

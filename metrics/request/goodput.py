@@ -50,7 +50,7 @@ class ClassGoodput(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     attainment_by_objective: dict[str, float]
     goodput_rps: float
-    goodput_tokens_per_s: float | None  # None where the server tells no tokens
+    goodput_tokens_per_s: float | None  # None where the server reports no tokens
     quantiles_ms: dict[str, dict[str, float | None]]  # {"ttft_ms": {"p50": …, "p90": …, "p99": None if n too small}}
     attainment_interval: Interval | None = None  # 95 %; None where nothing was sent
     judged_by_objective: dict[str, int] = {}  # the requests that each share is of: without those not measured
@@ -192,14 +192,14 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
     )[columns]
 
 
-def told_tokens(tokens: pd.Series) -> int | None:
-    """The sum over requests; None where there are some and the server told the tokens of none."""
+def total_tokens(tokens: pd.Series) -> int | None:
+    """The sum over requests; None where the server reported the tokens of no request."""
     return None if len(tokens) and not tokens.notna().any() else int(tokens.sum())
 
 
 def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
-    """None where the server told none; 0 within no time."""
-    told = told_tokens(tokens)
+    """None where the server reported none; 0 for a window of 0 s."""
+    told = total_tokens(tokens)
     return None if told is None else told / seconds if seconds else 0.0
 
 

@@ -104,7 +104,7 @@ def inter_chunk_ms(chunk_ns: Sequence[int]) -> np.ndarray:
 def itl_ms(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None = None) -> np.ndarray:
     """One sample a token after the first read: the gap before a read of k tokens is k gaps of a k-th of it.
 
-    The samples sum to the last stamp minus the first. Where the server tells no tokens, a chunk stands for one. A read
+    The samples sum to the last stamp minus the first. Where tokens are unknown, a chunk stands for one. A read
     that told text but no new token (the end of a character) adds its gap to the next token's.
     """
     stamps, tokens = reads(chunk_ns, chunk_tokens)
@@ -122,7 +122,7 @@ def itl_ms(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None = None) -
 
 
 def reads(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Stamp and new tokens of each read with text; a chunk stands for a token where the server tells none."""
+    """Stamp and new tokens of each read with text; a chunk stands for a token where the server reports none."""
     stamps = np.asarray(chunk_ns, dtype="int64")
     told = chunk_tokens is not None and len(chunk_tokens) == len(stamps)
     tokens = np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(stamps))

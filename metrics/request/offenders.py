@@ -66,7 +66,7 @@ def book_of(run: RunDirectory) -> Book | None:
 
 
 def open_book(steps: pa.Table, requests: pd.DataFrame, shape: ModelShape | None, block_size: int = BLOCK_SIZE) -> Book:
-    """Reads a `steps` and a `requests` table. `shape` tells the FLOPs of prompts; without it tokens stand in."""
+    """Reads a `steps` and a `requests` table. `shape` gives the FLOPs of prompts; without it tokens stand in."""
     line = timeline(steps)
     found = waits(line, requests)
     prompts = dict(zip(requests.request_id, requests.prompt_tokens.fillna(0).astype("int64"), strict=True))

@@ -137,7 +137,7 @@ def prompt_flops(line: Timeline, shape: ModelShape | None, prompt_tokens: dict[s
 
 
 def _told(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarray:
-    """What the record tells, where it tells it: runs of older versions have no such column."""
+    """The recorded value; `otherwise` in a run of an older version, which lacks the column."""
     return np.where(values >= least, values, otherwise)
 
 

@@ -17,7 +17,7 @@ from metrics.run.directory import RunDirectory
 
 # Device → its column in the table `system`
 SENSORS = {"gpu": "gpu_power_watts", "cpu": "cpu_power_watts"}
-LONGEST_GAP_S = 5.0  # between two samples: nobody knows what was drawn in a longer one
+LONGEST_GAP_S = 5.0  # between two samples: the energy of a longer gap is unknown
 
 
 class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):

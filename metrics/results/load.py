@@ -1,11 +1,11 @@
-"""What a run says of how its load came, for whoever reads its latencies."""
+"""How the load of a run arrived, as a reader of its latencies must know it."""
 
 from typing import Any
 
 CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 
 
-def load_told(meta: dict[str, Any]) -> list[str]:
+def load_notes(meta: dict[str, Any]) -> list[str]:
     """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
     arrivals = meta.get("arrivals")
     told = arrivals.get("told") if isinstance(arrivals, dict) else None

@@ -7,7 +7,7 @@ it: a machine that waits for requests makes them dear. `good` tokens are those o
 import msgspec
 import pandas as pd
 
-from metrics.request.goodput import told_tokens, window_ns
+from metrics.request.goodput import total_tokens, window_ns
 from metrics.results.energy import EnergyUse
 
 MILLION = 1_000_000
@@ -35,8 +35,8 @@ def token_cost(rows: pd.DataFrame, usd_per_hour: float | None, energy: EnergyUse
         return None
     served = rows[rows.status == "ok"]
     seconds = (span[1] - span[0]) / 1e9
-    prompt, output = told_tokens(served.prompt_tokens), told_tokens(served.output_tokens)
-    good = told_tokens(rows[rows.good].output_tokens)
+    prompt, output = total_tokens(served.prompt_tokens), total_tokens(served.output_tokens)
+    good = total_tokens(rows[rows.good].output_tokens)
     usd = None if usd_per_hour is None else usd_per_hour * seconds / 3600
     return TokenCost(
         seconds=seconds,

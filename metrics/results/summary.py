@@ -31,7 +31,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: list[Deadlines]  # of each class with a ttft and a tpot objective
     load: LoadSummary
     cost: TokenCost | None  # None where neither a price nor power is known
-    closed: bool = False  # a request was due when its turn had come: nobody had intended a time for it
+    closed: bool = False  # a request was due when its turn had come, not at an intended time
 
 
 def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None = None) -> Results:
@@ -47,7 +47,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
 
 
 def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
-    """Of a run that is not valid, nothing can be told."""
+    """Undecided for a run that is not valid."""
     return untold("the run is not valid") if meta.get("valid") is False else steadiness(rows)
 
 

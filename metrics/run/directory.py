@@ -117,7 +117,7 @@ class RunDirectory:
         return pa.concat_tables(parts) if parts else SCHEMAS[table].empty_table()
 
     def compact(self) -> None:
-        """Makes one file of each table's segments. Only for the process that wrote them, once nobody writes."""
+        """Makes one file of each table's segments. Only for the process that wrote them, after its last write."""
         for table in SCHEMAS:
             compact(self.path, table)
 
@@ -237,7 +237,7 @@ def _with_latencies(joined: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first_read_tokens(joined: pd.DataFrame) -> np.ndarray:
-    """Tokens that were there with the first text; 1 where the server tells no tokens of a chunk."""
+    """Tokens in the first read with text; 1 where the server reports no tokens of a chunk."""
     tokens = np.ones(len(joined))
     for position, (stamps, counts) in enumerate(zip(joined.chunk_ns, joined.chunk_tokens, strict=True)):
         if counts is not None and len(counts) and len(counts) == len(stamps):

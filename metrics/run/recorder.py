@@ -19,8 +19,8 @@ CAPACITY = 65_536  # records of a table that may wait for the writer; more are d
 class Recorder:
     """Owns the rings of records that wait to be written. `append` never blocks and never writes.
 
-    `dropped` counts the records that did not fit, `failed` those that could not be written, for the disk is full or
-    gone or a record has no place in its columns; both are exported, so that a gap is never silent.
+    `dropped` counts the records that did not fit, `failed` those that could not be written, because the disk is full or
+    gone, or a value does not fit its column. Both are exported, so that a gap is never silent.
     """
 
     def __init__(self, directory: Path, tables: tuple[str, ...], capacity: int = CAPACITY):

@@ -40,7 +40,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     effective: float  # independent requests that say as much
     growing: bool
     goodput_rps: float
-    goodput_tokens_per_s: float | None  # None where the server tells no tokens
+    goodput_tokens_per_s: float | None  # None where the server reports no tokens
     tokens_per_s: float | None
     quantiles_ms: dict[str, dict[str, float | None]]
     goodput_by_scale: dict[str, float]
@@ -50,7 +50,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     begun_unix_ns: int | None = None
     due_rps: float | None = None  # that came about by chance; None in a search of an older version
     cache_doubt: str = ""  # of a prefix cache that knew more than these prompts share
-    steal_percent: float | None = None  # CPU time that other machines took meanwhile; None where nobody tells
+    steal_percent: float | None = None  # CPU time that other machines took meanwhile; None without samples
 
     @property
     def notes(self) -> list[str]:
@@ -71,7 +71,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tells(self) -> bool:
-        """Whether it says something of its rate: a server that died kept nothing, however the load was sent."""
+        """Whether the point counts for its rate. A server that died met no objective, however the load was sent."""
         return self.valid or self.died
 
     def trial(self) -> Trial:

@@ -42,7 +42,7 @@ class ScrapeSummary:
 
     answered_ns: np.ndarray  # [answered] in order of time
     failed: int
-    slowest_s: float | None  # None where no scrape tells its duration
+    slowest_s: float | None  # None where no scrape has its duration
     restarts: int  # times that the server began anew, as its counters or its process tell
 
     @property

@@ -47,7 +47,7 @@ class Span:
     """A stretch of a request's time that the server measures as a whole. Its mean is over all requests of the run."""
 
     name: str
-    accounts: tuple[str, ...]  # that lie in it and are not told apart
+    accounts: tuple[str, ...]  # that lie in it, without a split between them
     seconds: Sum  # grows by the time of each request ...
     requests: Sum  # ... and this by one
     to_first_token: Sum  # the part of `seconds` up to the first token; () where it begins after that

@@ -1,6 +1,6 @@
 """A server's samples in the catalogue's names, as a source translates them: totals, distributions, courses over time.
 
-What a server does not tell is left out, never 0.
+A value that a server does not export is left out, never 0.
 """
 
 import math
@@ -18,7 +18,7 @@ LabelSet = tuple[tuple[str, str], ...]
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram's growth over the run. A quantile lies between two of the server's bounds; nobody can say where."""
+    """A histogram's growth over the run. A quantile lies somewhere between two bounds of the server."""
 
     count: float
     mean: float
@@ -79,7 +79,7 @@ class Growth:
         return self._total(terms, lambda labels: True)
 
     def totals(self) -> dict[str, float]:
-        """Catalogue name with labels → growth, of the counters that the server tells."""
+        """Catalogue name with labels → growth, of the counters that the server exports."""
         found: dict[str, float] = {}
         for item, terms in self._served("counter"):
             for labels in self._label_sets(item, terms, ""):
@@ -146,7 +146,7 @@ class Growth:
 
 
 def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dict[str, pd.Series]:
-    """Catalogue name with labels → figure by `ns`, of the gauges or counters that the server tells.
+    """Catalogue name with labels → figure by `ns`, of the gauges or counters that the server exports.
 
     `rows` as `scrapes.readings` or `scrapes.growth_over_time` give them; `column` holds the figure.
     """
@@ -162,7 +162,7 @@ def over_time(source: Source, kind: str, rows: pd.DataFrame, column: str) -> dic
 def _courses(
     source: Source, item: Translation, rows: pd.DataFrame, column: str
 ) -> Iterator[tuple[LabelSet, pd.DataFrame]]:
-    """The rows of a translation by its kept labels: `ns, figure`."""
+    """The rows of a translation by its same labels: `ns, figure`."""
     present = set(rows.name)
     terms = next((terms for terms in item.theirs if all(term.name in present for term in terms)), ())
     parts: dict[LabelSet, list[pd.DataFrame]] = {}

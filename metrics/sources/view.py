@@ -1,7 +1,7 @@
-"""What the scrapes of a run tell of its server: totals, gauges and latencies in the catalogue's names, and accounts.
+"""What the scrapes of a run show of its server: totals, gauges and latencies in the catalogue's names, and accounts.
 
-Everything here is an aggregate over all requests that the server finished while it was scraped. Nothing of it can be
-told of one request, nor of those that were late; that takes the server's own records.
+Everything here is an aggregate over all requests that the server finished while it was scraped. It says nothing
+of one request, nor of the late ones; that takes the server's own records.
 """
 
 import msgspec
@@ -70,7 +70,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gauges showed while requests waited, as shares of samples. None where a gauge is not told."""
+    """What the gauges showed while requests waited, as shares of samples. None where the server lacks a gauge."""
 
     samples: int  # with requests waiting
     share: float  # of all samples
@@ -104,7 +104,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     latencies: dict[str, Distribution]  # in the catalogue's units
     agreement: list[Agreement]
     waiting: Waiting | None
-    device_busy: float | None  # device time / time in which the samples show requests; None where it is not told
+    device_busy: float | None  # device time / time in which the samples show requests; None where the server lacks it
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
     reported_settings: dict[
@@ -117,7 +117,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the prompt tokens that the prefix cache was asked for, those that it had."""
+        """Share of the looked-up prompt tokens that the prefix cache had."""
         hit, miss = (self.totals.get(key(PREFIX, (("result", result),))) for result in ("hit", "miss"))
         return hit / (hit + miss) if hit is not None and miss is not None and hit + miss > 0 else None
 
@@ -308,7 +308,7 @@ def _finished(totals: dict[str, float]) -> float | None:
 
 
 def _sum(column: pd.Series) -> float | None:
-    """None where one of them is not told."""
+    """None where one of them is unknown."""
     numbers = column.astype("float64")
     return float(numbers.sum()) if len(numbers) and numbers.notna().all() else None
 
@@ -319,5 +319,5 @@ def _mean_ms(until: pd.Series, since: pd.Series) -> float | None:
 
 
 def _mean(seconds: float | None, requests: float | None) -> float | None:
-    """Milliseconds a request; None where the server tells no sum or finished nothing."""
+    """Milliseconds a request; None where the server has no sum or finished nothing."""
     return seconds / requests * 1e3 if seconds is not None and requests else None

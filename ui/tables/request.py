@@ -6,7 +6,7 @@ import pandas as pd
 from metrics.catalog.catalog import BLOCK_STATES
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.records import KINDS, REFUSALS, STAGES
-from metrics.request.goodput import told_tokens
+from metrics.request.goodput import total_tokens
 from ui.text import missing, number, percent
 
 SLOWEST_SHARE = 0.1
@@ -144,7 +144,7 @@ def throughput_tokens_per_s(requests: pd.DataFrame) -> float | None:
     if served.empty:
         return None
     seconds = (requests.last_byte_ns.max() - requests.due_ns.min()) / 1e9
-    tokens = told_tokens(served.output_tokens)
+    tokens = total_tokens(served.output_tokens)
     return tokens / seconds if tokens is not None and seconds > 0 else None
 
 

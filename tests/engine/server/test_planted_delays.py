@@ -18,8 +18,8 @@ from loadgen.client.connection import Connection
 from loadgen.client.outgoing import Outgoing
 from loadgen.client.socket_loop import SocketLoop
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS, closes
-from metrics.run.adoption import adopt
 from metrics.run.directory import RunDirectory
+from metrics.run.join import adopt
 from tests.engine.server.planted import Plants, planted_server
 from tests.engine.server_process import Running, wait_for
 from tests.engine.sockets import LARGE_ANSWER, call

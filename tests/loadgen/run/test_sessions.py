@@ -25,7 +25,7 @@ from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from loadgen.schedule.request import chains_of
 from loadgen.schedule.shards import loop_of, part_of
 from metrics.diagnosis.diagnose import diagnose
-from metrics.results.load import latency_origin, load_told
+from metrics.results.load import latency_origin, load_notes
 from tests.loadgen.scenarios import CHAT, replay, replayed, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -367,9 +367,9 @@ def test_run_says_which_loop_it_was_and_its_diagnosis_repeats_it(tmp_path, arriv
     run = begin_run(tmp_path / "run", scenario(arrivals, [klass]), 0, {})
     meta = run.meta()
     assert meta["arrivals"]["loop"] == loop
-    assert [sentence.startswith(words) for sentence in load_told(meta)] == ([True] if words else [])
+    assert [sentence.startswith(words) for sentence in load_notes(meta)] == ([True] if words else [])
     assert ("closed loop" in latency_origin(meta)) is (loop == "closed")
-    assert load_told(meta) == [told for told in diagnose(run).warnings if told in load_told(meta)]
+    assert load_notes(meta) == [told for told in diagnose(run).warnings if told in load_notes(meta)]
 
 
 @pytest.mark.server

@@ -12,9 +12,8 @@ from metrics.diagnosis.terminal.report import render
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS
 from metrics.records import SCHEMAS, RequestRecord, columns, row
-from metrics.run.adoption import _STAMPS, adopt
 from metrics.run.directory import RunDirectory
-from metrics.run.join import clock_of, join_runs, uncertainty_sentence
+from metrics.run.join import _STAMPS, adopt, clock_of, join_runs, uncertainty_sentence
 from metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
