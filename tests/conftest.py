@@ -10,10 +10,10 @@ FIRST = [
     "test_main_job.py", "engine/server/test_server.py", "loadgen/run/test_experiment.py", "ui/test_browser.py",
     "engine/server/telemetry/test_run_costs.py", "engine/server/core/test_call_ends.py",
     "loadgen/client/test_client.py", "metrics/diagnosis/terminal/test_terminal.py",
+    "metrics/diagnosis/test_diagnosis.py", "ui/test_app.py", "engine/compute/test_triton_attention.py",
+    "metrics/diagnosis/test_diagnosis_claims.py",
 ]  # fmt: skip
-
-
-SERVERS = {"api_server", "tool_server"}  # fixtures; whoever uses one is marked `server`
+SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets the mark `server`
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks select

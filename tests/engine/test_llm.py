@@ -289,7 +289,7 @@ def test_engine_that_fails_tells_everybody_who_waits(monkeypatch):
 def test_closed_engine_takes_no_more():
     def num_caches() -> int:
         gc.collect()
-        return sum(isinstance(thing, KVCache) for thing in gc.get_objects())
+        return sum(type(thing) is KVCache for thing in gc.get_objects())
 
     before = num_caches()
     llm = LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64)
