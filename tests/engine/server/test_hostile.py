@@ -16,7 +16,7 @@ from engine.server.api_reference import BODIES
 from engine.server.errors import ApiError
 from engine.server.openai.prompts import ModelLimits, PromptEncoder, listed_prompts
 from engine.server.openai.protocol import CompletionRequest, GenerationRequest, UnsupportedField, parse
-from engine.server.openai.sampling import sampling_params
+from engine.server.openai.submission import sampling_params
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from tests.engine.server_process import post
