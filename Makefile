@@ -15,8 +15,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
-	@echo "make test   set up, then run all tests (6 minutes on 2 cores)"
-	@echo "make check  style, types, and all tests that start no server (90 seconds)"
+	@echo "make test   set up, then run the tests"
+	@echo "make check  style, types, and all tests that start no server"
 	@echo "make lint   check style and formatting"
 	@echo "make types  check the types of the public interfaces"
 	@echo "make clean  remove .venv"
