@@ -145,4 +145,6 @@ def _named(bounds: dict[str, float]) -> dict[float, str]:
 def _log_axis(values: pd.Series, bounds: dict[str, float]) -> dict:
     """Without the lowest half percent: one instant answer would push all others aside."""
     points = [value for value in (values.quantile(0.005), values.max(), *bounds.values()) if value > 0]
-    return theme.log_axis(points or [0.1, 10])
+    axis = theme.log_axis(points or [0.1, 10])
+    low, high = axis["range"]
+    return axis | {"range": [low, high + 0.05 * (high - low)]}  # room for the last label
