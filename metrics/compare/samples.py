@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from metrics.records import composition
-from metrics.request.goodput import judged, measured, measured_steps, window_ns
+from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
 from metrics.run.directory import RunDirectory
 
 Statistic = Literal["p50", "p90", "p95", "mean"]
@@ -133,18 +133,11 @@ def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFra
 
 def _tokens(each: RunSamples, windows: int) -> Samples:
     """Output tokens a second, read in each window of the run's wall time."""
-    stamps, tokens = [], []
-    for chunk_ns, chunk_tokens in zip(each.requests.chunk_ns, each.requests.chunk_tokens, strict=True):
-        if chunk_ns is None or not len(chunk_ns):
-            continue
-        told = chunk_tokens is not None and len(chunk_tokens) == len(chunk_ns)
-        stamps.append(np.asarray(chunk_ns, dtype="float64"))
-        tokens.append(np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(chunk_ns)))
-    if not stamps:
+    stamps, tokens = chunks_of(with_text(each.requests))
+    if not len(stamps):
         return Samples(np.zeros(0), np.zeros(0, dtype=int), windows)
-    read = np.concatenate(stamps) - each.begin_ns
-    place = np.clip((read / (each.span_s * 1e9) * windows).astype(int), 0, windows - 1)
-    rate = np.bincount(place, weights=np.concatenate(tokens), minlength=windows) / (each.span_s / windows)
+    place = np.clip(((stamps - each.begin_ns) / (each.span_s * 1e9) * windows).astype(int), 0, windows - 1)
+    rate = np.bincount(place, weights=tokens, minlength=windows) / (each.span_s / windows)
     return Samples(rate, np.arange(windows), windows)
 
 

@@ -9,7 +9,6 @@ holding tokens back to smooth their gaps gains nothing, and neither does giving 
 What this cannot know: whether anybody read along.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,18 +37,6 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     fluid: int  # requests that met at least FLUID_SHARE of theirs
     smooth_goodput_tokens_per_s: float
     output_tokens_per_s: float  # of served requests: what smooth goodput would be without any wait
-
-
-class DeadlineRule(msgspec.Struct, frozen=True, kw_only=True):
-    """When tokens are due: the first `first_token_ms` after the intended send, and more for each prompt token."""
-
-    first_token_ms: float
-    token_ms: float
-    first_token_ms_per_prompt_token: float = 0.0
-
-    def first_ms(self, prompt_tokens: float | None) -> float:
-        known = prompt_tokens is not None and not math.isnan(prompt_tokens)
-        return self.first_token_ms + (self.first_token_ms_per_prompt_token * prompt_tokens if known else 0.0)
 
 
 def missed_deadlines(token_ms: np.ndarray, first_ms: float, each_ms: float) -> tuple[int, int]:
@@ -91,43 +78,36 @@ def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequenc
     return np.repeat((stamps - due_ns) / 1e6, tokens.astype(int))
 
 
-def deadline_rules(klasses: Sequence[str], objectives: list[dict[str, Any]] | None) -> dict[str, DeadlineRule]:
-    """The rule of each class that has both a ttft and a tpot objective; the others have no deadline for every token."""
-    rules = {}
-    for klass in klasses:
-        bounds = objectives_of(klass, objectives)
-        if "ttft_ms" in bounds and "tpot_ms" in bounds:
-            rules[klass] = DeadlineRule(
-                first_token_ms=bounds["ttft_ms"],
-                token_ms=bounds["tpot_ms"],
-                first_token_ms_per_prompt_token=_per_prompt_token(klass, objectives),
-            )
-    return rules
-
-
 def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
-    """Fluidity and smooth goodput of each class that has deadlines, over the window of the whole frame."""
+    """Fluidity and smooth goodput, over the window of the whole frame, of each class that has both a ttft and a tpot
+    objective; the others have no deadline for every token."""
     span = window_ns(frame)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
-    rules = deadline_rules(sorted(frame.klass.unique()), objectives) if len(frame) else {}
-    return [_of_class(klass, frame[frame.klass == klass], rule, seconds) for klass, rule in rules.items()]
+    bounds = {klass: objectives_of(klass, objectives) for klass in sorted(frame.klass.unique())}
+    return [
+        _of_class(klass, frame[frame.klass == klass], each, _per_prompt_token(klass, objectives), seconds)
+        for klass, each in bounds.items()
+        if "ttft_ms" in each and "tpot_ms" in each
+    ]
 
 
-def _of_class(klass: str, rows: pd.DataFrame, rule: DeadlineRule, seconds: float) -> Deadlines:
+def _of_class(
+    klass: str, rows: pd.DataFrame, bounds: dict[str, float], ms_per_prompt_token: float, seconds: float
+) -> Deadlines:
     shares, worth, tokens = np.zeros(len(rows)), 0.0, 0
     for place, row in enumerate(rows.itertuples()):
         if row.status != "ok" or row.chunk_ns is None:
             continue
         read_ms = token_times_ms(row.due_ns, row.chunk_ns, row.chunk_tokens)
-        first_ms = rule.first_ms(row.prompt_tokens)
-        shares[place] = fluidity(read_ms, first_ms, rule.token_ms)
-        worth += smooth_worth(read_ms, first_ms, rule.token_ms)
+        first_ms = bounds["ttft_ms"] + ms_per_prompt_token * (row.prompt_tokens if pd.notna(row.prompt_tokens) else 0)
+        shares[place] = fluidity(read_ms, first_ms, bounds["tpot_ms"])
+        worth += smooth_worth(read_ms, first_ms, bounds["tpot_ms"])
         tokens += len(read_ms)
     return Deadlines(
         klass=klass,
-        first_token_ms=rule.first_token_ms,
-        first_token_ms_per_prompt_token=rule.first_token_ms_per_prompt_token,
-        token_ms=rule.token_ms,
+        first_token_ms=bounds["ttft_ms"],
+        first_token_ms_per_prompt_token=ms_per_prompt_token,
+        token_ms=bounds["tpot_ms"],
         sent=len(rows),
         fluidity=float(shares.mean()),
         fluidity_interval=mean_interval(shares),

@@ -162,13 +162,14 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
     """
     columns = ["begin_s", "tpot_ms", "tokens_per_s", "good_tokens_per_s", "streams", "tokens"]
     whole = judged(frame, objectives)
-    span = window_ns(whole)
-    streamed = whole[whole.chunk_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)] if len(whole) else whole
+    span, streamed = window_ns(whole), with_text(whole)
     if span is None or not len(streamed):
         return pd.DataFrame(columns=columns, dtype="float64")
     width = max(SHORTEST_WINDOW_S, (span[1] - span[0]) / 1e9 / MOST_WINDOWS)
     edges = span[0] + np.arange(math.ceil((span[1] - span[0]) / 1e9 / width) + 1) * width * 1e9
-    stamps, tokens, gaps, good = _reads(streamed)
+    stamps, tokens = chunks_of(streamed)
+    gaps = np.concatenate([np.diff(chunk_ns, prepend=np.nan) for chunk_ns in streamed.chunk_ns])
+    good = np.repeat(streamed.good.to_numpy(dtype=bool), streamed.chunk_ns.map(len))
     place = np.clip(np.searchsorted(edges, stamps, side="right") - 1, 0, len(edges) - 2)
     size = len(edges) - 1
 
@@ -190,6 +191,20 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
             "tokens": all_tokens,
         }
     )[columns]
+
+
+def with_text(requests: pd.DataFrame) -> pd.DataFrame:
+    """The requests of whose answer a client read some text."""
+    return requests[np.array([stamps is not None and len(stamps) > 0 for stamps in requests.chunk_ns], dtype=bool)]
+
+
+def chunks_of(streamed: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """When each chunk was read, and its tokens; a chunk stands for a token where the server tells none."""
+    tokens = [
+        counts if counts is not None and len(counts) == len(stamps) else np.ones(len(stamps))
+        for stamps, counts in zip(streamed.chunk_ns, streamed.chunk_tokens, strict=True)
+    ]
+    return tuple(np.concatenate([np.zeros(0), *lists]) for lists in (streamed.chunk_ns, tokens))
 
 
 def total_tokens(tokens: pd.Series) -> int | None:
@@ -237,21 +252,6 @@ def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:
     span = frame.chunk_ns.map(lambda s: float(s[-1] - s[0]) / 1e6 if s is not None and len(s) > 1 else math.nan)
     estimated = (span.astype("float64") / (chunks - 1)).where((frame.status == "ok") & (chunks > 1))
     return frame.tpot_ms.astype("float64").where(told, estimated)
-
-
-def _reads(streamed: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of every chunk: when it was read, its tokens, the gap before it in ns (NaN for a first one), whether good."""
-    stamps, tokens, gaps, good = [], [], [], []
-    for chunk_ns, chunk_tokens, is_good in zip(
-        streamed.chunk_ns, streamed.chunk_tokens, streamed.good, strict=True
-    ):  # fmt: skip
-        read = np.asarray(chunk_ns, dtype="float64")
-        told = chunk_tokens is not None and len(chunk_tokens) == len(read)
-        stamps.append(read)
-        tokens.append(np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(read)))
-        gaps.append(np.concatenate([[np.nan], np.diff(read)]))
-        good.append(np.full(len(read), bool(is_good)))
-    return np.concatenate(stamps), np.concatenate(tokens), np.concatenate(gaps), np.concatenate(good)
 
 
 def _overlap(streamed: pd.DataFrame, edges: np.ndarray) -> np.ndarray:

@@ -152,12 +152,7 @@ def quantiles(values: pd.Series, failed: int = 0, requests: int | None = None) -
 def summaries(frame: pd.DataFrame) -> list[LatencySummary]:
     """Every latency of DEFINITIONS that the requests have, in that order; the frame is in order of `due_ns`."""
     frame = with_origins(frame)
-    rows = []
-    for name in DEFINITIONS:
-        if name in OF_REQUESTS:
-            rows.append(_of_requests(name, frame))
-        else:
-            rows.append(_of_gaps(name, frame))
+    rows = [_of_requests(name, frame) if name in OF_REQUESTS else _of_gaps(name, frame) for name in DEFINITIONS]
     return [row for row in rows if row.samples]
 
 
@@ -180,39 +175,29 @@ def _of_requests(name: str, frame: pd.DataFrame) -> LatencySummary:
     served = values[np.isfinite(values)]
     claimed = quantiles(pd.Series(served), failed)
     intervals = series_quantile_intervals(values, tuple(QUANTILES.values()))
+    return _summary(name, served, failed, mean_interval(served), claimed, intervals)
+
+
+def _of_gaps(name: str, frame: pd.DataFrame) -> LatencySummary:
+    values, owners = gaps_ms(name, frame)
+    claimed = quantiles(pd.Series(values), requests=len(np.unique(owners)))
+    intervals = [clustered_quantile_interval(values, owners, quantile) for quantile in QUANTILES.values()]
+    return _summary(name, values, 0, clustered_mean_interval(values, owners), claimed, intervals)
+
+
+def _summary(
+    name: str, values: np.ndarray, failed: int, mean: Interval | None, claimed: dict[str, float | None],
+    intervals: list[Interval | None],
+) -> LatencySummary:  # fmt: skip
     return LatencySummary(
         name=name,
-        samples=len(served),
+        samples=len(values),
         failed=failed,
-        mean=_mean(served, mean_interval(served)),
-        std=float(np.std(served)) if len(served) else None,
+        mean=Estimate(value=float(values.mean()) if len(values) else None, interval=mean),
+        std=float(np.std(values)) if len(values) else None,
         quantiles={
             key: Estimate(value=claimed[key], interval=None if claimed[key] is None else bounds)
             for key, bounds in zip(QUANTILES, intervals, strict=True)
         },
         max=claimed["max"],
     )
-
-
-def _of_gaps(name: str, frame: pd.DataFrame) -> LatencySummary:
-    values, owners = gaps_ms(name, frame)
-    claimed = quantiles(pd.Series(values), requests=len(np.unique(owners)))
-    return LatencySummary(
-        name=name,
-        samples=len(values),
-        failed=0,
-        mean=_mean(values, clustered_mean_interval(values, owners) if len(values) else None),
-        std=float(np.std(values)) if len(values) else None,
-        quantiles={
-            key: Estimate(
-                value=claimed[key],
-                interval=clustered_quantile_interval(values, owners, q) if claimed[key] is not None else None,
-            )
-            for key, q in QUANTILES.items()
-        },
-        max=claimed["max"],
-    )
-
-
-def _mean(values: np.ndarray, interval: Interval | None) -> Estimate:
-    return Estimate(value=float(values.mean()) if len(values) else None, interval=interval)

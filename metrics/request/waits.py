@@ -121,13 +121,9 @@ def _critical(line: Timeline, victim_of: np.ndarray, last_step: np.ndarray) -> n
 def next_preemption(line: Timeline, who: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The first plan after each of these entries that takes the sequence's blocks; N where none does."""
     size = len(line)
-    if not len(line.preempted) or not len(at):
-        return np.full(len(at), size)
-    keys = np.sort(line.preempted * (size + 1) + line.preempted_at)
-    place = np.searchsorted(keys, who * (size + 1) + at, side="right")
-    found = keys[np.minimum(place, len(keys) - 1)]
-    hit = (place < len(keys)) & (found // (size + 1) == who)
-    return np.where(hit, found % (size + 1), size)
+    keys = np.append(np.sort(line.preempted * (size + 1) + line.preempted_at), np.iinfo("int64").max)
+    found = keys[np.searchsorted(keys, who * (size + 1) + at, side="right")]
+    return np.where(found // (size + 1) == who, found % (size + 1), size)
 
 
 def _runs(victim: np.ndarray, at: np.ndarray) -> StepRanges:
