@@ -2,13 +2,23 @@
 
 import difflib
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from engine.request.policies import POLICIES
 
+
+def _panel(title: str) -> Callable[..., Any]:
+    """`Field` for the settings of one panel of `sojourn serve --help`."""
+    return partial(Field, json_schema_extra={"panel": title})
+
+
+SERVER, TOKEN, COMPUTE = _panel("Server"), _panel("Model and tokens"), _panel("Compute")
+MEMORY, REQUEST, TELEMETRY = _panel("Memory"), _panel("Requests and scheduling"), _panel("Telemetry")
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
@@ -18,109 +28,111 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str = Field(description="folder of a Hugging Face checkpoint, or `tiny-model` for the bundled one")
-    served_model_name: str | None = Field(None, description="name that clients ask for; the folder's name by default")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is one")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    served_model_name: str | None = TOKEN(None, description="name that clients ask for; the folder's name by default")
+    host: str = SERVER("127.0.0.1", description="address to listen on")
+    port: int = SERVER(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    device: Literal["auto", "cpu", "cuda"] = COMPUTE("auto", description="auto takes CUDA where there is one")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = COMPUTE(
         "auto", description="auto is float32 on a CPU and bfloat16 on CUDA"
     )
-    load_format: Literal["auto", "dummy"] = Field(
+    load_format: Literal["auto", "dummy"] = TOKEN(
         "auto", description="dummy takes random weights: config.json is enough, for benchmarks of any shape"
     )
-    weights: Literal["auto", "float32", "float16", "int8"] = Field(
+    weights: Literal["auto", "float32", "float16", "int8"] = COMPUTE(
         "auto",
         description="format of a CPU's matrices, which multiply in float32; auto keeps the checkpoint's format: exact",
     )
-    attention_backend: Literal["auto", "triton", "cpp", "torch"] = Field(
+    attention_backend: Literal["auto", "triton", "cpp", "torch"] = COMPUTE(
         "auto",
         description="kernels of attention; auto takes the fastest on the device, torch is the reference",
     )
-    fused_operations: Literal["auto", "off"] = Field(
+    fused_operations: Literal["auto", "off"] = COMPUTE(
         "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+    kv_cache_dtype: Literal["auto", "fp8"] = MEMORY(
         "auto",
         description="auto is dtype; fp8 stores two to four times the tokens, with one scale for each token and head",
     )
-    overlap: Literal["auto", "on", "off"] = Field(
+    overlap: Literal["auto", "on", "off"] = COMPUTE(
         "auto",
         description="launch a step before the one before it is read; auto is on with CUDA and off on a CPU",
     )
-    graphs: Literal["auto", "on", "off"] = Field(
+    graphs: Literal["auto", "on", "off"] = COMPUTE(
         "auto", description="replay decode steps as CUDA graphs; auto goes on without where they cannot be captured"
     )
-    threads: int = Field(
+    threads: int = COMPUTE(
         0, ge=0, le=1024, description="CPU threads of the core process; 0 is one for each core it may use"
     )
-    max_model_len: int | None = Field(
+    max_model_len: int | None = TOKEN(
         None, ge=2, description="prompt and output tokens of one request; the model's own limit by default"
     )
-    block_size: int = Field(16, ge=1, le=1024, description="tokens of one KV block")
-    num_kv_blocks: int | None = Field(
+    block_size: int = MEMORY(16, ge=1, le=1024, description="tokens of one KV block")
+    num_kv_blocks: int | None = MEMORY(
         None, ge=1, description="blocks of the KV pool; by default what memory is left, or what all sequences can use"
     )
-    memory_fraction: float = Field(
+    memory_fraction: float = MEMORY(
         0.85, gt=0, le=0.98, description="share that KV may take of the memory that weights and work space leave free"
     )
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at the same time")
-    max_num_batched_tokens: int = Field(512, ge=1, le=1_048_576, description="token budget of one step")
-    max_prefill_chunk_tokens: int | None = Field(
+    max_num_seqs: int = REQUEST(64, ge=1, le=4096, description="requests that run at the same time")
+    max_num_batched_tokens: int = REQUEST(512, ge=1, le=1_048_576, description="token budget of one step")
+    max_prefill_chunk_tokens: int | None = REQUEST(
         None, ge=1, description="prompt tokens of one request in one step; by default the whole budget"
     )
-    max_waiting: int = Field(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
-    drain_seconds: float = Field(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
-    max_body_bytes: int = Field(8_388_608, ge=1024, description="bytes of one request body; more get 413")
-    max_long_prefills: int | None = Field(
+    max_waiting: int = REQUEST(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
+    drain_seconds: float = SERVER(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
+    max_body_bytes: int = SERVER(8_388_608, ge=1024, description="bytes of one request body; more get 413")
+    max_long_prefills: int | None = REQUEST(
         None, ge=1, le=4096, description="long prompts that are computed at the same time; others overtake the rest"
     )
-    long_prefill_tokens: int | None = Field(
+    long_prefill_tokens: int | None = REQUEST(
         None,
         ge=1,
         validate_default=True,
         description="a prompt is long above this; needs max_long_prefills, and that needs it",
     )
-    policy: Literal[*POLICIES] = Field(
+    policy: Literal[*POLICIES] = REQUEST(
         "fcfs",
         description="which request is served next, which is preempted, and whether prompts and decodes share a step",
     )
-    priority_ageing: int | None = Field(
+    priority_ageing: int | None = REQUEST(
         None, ge=1, le=1_000_000, description="policy priority: later arrivals that one step of it is worth; 256"
     )
-    shortest_ageing: int | None = Field(
+    shortest_ageing: int | None = REQUEST(
         None,
         ge=1,
         le=1_000_000,
         description="policy shortest-prefill-first: tokens that an arrival is behind the last; 4",
     )
-    fair_output_weight: int | None = Field(
+    fair_output_weight: int | None = REQUEST(
         None, ge=1, le=1000, description="policy fair-share: prompt tokens that one output token counts for; 2"
     )
-    prefill_patience: int | None = Field(
+    prefill_patience: int | None = REQUEST(
         None, ge=1, le=1_000_000, description="policy prefill-first: steps of prompts before decodes get one; 64"
     )
-    tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31"] | None = Field(
+    tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31"] | None = TOKEN(
         None, description="how the model writes calls of tools; by default as its chat template shows them"
     )
-    prefix_caching: bool = Field(True, description="reuse the KV of prompts that begin alike")
-    telemetry: Literal["full", "off"] = Field(
+    prefix_caching: bool = MEMORY(True, description="reuse the KV of prompts that begin alike")
+    telemetry: Literal["full", "off"] = TELEMETRY(
         "full",
         description="off: no ledgers, no records of steps and requests, no overhead",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of requests that bring none")
-    objective_ttft_ms: float | None = Field(None, gt=0, description="count requests that meet this time to first token")
-    objective_tpot_ms: float | None = Field(None, gt=0, description="... this time per output token")
-    objective_e2e_ms: float | None = Field(None, gt=0, description="... this time to the last byte")
-    run_dir: Path | None = Field(None, description="folder to record requests, steps and system into")
-    compat: Literal["none", "vllm"] = Field(
+    seed: int = TOKEN(0, ge=0, lt=2**63, description="seed of requests that bring none")
+    objective_ttft_ms: float | None = TELEMETRY(
+        None, gt=0, description="count requests that meet this time to first token"
+    )
+    objective_tpot_ms: float | None = TELEMETRY(None, gt=0, description="... this time per output token")
+    objective_e2e_ms: float | None = TELEMETRY(None, gt=0, description="... this time to the last byte")
+    run_dir: Path | None = TELEMETRY(None, description="folder to record requests, steps and system into")
+    compat: Literal["none", "vllm"] = TELEMETRY(
         "none",
         description="vllm adds the names of vLLM to /metrics, for its dashboards, KEDA rules and endpoint pickers",
     )
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: str | None = TELEMETRY(
         None,
         description="base address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318",
     )
-    trace_sample_ratio: float | None = Field(
+    trace_sample_ratio: float | None = TELEMETRY(
         None,
         ge=0,
         le=1,

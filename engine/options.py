@@ -21,7 +21,9 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         if field.is_required():
             declared = Annotated[field.annotation, typer.Argument(help=field.description)]
         else:
-            declared = Annotated[field.annotation, typer.Option(help=_described(field), metavar=" ")]
+            panel = field.json_schema_extra["panel"]
+            option = typer.Option(help=_described(field), metavar=" ", rich_help_panel=panel)
+            declared = Annotated[field.annotation, option]
         default = inspect.Parameter.empty if field.is_required() else field.default
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)

@@ -116,7 +116,7 @@ def test_every_setting_of_the_engine_is_an_option_of_serve():
 
     done = subprocess.run(
         [sys.executable, "-m", "sojourn", "serve", "--help"], cwd=ROOT, capture_output=True, text=True,
-        env={"COLUMNS": "200", "PATH": "/usr/bin"},
+        env={"COLUMNS": "80", "PATH": "/usr/bin"},
     )  # fmt: skip
     for name in EngineConfig.model_fields:
         assert name == "model" or f"--{name.replace('_', '-')}" in done.stdout, name
