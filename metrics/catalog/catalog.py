@@ -6,13 +6,11 @@ what Sojourn itself costs and loses. All series carry `model_name` beside the la
 """
 
 from metrics.catalog.compute import COMPUTE
-from metrics.catalog.memory import BLOCK_STATES, MEMORY
+from metrics.catalog.memory import MEMORY
 from metrics.catalog.metric import Metric
 from metrics.catalog.request import REQUEST, TELEMETRY
 from metrics.catalog.token import TOKEN
 from metrics.ledger import LIFECYCLES
-
-__all__ = ["BLOCK_STATES", "CATALOG", "GOOD", "METRIC_BY_NAME", "OWNERS", "Metric", "render_markdown", "sample_names"]
 
 OWNERS = (*LIFECYCLES, "telemetry")
 GOOD = "all_objectives"  # value of the label `objective` that stands for a good request

@@ -1,7 +1,8 @@
 """The declaration of a metric, for the files `<lifecycle>.py` beside this one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -54,12 +55,17 @@ PROCESSES = ("front", "core")
 RATIO_BOUNDS = log_buckets(0.1, 10, per_decade=14)
 
 
-def counter(lifecycle: str, name: str, unit: str, meaning: str, cannot: str, **labels: Iterable[str]) -> Metric:
-    return _labelled(Metric(f"sojourn_{lifecycle}_{name}", "counter", unit, lifecycle, meaning, cannot), labels)
+def _metric(
+    kind: Kind, lifecycle: str, name: str, unit: str, meaning: str, cannot: str, /, **labels: Iterable[str]
+) -> Metric:
+    """One label with its values; an empty list of values says that they are only known once they occur."""
+    names = tuple(labels)
+    values = tuple((value,) for value in labels[names[0]]) if len(names) == 1 else ()
+    values = values or (() if names else ((),))
+    return Metric(f"sojourn_{lifecycle}_{name}", kind, unit, lifecycle, meaning, cannot, names, values)
 
 
-def gauge(lifecycle: str, name: str, unit: str, meaning: str, cannot: str, **labels: Iterable[str]) -> Metric:
-    return _labelled(Metric(f"sojourn_{lifecycle}_{name}", "gauge", unit, lifecycle, meaning, cannot), labels)
+counter, gauge = partial(_metric, "counter"), partial(_metric, "gauge")
 
 
 def histogram(
@@ -72,13 +78,4 @@ def histogram(
     scale: int = 1,
     **labels: Iterable[str],
 ) -> Metric:
-    full_name = f"sojourn_{lifecycle}_{name}"
-    metric = Metric(full_name, "histogram", unit, lifecycle, meaning, cannot, buckets=buckets, scale=scale)
-    return _labelled(metric, labels)
-
-
-def _labelled(metric: Metric, labels: Mapping[str, Iterable[str]]) -> Metric:
-    """One label with its values; an empty list of values says that they are only known once they occur."""
-    names = tuple(labels)
-    values = tuple((value,) for value in labels[names[0]]) if len(names) == 1 else ()
-    return replace(metric, labels=names, values=values or (() if names else ((),)))
+    return replace(_metric("histogram", lifecycle, name, unit, meaning, cannot, **labels), buckets=buckets, scale=scale)

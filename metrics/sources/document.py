@@ -3,7 +3,8 @@
 from metrics.catalog.catalog import METRIC_BY_NAME
 from metrics.ledger import ACCOUNTS
 from metrics.sources.registry import SOURCES
-from metrics.sources.source import Source, Sum, Term, Translation
+from metrics.sources.source import Source, Sum, Term
+from metrics.sources.translate import key
 from metrics.sources.view import BY_CLIENT
 
 INTRODUCTION = """\
@@ -93,28 +94,15 @@ def _source(source: Source) -> list[str]:
         accounts = ", ".join(f"`{account}`" for account in span.accounts)
         lines.append(f"| {span.name} | {accounts} | {_sum(span.seconds)} / {_sum(span.requests)} | {span.meaning} |")
     lines += ["", "Families in the catalogue's names:", "", "| ours | theirs | differs |", "|---|---|---|"]
-    lines += [f"| {_ours(item)} | {_theirs(item)} | {item.differs or '–'} |" for item in source.translations]
+    for item in source.translations:
+        ours = f"`{key(item.ours, item.labels)}` ({METRIC_BY_NAME[item.ours].kind})"
+        lines.append(f"| {ours} | {' or '.join(map(_sum, item.theirs))} | {item.differs or '–'} |")
     return lines
 
 
-def _ours(item: Translation) -> str:
-    labels = ",".join(f'{label}="{value}"' for label, value in item.labels)
-    kind = METRIC_BY_NAME[item.ours].kind
-    return f"`{item.ours}{{{labels}}}` ({kind})" if labels else f"`{item.ours}` ({kind})"
-
-
-def _theirs(item: Translation) -> str:
-    return " or ".join(_sum(terms) for terms in item.theirs)
-
-
 def _sum(terms: Sum) -> str:
-    written = [f"{'−' if term.sign < 0 else '+'} `{_term(term)}`" for term in terms]
+    written = [f"{'−' if term.sign < 0 else '+'} `{key(term.name, term.where)}`" for term in terms]
     return " ".join(written).removeprefix("+ ")
-
-
-def _term(term: Term) -> str:
-    labels = ",".join(f'{label}="{value}"' for label, value in term.where)
-    return f"{term.name}{{{labels}}}" if labels else term.name
 
 
 if __name__ == "__main__":

@@ -83,11 +83,6 @@ class SettingGauge:
 Labels = Mapping[str, str]
 
 
-def all_count(series: Sequence[Labels]) -> list[bool]:
-    """Every series has requests of its own."""
-    return [True] * len(series)
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """One kind of server. A new one is a file and an entry in `registry.SOURCES`."""
@@ -102,8 +97,8 @@ class Source:
     sights: Mapping[str, Sight]  # by account; an account that is missing here is unseen
     settings: Mapping[str, str]  # object of a cause → the server's own settings for it
     setting_gauges: Mapping[str, SettingGauge] = field(default_factory=dict)  # by our names of settings
-    # Of the series of one name, given by their labels: which count, and do not repeat what others say.
-    counted: Callable[[Sequence[Labels]], list[bool]] = all_count
+    # Of the series of one name, given by their labels: which count, and do not repeat what others say. By default all.
+    counted: Callable[[Sequence[Labels]], list[bool]] = lambda series: [True] * len(series)
 
 
 def renamed(ours: str, *names: str, differs: str = "", same_labels: tuple[str, ...] = ()) -> Translation:

@@ -4,13 +4,13 @@ A value that a server does not export is left out, never 0.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import pandas as pd
 
 from metrics.catalog.catalog import METRIC_BY_NAME
-from metrics.sources.source import Labels, Source, Sum, Term, Translation
+from metrics.sources.source import Labels, Source, Sum, Translation
 
 QUANTILES = (0.5, 0.9, 0.99)
 SUFFIXES = {"counter": ("",), "histogram": ("_sum", "_count", "_bucket")}  # of what grows
@@ -39,13 +39,8 @@ def of_family(figures: Mapping[str, float], name: str) -> float | None:
 
 def names_of(source: Source, kind: str) -> set[str]:
     """The names, without a histogram's suffixes, that a source translates into families of a kind."""
-    return {
-        term.name for item in source.translations if METRIC_BY_NAME[item.ours].kind == kind for term in _terms(item)
-    }
-
-
-def _terms(item: Translation) -> Iterator[Term]:
-    return (term for terms in item.theirs for term in terms)
+    items = [item for item in source.translations if METRIC_BY_NAME[item.ours].kind == kind]
+    return {term.name for item in items for terms in item.theirs for term in terms}
 
 
 def names_that_grow(source: Source) -> set[str]:
@@ -74,16 +69,23 @@ class Growth:
             kept = group[speaks]
             self._series[name] = list(zip(kept.labels, kept.growth.astype("float64"), strict=True))
 
-    def total(self, terms: Sum) -> float | None:
-        """The sum of the terms; None where the server lacks one of them."""
-        return self._total(terms, lambda labels: True)
+    def total(self, terms: Sum, wanted: LabelSet = (), suffix: str = "") -> float | None:
+        """The sum of the terms over the series with the wanted labels; None where the server lacks a term."""
+        if not terms or not all(f"{term.name}{suffix}" in self._series for term in terms):
+            return None
+        return sum(
+            term.sign * growth
+            for term in terms
+            for labels, growth in self._series[f"{term.name}{suffix}"]
+            if term.holds(labels) and _has(labels, wanted)
+        )
 
     def totals(self) -> dict[str, float]:
         """Catalogue name with labels → growth, of the counters that the server exports."""
         found: dict[str, float] = {}
         for item, terms in self._served("counter"):
             for labels in self._label_sets(item, terms, ""):
-                found[key(item.ours, (*item.labels, *labels))] = self._total(terms, _having(labels)) or 0.0
+                found[key(item.ours, (*item.labels, *labels))] = self.total(terms, labels) or 0.0
         return found
 
     def distributions(self) -> dict[str, Distribution]:
@@ -91,10 +93,9 @@ class Growth:
         found: dict[str, Distribution] = {}
         for item, terms in self._served("histogram"):
             for labels in self._label_sets(item, terms, "_count"):
-                chosen = _having(labels)
-                count, total = (self._total(terms, chosen, suffix) for suffix in ("_count", "_sum"))
+                count, total = (self.total(terms, labels, suffix) for suffix in ("_count", "_sum"))
                 if count and total is not None:
-                    between = self._quantiles(terms, chosen, count)
+                    between = self._quantiles(terms, labels, count)
                     name = key(item.ours, (*item.labels, *labels))
                     found[name] = Distribution(count=count, mean=total / count, between=between)
         return found
@@ -112,28 +113,14 @@ class Growth:
     def _label_sets(self, item: Translation, terms: Sum, suffix: str) -> list[LabelSet]:
         if not item.same_labels:
             return [()]
-        found = {
-            _kept(item, labels) for term in terms for labels, _ in self._series.get(f"{term.name}{suffix}", ())
-        }  # fmt: skip
-        return sorted(found)
+        series = (self._series.get(f"{term.name}{suffix}", ()) for term in terms)
+        return sorted({_same_labels(item, labels) for each in series for labels, _ in each})
 
-    def _total(self, terms: Sum, chosen: Callable[[Labels], bool], suffix: str = "") -> float | None:
-        if not terms or not all(f"{term.name}{suffix}" in self._series for term in terms):
-            return None
-        return sum(
-            term.sign * growth
-            for term in terms
-            for labels, growth in self._series[f"{term.name}{suffix}"]
-            if term.holds(labels) and chosen(labels)
-        )
-
-    def _quantiles(
-        self, terms: Sum, chosen: Callable[[Labels], bool], count: float
-    ) -> dict[str, tuple[float, float | None]]:
+    def _quantiles(self, terms: Sum, wanted: LabelSet, count: float) -> dict[str, tuple[float, float | None]]:
         below: dict[float, float] = {}
         for term in terms:
             for labels, growth in self._series.get(f"{term.name}_bucket", ()):
-                if term.holds(labels) and chosen(labels):
+                if term.holds(labels) and _has(labels, wanted):
                     bound = float(labels["le"])
                     below[bound] = below.get(bound, 0.0) + growth
         bounds, found = sorted(below), {}
@@ -174,14 +161,14 @@ def _courses(
             if speaks and term.holds(labels):
                 own = group[which == place]
                 part = pd.DataFrame({"ns": own.ns, "figure": term.sign * own[column]})
-                parts.setdefault(_kept(item, labels), []).append(part)
+                parts.setdefault(_same_labels(item, labels), []).append(part)
     for labels in sorted(parts):
         yield labels, pd.concat(parts[labels])
 
 
-def _kept(item: Translation, labels: Labels) -> LabelSet:
+def _same_labels(item: Translation, labels: Labels) -> LabelSet:
     return tuple((label, labels.get(label, "")) for label in item.same_labels)
 
 
-def _having(wanted: LabelSet) -> Callable[[Labels], bool]:
-    return lambda labels: all(labels.get(name, "") == value for name, value in wanted)
+def _has(labels: Labels, wanted: LabelSet) -> bool:
+    return all(labels.get(name, "") == value for name, value in wanted)

@@ -107,9 +107,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     device_busy: float | None  # device time / time in which the samples show requests; None where the server lacks it
     differs: dict[str, str]  # catalogue name with labels → how the server's figure differs from ours
     settings: dict[str, str]  # object of a cause → the server's own settings for it
-    reported_settings: dict[
-        str, str
-    ]  # what the server was set to, by our names of settings: block_size, prefix_caching …
+    reported_settings: dict[str, str]  # what the server says of itself, by our names: block_size, prefix_caching …
 
     def span(self, account: str) -> SpanView | None:
         """The first span that an account lies in."""
@@ -168,7 +166,11 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
         outside_ms=latency_ms - lag_ms - server_ms if comparable else None,
         outside=list(source.latency.outside),
         totals=totals,
-        gauges={name: _gauge(series) for name, series in gauges.items() if len(series)},
+        gauges={
+            name: Gauge(mean=float(shown.mean()), largest=float(shown.max()), samples=len(shown))
+            for name, shown in gauges.items()
+            if len(shown)
+        },
         latencies=grown.distributions(),
         agreement=_agreement(whole, requests),
         waiting=_waiting(gauges),
@@ -225,10 +227,6 @@ def _reported_settings(run: RunDirectory, source: Source, begin_ns: int, end_ns:
             value = shown.labels.get(where.label) if where.label else f"{shown.value:g}"
             found |= {name: value} if value is not None else {}
     return found
-
-
-def _gauge(series: pd.Series) -> Gauge:
-    return Gauge(mean=float(series.mean()), largest=float(series.max()), samples=len(series))
 
 
 def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:

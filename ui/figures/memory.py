@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from metrics.catalog.catalog import BLOCK_STATES
+from metrics.catalog.memory import BLOCK_STATES
 from metrics.memory.prefix_outcomes import RATIOS
 from ui import theme
 from ui.figures.steps import add_blocks

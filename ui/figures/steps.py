@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from metrics.catalog.catalog import BLOCK_STATES
+from metrics.catalog.memory import BLOCK_STATES
 from metrics.records import KINDS, REFUSALS, STAGES
 from ui import theme
 from ui.tables.request import binned, step_series

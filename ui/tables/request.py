@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from metrics.catalog.catalog import BLOCK_STATES
+from metrics.catalog.memory import BLOCK_STATES
 from metrics.ledger import ACCOUNTS, UNACCOUNTED
 from metrics.records import KINDS, REFUSALS, STAGES
 from metrics.request.goodput import total_tokens
