@@ -22,11 +22,10 @@ from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp.extension import Library, library, unavailable
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations import reference as ops
+from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from engine.compute.operations.cpp_backend import CppOperations
-from engine.compute.operations.torch_backend import TorchOperations
 from metrics.compute.roofline import load_ceilings
 from metrics.errors import CalibrationError
 from tests.engine.compute.attention_inputs import attention_inputs
@@ -124,7 +123,7 @@ def operation_times(shape: Shape, rows: int) -> dict[str, tuple[dict[str, float]
             "heads": lambda _: operations.write_heads(qkv, heads, rope, slots, cache),
         }
 
-    ours, torchs = of(CppOperations(_kernels())), of(TorchOperations())
+    ours, torchs = of(CppOperations(_kernels())), of(Operations())
     moved = {"add and norm": 16 * x.numel(), "gate": 6 * gate_up.numel(), "heads": 8 * qkv.numel()}
     return {name: (in_turns({"ours": ours[name], "torch": torchs[name]}), moved[name]) for name in ours}
 

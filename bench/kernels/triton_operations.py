@@ -18,9 +18,9 @@ from rich.table import Table
 
 from bench.kernels.triton_attention import seconds_of
 from bench.results import BenchError, Row
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import KV_FP8, LayerCache
 from engine.compute.operations import reference as ops
+from engine.compute.operations.backend import HeadSpec, Rope
 from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.step_inputs import StepRows, step_inputs
 from engine.sampling import SamplingParams

@@ -10,7 +10,6 @@ from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp import extension
 from engine.compute.operations.backend import Operations
 from engine.compute.operations.cpp_backend import CppOperations
-from engine.compute.operations.torch_backend import TorchOperations
 from metrics.errors import ModelError
 
 
@@ -44,7 +43,7 @@ def make_operations(name: str, device: torch.device, dtype: torch.dtype, kv_dtyp
 
         return TritonOperations()
     library = _cpu_kernels(device, dtype, kv_dtype) if name == "auto" else None
-    return CppOperations(library) if library is not None else TorchOperations()
+    return CppOperations(library) if library is not None else Operations()
 
 
 def _has_triton(device: torch.device) -> bool:

@@ -9,9 +9,8 @@ import torch
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import AttentionArguments
 from engine.compute.cpp.extension import Library
-from engine.compute.heads import HeadSpec
 from engine.compute.kv_cache import KVCache, LayerCache
-from engine.compute.operations.backend import Gate, Norm
+from engine.compute.operations.backend import Gate, HeadSpec, Norm
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
 from engine.compute.weight_formats.cpp_formats import CppWeight
 

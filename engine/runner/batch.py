@@ -1,5 +1,6 @@
-"""A step between the plan and the device: its inputs, its results, and the log-probabilities that requests want."""
+"""A step between the plan and the device: its inputs, and what its results mean for the requests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -8,10 +9,21 @@ from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
 from engine.sampling import TokenLogprobs
+from engine.token.grammar.guides import Guides
 from engine.token.grammar.masks import MaskFill
 from engine.token.sampling.entropy import EntropySample
 from engine.token.sampling.logprobs import Scores
 from engine.token.sampling.sampler import SamplingInputs
+
+OVERFLOWED = -2  # the id of a row with values that are not finite
+OVERFLOW = (
+    "the model computed values that are no numbers for this request: its weights or its dtype's range are at fault; "
+    "with dtype float16, serve it in bfloat16 or float32"
+)
+NOTHING_LEFT = (
+    "the sampling controls of this request leave no token to draw; look at allowed_token_ids, bad_words, min_tokens "
+    "and the grammar together"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +75,21 @@ class Batch:
         return len(self.request_ids) + (0 if self.prompts is None else len(self.prompts.rows))
 
 
-def prompt_rows(scored: list[tuple[ScheduledTokens, int]]) -> PromptRows | None:
-    """The positions that were not scored before, of items and the places of their first tokens in the step."""
+def prompt_rows(items: list[ScheduledTokens]) -> PromptRows | None:
+    """The positions whose prompt tokens are wanted and were not scored before."""
     rows, token_ids, tops, spans = [], [], [], []
-    for item, offset in scored:
-        request, known = item.request, len(item.request.prompt_logprobs)
-        assert known >= item.past_tokens, "a prompt that is scored skips no position"
-        begin, end = known, min(item.past_tokens + item.new_tokens, request.prompt_tokens - 1)
-        if begin < end:  # else a preempted request computes again what was scored
-            rows += range(offset + begin - item.past_tokens, offset + end - item.past_tokens)
-            token_ids += request.token_ids[begin + 1 : end + 1]
-            tops += [request.sampling.prompt_logprobs] * (end - begin)
-            spans.append((request.id, end - begin))
+    offset = 0  # of the item's first token in the step
+    for item in items:
+        request, past = item.request, item.past_tokens
+        if request.sampling.prompt_logprobs is not None and past < request.prompt_tokens - 1:
+            begin, end = len(request.prompt_logprobs), min(past + item.new_tokens, request.prompt_tokens - 1)
+            assert begin >= past, "a prompt that is scored skips no position"
+            if begin < end:  # else a preempted request computes again what was scored
+                rows += range(offset + begin - past, offset + end - past)
+                token_ids += request.token_ids[begin + 1 : end + 1]
+                tops += [request.sampling.prompt_logprobs] * (end - begin)
+                spans.append((request.id, end - begin))
+        offset += item.new_tokens
     return PromptRows(rows, token_ids, tops, spans) if rows else None
 
 
@@ -92,3 +107,25 @@ def prompt_logprobs(prompts: PromptRows, chunks: list[Scores]) -> dict[str, list
         owned[request_id] = found[begin : begin + count]
         begin += count
     return owned
+
+
+def finishes(
+    sampled: dict[str, int], constrained: Sequence[Request], guides: Guides
+) -> dict[str, tuple[str, str | None]]:
+    """Request id → finish reason, and a sentence for error. Removes from `sampled` the ids that are no tokens."""
+    found = {}
+    for request_id in [request_id for request_id, token in sampled.items() if token < 0]:
+        if sampled.pop(request_id) == OVERFLOWED:
+            found[request_id] = ("error", OVERFLOW)
+            continue
+        # Only the end is left, and the request has no stop token, or may not sample it.
+        found[request_id] = ("stop", None) if guides.may_end(request_id) else ("error", NOTHING_LEFT)
+    for request in constrained:
+        if found.get(request.id) == ("error", OVERFLOW) or not guides.knows(request.id):
+            continue
+        end = guides.advance(request, sampled.get(request.id))
+        if end is not None:
+            found[request.id] = end
+            if end[0] == "error":
+                sampled.pop(request.id, None)
+    return found

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from engine.compute import kv_cache
-from engine.compute.kv_cache import KV_FP8, KVCache, KVLayout
+from engine.compute.kv_cache import KV_FP8
 from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
@@ -33,18 +32,6 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
     return dtype, KV_FP8 if config.kv_cache_dtype == "fp8" else dtype
-
-
-def allocate(
-    layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    """Raises ModelError if the memory does not hold it."""
-    try:
-        return kv_cache.allocate(layout, num_layers, num_blocks * block_size, dtype, device)
-    except RuntimeError as error:
-        raise ModelError(
-            f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
-        ) from None
 
 
 def blocks_that_fit(config: EngineConfig, max_model_len: int, shape: ModelShape, free_bytes: int) -> int:

@@ -10,7 +10,6 @@ import torch
 from engine.compute.attention.backend import AttentionBackend
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.operations.backend import Operations
-from engine.compute.operations.torch_backend import TorchOperations
 from engine.config import EngineConfig
 from engine.runner.batch import Batch
 from engine.runner.tables import StaticInputs, StepTensors
@@ -90,7 +89,7 @@ def wants_graphs(
 
     The reference kernels read lengths and padding on the host: a graph would replay the values of its capture.
     """
-    references = isinstance(attention, TorchAttention) or isinstance(operations, TorchOperations)
+    references = isinstance(attention, TorchAttention) or type(operations) is Operations
     if config.graphs == "on" and device.type == "cpu":
         raise ModelError("graphs=on needs a CUDA device, and this is a CPU; leave the choice to `auto`")
     if config.graphs == "on" and references:

@@ -8,14 +8,13 @@ import torch
 
 from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
-from engine.compute.kv_cache import KVCache, clear_blocks, copy_blocks
+from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
 from engine.compute.transfer import to_device, to_host
 from engine.config import EngineConfig
-from engine.request.plan import LaunchedStep, ScheduledTokens, StepOutcome, StepPlan
+from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
-from engine.runner.batch import Batch, PromptRows, prompt_logprobs, prompt_rows, sampled_logprobs
+from engine.runner.batch import OVERFLOWED, Batch, finishes, prompt_logprobs, prompt_rows, sampled_logprobs
 from engine.runner.build import (
-    allocate,
     blocks_that_fit,
     chosen_device,
     chosen_dtypes,
@@ -23,18 +22,17 @@ from engine.runner.build import (
     free_cuda_bytes,
     free_host_bytes,
 )
-from engine.runner.finishes import OVERFLOWED, finishes
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.rows import StableRows, pack
-from engine.runner.stream import Task, make_stream
+from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
-from engine.runner.threads import step_threads
 from engine.sampling import keeps_rows, unfit
 from engine.token.grammar.guides import GrammarPreparation, Guides, refused
 from engine.token.models.registry import load_model
 from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, recorded_entropy
-from engine.token.sampling.logprobs import Scores, chunks, score
+from engine.token.sampling.logprobs import chunks, score
 from engine.token.sampling.sampler import Sampler
+from metrics.errors import ModelError
 
 
 class ModelRunner:
@@ -140,7 +138,7 @@ class ModelRunner:
             [item.past_tokens + item.new_tokens for item in items],
             self.sampler.prepare(sampling, positions),
             [request.id for request in sampling],
-            prompts=self._scored_prompts(items),
+            prompts=prompt_rows(items),
         )
         if sampling and self.entropy_probe is not None:
             batch.entropy_sample = self.entropy_probe.sample_row(sampling, self.sampler.edits)
@@ -152,16 +150,6 @@ class ModelRunner:
                 batch.scored_tops.append(top)
         batch.graph_size = None if self.graphs is None else self.graphs.size_for(batch)
         return batch
-
-    @staticmethod
-    def _scored_prompts(items: list[ScheduledTokens]) -> PromptRows | None:
-        scored, offset = [], 0
-        for item in items:
-            request = item.request
-            if request.sampling.prompt_logprobs is not None and item.past_tokens < request.prompt_tokens - 1:
-                scored.append((item, offset))
-            offset += item.new_tokens
-        return prompt_rows(scored) if scored else None
 
     @torch.inference_mode()
     def _execute(self, task: Task, batch: Batch) -> None:
@@ -180,13 +168,14 @@ class ModelRunner:
             self._copy_and_zero_blocks(copies, blocks_to_zero)
             decoded = self.graphs.replay(batch.graph_size, batch)
             logits, overflowed = decoded.logits, decoded.overflowed
-            ids = decoded.ids if self._graph_samples(batch) else None
+            ids = decoded.ids if batch.sampling.graph_can_sample else None
         task.forward_done()
         if ids is None:
             ids = self._sample(batch, logits).masked_fill(overflowed, OVERFLOWED)
             self.tables.remember(rows, ids)
         if batch.scored:
-            results.scores = self._score(batch, logits, ids)
+            rows = slice(None) if len(batch.scored) == len(ids) else self._sent(batch.scored)
+            results.scores = score(logits[rows], ids[rows], max(batch.scored_tops)).to_host()
         if batch.entropy_sample is not None:
             results.entropy = to_host(entropy_and_mass(logits, batch.entropy_sample))
         results.ids = to_host(ids)
@@ -226,22 +215,9 @@ class ModelRunner:
         self.tables.remember(step.sample_rows, ids)
         return Decoded(logits, overflowed, ids)
 
-    @staticmethod
-    def _graph_samples(batch: Batch) -> bool:
-        """Whether the ids of a graph are those of the step's requests: requests with edits need more."""
-        sampling = batch.sampling
-        fused = sampling.fused is not None or (sampling.direct is None and sampling.sorted is None)
-        return fused and sampling.edits is None
-
     def _sample(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         masks = None if batch.masks is None else to_device(self.guides.masks(batch.masks), self.device)
         return self.sampler.sample(logits, batch.sampling, masks)
-
-    def _score(self, batch: Batch, logits: torch.Tensor, ids: torch.Tensor) -> Scores:
-        if len(batch.scored) < len(ids):
-            rows = self._sent(batch.scored)
-            logits, ids = logits[rows], ids[rows]
-        return score(logits, ids, max(batch.scored_tops)).to_host()
 
     def _copy_and_zero_blocks(self, copies: torch.Tensor, blocks_to_zero: torch.Tensor) -> None:
         if copies.numel():
@@ -252,8 +228,14 @@ class ModelRunner:
             clear_blocks(self.kv_cache, blocks_to_zero, self.block_size)
 
     def _allocate(self, num_blocks: int) -> KVCache:
-        layers = len(self.model.layers)
-        return allocate(self.model.kv_layout, layers, num_blocks, self.block_size, self.kv_dtype, self.device)
+        """Raises ModelError if the memory does not hold it."""
+        layout, layers, slots = self.model.kv_layout, len(self.model.layers), num_blocks * self.block_size
+        try:
+            return allocate(layout, layers, slots, self.kv_dtype, self.device)
+        except RuntimeError as error:
+            raise ModelError(
+                f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
+            ) from None
 
     def _free_bytes(self, config: EngineConfig) -> int:
         """Memory for KV blocks, before `memory_fraction`."""

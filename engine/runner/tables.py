@@ -2,7 +2,6 @@
 it need not wait until the host has read the tokens of the step before."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,40 +31,11 @@ class StepTensors:
     copies: torch.Tensor  # [2, n] int64
 
 
-class StaticInputs(Protocol):
-    """The inputs of decode steps of one size, in memory that does not move: a graph reads them."""
-
-    draw_rows: torch.Tensor  # [size] int32: rows of the sampler's table; -1: none
-
-    def load(self, step: PackedStep, draw_rows: list[int]) -> None:
-        """A step of decodes, of this size or smaller. The rest is padding, with slot -1 and an empty context."""
-        ...
-
-    def tensors(self) -> StepTensors:
-        """Computed again, in the same memory, at each replay."""
-        ...
-
-
-class Tables(Protocol):
-    """All calls take effect in the order of the device's work."""
-
-    def inputs(self, step: PackedStep, width: int) -> StepTensors:
-        """Applies the block table updates, and makes the step's tensors; block tables have `width` columns at least."""
-        ...
-
-    def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Applies the block table updates; returns `sample_rows`, `blocks_to_zero` and `copies` of the step."""
-        ...
-
-    def static(self, size: int) -> StaticInputs: ...
-
-    def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        """These rows sampled `ids`. Ids below 0 are no tokens: what follows them is dropped, but must be valid."""
-        ...
-
-
 class HostTables:
-    """For a CPU: in numpy, because its steps are too short for the overhead of small tensors."""
+    """For a CPU: in numpy, because its steps are too short for the overhead of small tensors.
+
+    All calls take effect in the order of the device's work.
+    """
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int):
         self._block_size = block_size
@@ -73,6 +43,7 @@ class HostTables:
         self._last_ids = np.zeros(max_rows + 1, dtype=np.int64)
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Applies the block table updates; returns `sample_rows`, `blocks_to_zero` and `copies` of the step."""
         if step.block_table_updates.size:
             if step.row_fills.size:
                 self._blocks[step.row_fills[0]] = step.row_fills[1][:, None]
@@ -82,6 +53,7 @@ class HostTables:
         return tuple(torch.from_numpy(part.astype(np.int64)) for part in parts)
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
+        """Applies the block table updates, and makes the step's tensors; block tables have `width` columns at least."""
         sample_rows, blocks_to_zero, copies = self.update(step)
         rows, past, starts = step.rows, step.past, step.query_start
         new = starts[1:] - starts[:-1]
@@ -105,28 +77,36 @@ class HostTables:
         return StepTensors(*map(torch.from_numpy, arrays), sample_tokens, sample_rows, blocks_to_zero, copies)
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """These rows sampled `ids`. Ids below 0 are no tokens: what follows them is dropped, but must be valid."""
         self._last_ids[rows.numpy()] = ids.numpy().clip(min=0)
 
-    def static(self, size: int) -> StaticInputs:
+    def static(self, size: int) -> "HostStatic":
         return HostStatic(self, size, self._blocks.shape[1])
 
 
 class HostStatic:
+    """The inputs of decode steps of one size, in memory that does not move: a graph reads them.
+
+    `draw_rows` [size] int32 are the rows of the sampler's table; -1: none.
+    """
+
     def __init__(self, tables: HostTables, size: int, width: int):
         self._tables, self._size, self._width = tables, size, width
         self._step = padded(empty_step(), size)
         self.draw_rows = torch.full((size,), PADDING_ROW, dtype=torch.int32)
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
+        """A step of decodes, of this size or smaller. The rest is padding, with slot -1 and an empty context."""
         self._step = padded(step, self._size)
         self.draw_rows.fill_(PADDING_ROW)[: len(draw_rows)] = torch.tensor(draw_rows, dtype=torch.int32)
 
     def tensors(self) -> StepTensors:
+        """Computed again, in the same memory, at each replay."""
         return self._tables.inputs(self._step, self._width)
 
 
 class DeviceTables:
-    """For a GPU: one asynchronous copy a step, and one kernel that makes its inputs."""
+    """HostTables for a GPU: one asynchronous copy a step, and one kernel that makes its inputs."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device):
         from engine.compute.triton import step_inputs  # Triton is slow to import, and not everywhere
@@ -134,19 +114,15 @@ class DeviceTables:
         self._kernel = step_inputs
         self._block_size = block_size
         self._device = device
-        self._blocks = torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device)
+        self.blocks = torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device)
         self._last_ids = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
-
-    def room(self, size: int):
-        """Memory for the inputs of `size` decodes."""
-        return self._kernel.empty_step_inputs(size, size, self._device)
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
         sent = self._send(step)
         rows, starts = sent["rows"], sent["query_start"]
         made = self.made(rows, starts, sent["past"], sent["known_ids"])
         return StepTensors(
-            made.ids, made.positions, made.slots, starts, made.contexts, self._blocks[rows.long()],
+            made.ids, made.positions, made.slots, starts, made.contexts, self.blocks[rows.long()],
             *(sent[name].long() for name in ("sample_tokens", "sample_rows", "blocks_to_zero", "copies")),
         )  # fmt: skip
 
@@ -157,17 +133,13 @@ class DeviceTables:
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         self._last_ids[rows] = ids.clamp(min=0).int()
 
-    def static(self, size: int) -> StaticInputs:
-        return DeviceStatic(self, size, self._device)
+    def static(self, size: int) -> "DeviceStatic":
+        return DeviceStatic(self, size, self._kernel.empty_step_inputs(size, size, self._device))
 
     def made(self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None):
         """The kernel's StepInputs, in `room` if given."""
-        step = self._kernel.StepRows(rows, starts, past, known, self._blocks, self._last_ids)
+        step = self._kernel.StepRows(rows, starts, past, known, self.blocks, self._last_ids)
         return self._kernel.step_inputs(step, self._block_size, room)
-
-    def blocks_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [n] int64 → [n, max_blocks] int32."""
-        return self._blocks[rows]
 
     def _send(self, step: PackedStep) -> dict[str, torch.Tensor]:
         """The step's parts on the device, after the block table updates."""
@@ -176,22 +148,23 @@ class DeviceTables:
         if step.block_table_updates.size:
             if step.row_fills.size:
                 filled, first_blocks = parts["row_fills"].long()
-                self._blocks[filled] = first_blocks.int()[:, None]
+                self.blocks[filled] = first_blocks.int()[:, None]
             rows, columns, blocks = parts["block_table_updates"].long()
-            self._blocks[rows, columns] = blocks.int()
+            self.blocks[rows, columns] = blocks.int()
         return parts
 
 
 class DeviceStatic:
-    def __init__(self, tables: DeviceTables, size: int, device: torch.device):
-        self._tables, self._size = tables, size
-        padding = torch.tensor([PADDING_ROW, 0, 0, PADDING_ROW], dtype=torch.int32, device=device)
+    """HostStatic for a GPU. `room` is memory for the inputs of `size` decodes."""
+
+    def __init__(self, tables: DeviceTables, size: int, room):
+        self._tables, self._size, self._room = tables, size, room
+        padding = torch.tensor([PADDING_ROW, 0, 0, PADDING_ROW], dtype=torch.int32, device=room.ids.device)
         self._sent = padding.repeat_interleave(size)
         self.draw_rows = self._sent[3 * size :]
-        self._starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(size + 1, dtype=torch.int32, device=room.ids.device)
         self._each = self._starts[:-1].long()
         self._none = self._starts[:0].long()
-        self._room = tables.room(size)
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
         step, rows = padded(step, self._size), np.full(self._size, PADDING_ROW, dtype=np.int32)
@@ -203,9 +176,12 @@ class DeviceStatic:
         rows, past, known, _ = self._sent.view(4, -1)
         made, rows64 = self._tables.made(rows, self._starts, past, known, self._room), rows.long()
         return StepTensors(
-            made.ids, made.positions, made.slots, self._starts, made.contexts, self._tables.blocks_of(rows64),
+            made.ids, made.positions, made.slots, self._starts, made.contexts, self._tables.blocks[rows64],
             self._each, rows64, self._none, self._none.view(2, 0),
         )  # fmt: skip
+
+
+StaticInputs = HostStatic | DeviceStatic
 
 
 def padded(step: PackedStep, size: int) -> PackedStep:

@@ -1,39 +1,67 @@
-"""The small operations of a decoder layer, between its matrix products: a swap point."""
+"""The small operations of a decoder layer, between its matrix products: a swap point. The reference is in torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 
 from engine.compute.attention.backend import AttentionBackend
-from engine.compute.heads import HeadSpec, Rope
-from engine.compute.kv_cache import LayerCache
-from engine.compute.operations.reference import Experts
+from engine.compute.kv_cache import LayerCache, quantise
+from engine.compute.operations.reference import Experts, mixture, rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # reference.rms_norm or another norm
 Gate = Callable[[torch.Tensor], torch.Tensor]  # reference.silu_gate or another gate
 
 
-class Operations(Protocol):
-    """What a layer computes besides matrix products and attention.
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """How a row of fused queries, keys and values is made of heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    q_norm: torch.Tensor | None = None  # [head_dim], with k_norm: each head's root-mean-square norm
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Rope:
+    """The angles of one step: the tables of all positions, and the positions."""
+
+    cos: torch.Tensor  # [max_len, 1, head_dim]
+    sin: torch.Tensor
+    positions: torch.Tensor  # [num_tokens] int64
+    _rows: tuple[torch.Tensor, torch.Tensor] | None = field(default=None, repr=False)
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of each token, [num_tokens, 1, head_dim], gathered once for all layers."""
+        if self._rows is None:
+            self._rows = self.cos[self.positions], self.sin[self.positions]
+        return self._rows
+
+
+class Operations:
+    """What a layer computes besides matrix products and attention. Here one torch operation after the other, on any
+    device; a backend overrides what it has a kernel for.
 
     Results may stand in memory that a later call of the same operation writes again; `residual` may be overwritten.
     """
 
     def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """[num_tokens, size] → the same shape."""
-        ...
+        return kind(x, weight, eps)
 
     def add_norm(
         self, kind: Norm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of residual + x, and residual + x."""
-        ...
+        total = residual + x
+        return kind(total, weight, eps), total
 
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size] → [num_tokens, size]."""
-        ...
+        return kind(gate_up)
 
     def write_heads(
         self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache
@@ -43,19 +71,36 @@ class Operations(Protocol):
         Queries and keys are normalised and rotated as `heads` and `rope` say. Keys and values go to `slots`
         [num_tokens] of the cache; slot -1 is nowhere.
         """
-        ...
+        sizes = [count * heads.head_dim for count in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)]
+        query, key, value = (part.unflatten(-1, (-1, heads.head_dim)) for part in qkv.split(sizes, dim=-1))
+        if heads.q_norm is not None:
+            query = rms_norm(query, heads.q_norm, heads.norm_eps)
+            key = rms_norm(key, heads.k_norm, heads.norm_eps)
+        if rope is not None:
+            query, key = rotate(query, *rope.rows()), rotate(key, *rope.rows())
+        self.write(key, value, slots, layer_cache)
+        return query
 
     def write(
         self, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache
     ) -> None:
         """key and value [num_tokens, num_kv_heads, dim] → the cache; value is None where the layout has one plane."""
-        ...
+        if slots.is_cpu and (slots < 0).any():  # not on a GPU, which would have to wait: there, no row is padding
+            real = slots >= 0
+            key, value, slots = key[real], None if value is None else value[real], slots[real]
+        for plane, vectors in enumerate((key,) if value is None else (key, value)):
+            if layer_cache.scales is None:
+                layer_cache.values[plane].index_copy_(0, slots, vectors)
+            else:
+                stored, scales = quantise(vectors)
+                layer_cache.values[plane].view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
+                layer_cache.scales[plane].index_copy_(0, slots, scales)
 
     def mixture(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Experts, down: Experts
     ) -> torch.Tensor:
         """The mixture of each token's experts, gated by SiLU, with the shapes of reference.mixture."""
-        ...
+        return mixture(x, weights, experts, gate_up, down, lambda both: self.gate(silu_gate, both))
 
 
 @dataclass(frozen=True, slots=True)

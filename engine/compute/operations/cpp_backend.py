@@ -6,11 +6,9 @@ import torch
 
 from engine.compute.cpp.extension import Library
 from engine.compute.cpp.workspace import Workspace
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LayerCache
-from engine.compute.operations.backend import Gate, Norm
+from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
 from engine.compute.operations.reference import gelu_gate, gemma_rms_norm, rms_norm, silu_gate
-from engine.compute.operations.torch_backend import TorchOperations
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of norm
@@ -28,7 +26,7 @@ class HeadArguments(ctypes.Structure):
     )
 
 
-class CppOperations(TorchOperations):
+class CppOperations(Operations):
     """float32 only. Operations without a kernel are those of the reference.
 
     The gates' exponential is within 2 units in the last place. A row's results do not depend on the other rows.

@@ -2,10 +2,9 @@
 
 import torch
 
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations import reference
-from engine.compute.operations.backend import Gate, Norm
+from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
 from engine.compute.triton import experts as experts_kernels
 from engine.compute.triton import gate as gate_kernels
 from engine.compute.triton import heads as heads_kernels
@@ -15,20 +14,19 @@ _NORMS = {reference.rms_norm: False, reference.gemma_rms_norm: True}  # whether 
 _GATES = {reference.silu_gate: False, reference.gelu_gate: True}  # whether it is the tanh approximation of gelu
 
 
-class TritonOperations:
+class TritonOperations(Operations):
     """Norms and gates without a kernel are those of the reference. Nothing waits for the device."""
 
     def norm(self, kind: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if kind not in _NORMS:
-            return kind(x, weight, eps)
+            return super().norm(kind, x, weight, eps)
         return norm_kernels.norm(x, weight, eps, gemma=_NORMS[kind])
 
     def add_norm(
         self, kind: Norm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if kind not in _NORMS:
-            total = residual + x
-            return kind(total, weight, eps), total
+            return super().add_norm(kind, x, residual, weight, eps)
         return norm_kernels.add_norm(x, residual, weight, eps, gemma=_NORMS[kind])
 
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:

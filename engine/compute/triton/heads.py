@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LARGEST, LayerCache
+from engine.compute.operations.backend import HeadSpec, Rope
 
 FP8_MAX = tl.constexpr(LARGEST)
 TILE = 256  # elements of half a head that one warp takes: 16 bytes a thread and load in 16 bits

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.attention.backend import AttentionBackend
-from engine.compute.heads import Rope
 from engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
 from engine.compute.layers_cpp import CppLayers
 from engine.compute.linear import Linear
-from engine.compute.operations.backend import Operations, Step
+from engine.compute.operations.backend import Operations, Rope, Step
 from engine.compute.weight_formats.format import WeightFormat
 from engine.token.models.joined import joined_layers
 from engine.token.models.layer import DecoderConfig, Layer

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from engine.compute.attention.backend import AttentionSpec
-from engine.compute.heads import HeadSpec
 from engine.compute.kv_cache import KVLayout, LayerCache
 from engine.compute.linear import Linear
-from engine.compute.operations.backend import Step
+from engine.compute.operations.backend import HeadSpec, Step
 
 
 @dataclass(frozen=True, slots=True)

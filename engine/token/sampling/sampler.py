@@ -56,6 +56,11 @@ class SamplingInputs:
     edits: LogitEdits | None
     fused: FusedInputs | None = None
 
+    @property
+    def graph_can_sample(self) -> bool:
+        """Whether the ids of a CUDA graph are those of the requests: edits need more than a graph does."""
+        return self.edits is None and (self.fused is not None or (self.direct is None and self.sorted is None))
+
 
 class Sampler:
     """Samples for live requests, and owns what their controls need on the device. `forget` at the end of each.

@@ -9,7 +9,7 @@ import torch
 from engine.compute.attention.backend import AttentionSpec
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import LayerCache
-from engine.compute.operations.torch_backend import TorchOperations
+from engine.compute.operations.backend import Operations
 from engine.token.models.mpt import alibi_slopes
 from tests.engine.compute.attention_inputs import attention_inputs
 
@@ -72,7 +72,7 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent)
     value = None if latent else torch.randn(len(written), kv_heads, dim, dtype=torch.float64)
     backend = TorchAttention()
     backend.begin(inputs)
-    TorchOperations().write(key, value, inputs.slots, LayerCache(cache))
+    Operations().write(key, value, inputs.slots, LayerCache(cache))
     output = backend.attend(query, LayerCache(cache), spec)
     assert output.shape == (len(written), heads, value_dim)
     begin = 0

@@ -17,11 +17,10 @@ from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.cpp import extension
 from engine.compute.greedy import argmax
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations import reference as ops
+from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from engine.compute.operations.cpp_backend import CppOperations
-from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
 from tests.engine.compute.attention_inputs import attention_inputs
@@ -34,7 +33,7 @@ CPU = torch.device("cpu")
 Items = list[tuple[int, int]]  # past and new tokens of each sequence
 SHORT: Items = [(0, 1), (3, 1), (15, 1), (16, 1), (100, 1), (0, 2), (0, 9), (4, 5), (95, 3), (40, 70)]
 LONG: Items = [(511, 1), (512, 1), (1500, 1), (508, 9), (1100, 40)]  # around the parts of a context, and above them
-REFERENCE = TorchOperations()
+REFERENCE = Operations()
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +292,7 @@ def afresh(monkeypatch, tmp_path):
 def test_without_a_compiler_torch_takes_over_and_asking_for_cpp_is_refused(afresh, tmp_path):
     afresh.setenv("PATH", str(tmp_path))
     assert isinstance(make_attention("auto", CPU, torch.float32, torch.float32), TorchAttention)
-    assert isinstance(make_operations("auto", CPU, torch.float32, torch.float32), TorchOperations)
+    assert isinstance(make_operations("auto", CPU, torch.float32, torch.float32), Operations)
     with pytest.raises(ModelError, match=r"attention_backend=cpp .* no C\+\+ compiler was found .* install g\+\+"):
         make_attention("cpp", CPU, torch.float32, torch.float32)
 

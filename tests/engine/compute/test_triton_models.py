@@ -6,7 +6,6 @@ import torch
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import allocate
 from engine.compute.operations.backend import Operations
-from engine.compute.operations.torch_backend import TorchOperations
 from engine.token.models.decoder import Decoder
 from engine.token.models.registry import load_model
 from tests.engine.compute.triton_harness import DEVICE
@@ -37,7 +36,7 @@ def logits_of(model: Decoder, operations: Operations) -> torch.Tensor:
 def check(folder, dtype: torch.dtype, tolerance: float) -> None:
     model = load_model(folder, dtype, DEVICE, None)
     with torch.inference_mode():
-        expected, found = logits_of(model, TorchOperations()), logits_of(model, TritonOperations())
+        expected, found = logits_of(model, Operations()), logits_of(model, TritonOperations())
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from engine.compute.heads import HeadSpec, Rope
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations import reference as ops
-from engine.compute.operations.torch_backend import TorchOperations
+from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 
 pytest.importorskip("triton")
@@ -15,7 +14,7 @@ from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.step_inputs import StepRows, step_inputs
 from tests.engine.compute.reference_step_inputs import reference_step_inputs
 
-TORCH = TorchOperations()
+TORCH = Operations()
 TRITON = TritonOperations()
 EPS = 1e-5
 # Steps of the last digit that a kernel may differ by: torch's sums and its sine of the same numbers round elsewhere.

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.kv_cache import KV_FP8, KVCache, LayerCache, allocate, bytes_per_token
-from engine.compute.operations.torch_backend import TorchOperations
+from engine.compute.operations.backend import Operations
 from engine.token.models.registry import load_model
 from metrics.compute.cost_model import decode_flops, request_flops, step_cost, step_work
 from metrics.errors import ModelError
@@ -95,7 +95,7 @@ def count(model, sequences: list[tuple[int, int]]) -> Counted:
     cache.values.normal_()
     at = torch.cat(positions)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        hidden = model(at % 300 + 3, at, slots, TorchOperations(), attention, cache)
+        hidden = model(at % 300 + 3, at, slots, Operations(), attention, cache)
         model.logits(hidden[torch.tensor(new).cumsum(0) - 1])
     parts = {"attention": 0, "mlp": 0}
     for name, counts in counter.get_flop_counts().items():
@@ -135,7 +135,7 @@ def test_a_defined_attention_gives_the_numbers_of_the_reference(checkpoints):
         for backend in (DefinedAttention(), TorchAttention()):
             backend.begin(inputs)
             with torch.inference_mode():
-                found.append(model(at % 300 + 3, at, at, TorchOperations(), backend, cache))
+                found.append(model(at % 300 + 3, at, at, Operations(), backend, cache))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 

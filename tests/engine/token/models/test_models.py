@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import KVCache
-from engine.compute.operations.torch_backend import TorchOperations
+from engine.compute.operations.backend import Operations
 from engine.token.models.layer import DecoderConfig
 from engine.token.models.registry import FAMILIES as ARCHITECTURES
 from engine.token.models.registry import decoder_config, load_model
@@ -51,7 +51,7 @@ def forward(model, past: int, new: int) -> torch.Tensor:
     with torch.inference_mode():
         backend.begin(inputs)
         cache = cache_for(model, blocks * BLOCK)
-        hidden = model(positions % 300 + 3, positions, inputs.slots, TorchOperations(), backend, cache)
+        hidden = model(positions % 300 + 3, positions, inputs.slots, Operations(), backend, cache)
         return model.logits(hidden[-1:])
 
 
