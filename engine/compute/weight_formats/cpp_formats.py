@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,54 +24,26 @@ def cpp_formats(library: Library) -> dict[str, WeightFormat]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         if (kernel := _kernel(library, f"linear_{name}", 2)) is not None:
-            formats[name] = WeightFormat(name, partial(FloatWeight, kernel, dtype))
+            formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype))
     if (kernel := _kernel(library, "linear_int8", 4)) is not None:
-        formats["int8"] = WeightFormat("int8", partial(Int8Weight, kernel))
+        formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel))
     return formats
 
 
-class CppWeight(Protocol):
-    """A packed matrix and its kernel, for cpp/layers.cpp to call."""
+class CppWeight:
+    """A packed matrix and its kernel, which cpp/layers.cpp calls as well. The kernel takes pointers to `parts` last."""
 
-    out_features: int
-    in_features: int
-    kernel: Callable[..., None]
-    pointers: tuple[int | None, ...]  # to the parts that the kernel takes last
-
-
-class FloatWeight:
-    """Float32 arithmetic with weights of 32 or 16 bits; the latter become float32 in a register, which is exact."""
-
-    def __init__(self, kernel: Callable, dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None):
-        self.out_features, self.in_features = weight.shape
-        self._panels, self._bias, self.kernel = _float_panels(weight, dtype), bias, kernel
-        self.pointers = self._panels.data_ptr(), None if bias is None else bias.data_ptr()
-        self.nbytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
+    def __init__(self, kernel: Callable[..., None], shape: torch.Size, *parts: torch.Tensor | None):
+        self.out_features, self.in_features = shape
+        self.kernel, self._parts = kernel, parts
+        self.pointers = tuple(None if part is None else part.data_ptr() for part in parts)
+        self.nbytes = sum(part.nbytes for part in parts if part is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x, y = _operands(x, self.in_features, self.out_features)
-        self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
-        return y
-
-
-class Int8Weight:
-    """int8 by output channel, multiplied by activations that are rounded to int8 by token (dynamic quantisation)."""
-
-    def __init__(self, kernel: Callable, weight: torch.Tensor, bias: torch.Tensor | None):
-        self.out_features, self.in_features = weight.shape
-        if self.in_features > LARGEST_INNER:
-            raise ModelError(
-                f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {self.in_features}; "
-                "use float16"
-            )
-        self.kernel, self._bias = kernel, bias
-        self._panels, self._scales, self._totals = _int8_panels(weight)
-        parts = self._panels, self._scales, self._totals
-        self.pointers = *(part.data_ptr() for part in parts), None if bias is None else bias.data_ptr()
-        self.nbytes = sum(part.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x, y = _operands(x, self.in_features, self.out_features)
+        # The kernels read memory, and would read whatever stands there.
+        fitting = x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == self.in_features
+        assert fitting, "float32 [num_tokens, in_features]"
+        x, y = x.contiguous(), torch.empty(len(x), self.out_features)
         self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
         return y
 
@@ -85,34 +56,39 @@ def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return (weight / safe[:, None]).round_().to(torch.int8), scales
 
 
-def _float_panels(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in] → [out / 64, in, 64], the last panel filled up with zeros."""
+def _pack_float(
+    kernel: Callable[..., None], dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None
+) -> CppWeight:
+    """Panels [out / 64, in, 64], the last one filled up with zeros. The arithmetic is float32: weights of 16 bits become
+    float32 in a register, which is exact."""
     narrow = weight.to(dtype)
     if dtype == torch.float16 and weight.dtype != dtype and not narrow.isfinite().all():
         raise ModelError(
             "weights=float16 cannot hold this checkpoint: it has a weight beyond 65504, float16's largest number; use "
             "auto"
         )
-    return _padded(narrow, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    panels = _padded(narrow, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    return CppWeight(kernel, weight.shape, panels, bias)
 
 
-def _int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[out, in] → [out / 64, in / 4, 64, 4]; the scale of each channel; the sum of its weights."""
+def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
+    """Panels [out / 64, in / 4, 64, 4] of int8 by output channel; the scale of each channel; the sum of its weights.
+    The kernel rounds activations to int8 by token (dynamic quantisation)."""
+    if weight.shape[1] > LARGEST_INNER:
+        raise ModelError(
+            f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {weight.shape[1]}; "
+            "use float16"
+        )
     quantised, scales = quantize_channels(weight)
     quantised = _padded(quantised, 4)
     panels = quantised.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
-    return panels, F.pad(scales, (0, len(quantised) - len(scales))), quantised.sum(1, dtype=torch.int32)
+    scales = F.pad(scales, (0, len(quantised) - len(scales)))
+    return CppWeight(kernel, weight.shape, panels, scales, quantised.sum(1, dtype=torch.int32), bias)
 
 
 def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
     """Filled up with zeros to whole panels, and to a multiple of `inner` inputs."""
     return F.pad(weight, (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL))
-
-
-def _operands(x: torch.Tensor, in_features: int, out_features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    # The kernels read memory, and would read whatever stands there.
-    assert x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == in_features, "float32 [num_tokens, in_features]"
-    return x.contiguous(), torch.empty(len(x), out_features)
 
 
 def _kernel(library: Library, name: str, num_pointers: int) -> Callable[..., None] | None:

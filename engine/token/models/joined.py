@@ -13,7 +13,7 @@ from engine.compute.kv_cache import KVCache
 from engine.compute.layers_cpp import CppLayers, LayerParts
 from engine.compute.operations.backend import Operations
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
-from engine.compute.weight_formats.cpp_formats import FloatWeight, Int8Weight
+from engine.compute.weight_formats.cpp_formats import CppWeight
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.layer import DecoderConfig, Layer
 from engine.token.models.mlp import GatedMLP
@@ -43,7 +43,7 @@ def _is_plain(layer: Layer) -> bool:
         return False
     config, linears = attention.config, (attention.qkv, attention.o, mlp.gate_up, mlp.down)
     plain = config.clip is None and config.alibi_slopes is None
-    return plain and all(isinstance(linear.packed, FloatWeight | Int8Weight) for linear in linears)
+    return plain and all(isinstance(linear.packed, CppWeight) for linear in linears)
 
 
 def _parts(layer: Layer, next_norm: torch.Tensor) -> LayerParts:

@@ -53,7 +53,7 @@ def test_the_number_of_threads_changes_no_logprob(checkpoints):
     told = []
     for rule in (StepThreads(1), StepThreads(2), StepThreads(2, 4, 10_000)):
         engine, published = make_engine(checkpoints["qwen3"], threads=2)
-        engine.runner.stream = rule
+        engine.runner.threads = rule
         hand_over(engine, [submit(f"r{i}", [5 + i] * 40, 8, logprobs=1) for i in range(2)])
         drain(engine)
         told.append((published.tokens, published.logprobs))
