@@ -59,7 +59,7 @@ def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 def _pack_float(
     kernel: Callable[..., None], dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> CppWeight:
-    """Panels [out / 64, in, 64], the last one filled up with zeros. The arithmetic is float32: weights of 16 bits become
+    """Panels [out / 64, in, 64], the last one padded with zeros. The arithmetic is float32: weights of 16 bits become
     float32 in a register, which is exact."""
     narrow = weight.to(dtype)
     if dtype == torch.float16 and weight.dtype != dtype and not narrow.isfinite().all():

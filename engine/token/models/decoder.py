@@ -1,24 +1,88 @@
-"""The decoder that all families share: embedding, layers, head, and how a checkpoint fills them."""
+"""The decoder that all families share: what a family says of it, its layers, and how a checkpoint fills them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.attention.backend import AttentionBackend
-from engine.compute.kv_cache import KVCache, KVLayout, bytes_per_token
-from engine.compute.layers_cpp import CppLayers
+from engine.compute.attention.cpp_backend import CppAttention
+from engine.compute.cpp.extension import library
+from engine.compute.kv_cache import KVCache, KVLayout, LayerCache, bytes_per_token
+from engine.compute.layers_cpp import CppLayers, LayerParts
 from engine.compute.linear import Linear
-from engine.compute.operations.backend import Operations, Rope, Step
+from engine.compute.operations.backend import Norm, Operations, Rope, Step
+from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
+from engine.compute.operations.reference import rms_norm
+from engine.compute.weight_formats.cpp_formats import CppWeight
 from engine.compute.weight_formats.format import WeightFormat
-from engine.token.models.joined import joined_layers
-from engine.token.models.layer import DecoderConfig, Layer
+from engine.token.models.grouped import GroupedAttention
+from engine.token.models.mlp import GatedMLP
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.rope import rope_table
 from metrics.compute.cost_model import ExpertShape, ModelShape
 from metrics.errors import ModelError
+
+# (name and tensor of the checkpoint) → the same under the names of our parts; nothing for a tensor that is not used
+Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
+
+
+def as_named(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    yield name, tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """What a decoder is built from. One window and one feed-forward part a layer."""
+
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int  # by default
+    longest_model_len: int  # bound of the setting max_model_len
+    norm_eps: float
+    tie_embeddings: bool
+    attention: Callable[[int | None], nn.Module]  # window → the attention of a layer
+    windows: tuple[int | None, ...]
+    mlps: tuple[Callable[[], nn.Module], ...]  # makes each layer's feed-forward part
+    rope: dict[str, Any] | None = None  # config.json, of which the rope part is read; None: no rotation
+    norm: Norm = rms_norm
+    embedding_scale: float | None = None
+    translate: Translate = as_named
+
+
+class Layer(nn.Module):
+    """Attention, then a feed-forward part, each behind a norm."""
+
+    def __init__(self, config: DecoderConfig, attention: nn.Module, mlp: nn.Module):
+        super().__init__()
+        self.norm, self.eps = config.norm, config.norm_eps
+        self.attention = attention
+        self.mlp = mlp
+        self.input_norm = nn.Parameter(torch.empty(config.hidden_size))
+        self.post_norm = nn.Parameter(torch.empty(config.hidden_size))
+
+    def forward(
+        self, normed: torch.Tensor, residual: torch.Tensor, step: Step, layer_cache: LayerCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The feed-forward part's output, and the residual stream without it: the next norm adds the two."""
+        x = self.attention(normed, step, layer_cache)
+        normed, residual = step.operations.add_norm(self.norm, x, residual, self.post_norm, self.eps)
+        return self.mlp(normed, step.operations), residual
+
+    def cpp_parts(self, next_norm: torch.Tensor) -> LayerParts | None:
+        """The layer for CppLayers; None where some part has no kernel. `next_norm` follows the layer."""
+        attention, mlp = self.attention, self.mlp
+        if not isinstance(attention, GroupedAttention) or not isinstance(mlp, GatedMLP) or mlp.gate not in GATES:
+            return None
+        config, matrices = attention.config, [m.packed for m in (attention.qkv, attention.o, mlp.gate_up, mlp.down)]
+        plain = config.clip is None and config.alibi_slopes is None
+        if not plain or not all(isinstance(matrix, CppWeight) for matrix in matrices):
+            return None
+        return LayerParts(*matrices, self.post_norm, next_norm, attention.heads, attention.spec)
 
 
 class Decoder(nn.Module):
@@ -122,10 +186,19 @@ class Decoder(nn.Module):
         same_kernels = operations is known_operations and attention is known_attention
         if same_kernels and (joined is None or known_cache is kv_cache):
             return joined
-        layers = zip(self.layers, self._following_norms(), strict=True)
-        joined = joined_layers(self.config, list(layers), self.cos, self.sin, operations, attention, kv_cache)
+        joined = self._join(operations, attention, kv_cache)
         self._joined = (operations, attention, None if joined is None else kv_cache), joined
         return joined
+
+    def _join(self, operations: Operations, attention: AttentionBackend, kv_cache: KVCache) -> CppLayers | None:
+        config, first = self.config, self.layers[0]
+        in_kernels = isinstance(operations, CppOperations) and isinstance(attention, CppAttention)
+        if not in_kernels or config.norm not in SHIFTS:
+            return None
+        parts = [layer.cpp_parts(norm) for layer, norm in zip(self.layers, self._following_norms(), strict=True)]
+        if None in parts:
+            return None
+        return CppLayers(library(), parts, kv_cache, config.norm, config.norm_eps, first.mlp.gate, self.cos, self.sin)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, hidden_size] → [rows, vocab_size] in float32; `out` is filled and returned where it is given."""

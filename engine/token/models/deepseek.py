@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.latent import LatentAttention, LatentConfig
-from engine.token.models.layer import DecoderConfig
-from engine.token.models.llama import gated_mlps
+from engine.token.models.llama import gated_mlps, rotary_decoder
 from engine.token.models.moe import MixtureOfExperts, Route, split_experts
-from engine.token.models.rope import length_limits, refuse_odd, rope_parameters, yarn_mscale
+from engine.token.models.rope import refuse_odd, rope_parameters, yarn_mscale
 from engine.token.models.settings import count, expert_counts, number, refuse_unless
 from metrics.errors import ModelError
 
@@ -133,20 +133,10 @@ def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, int
         bias=bool(config.get("attention_bias")),
         interleaved=interleaved,
     )
-    by_default, longest = length_limits(config)
-    return DecoderConfig(
-        hidden_size=attention.hidden_size,
-        vocab_size=count(config, "vocab_size"),
-        max_model_len=by_default,
-        longest_model_len=longest,
-        norm_eps=number(config, "rms_norm_eps"),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention=partial(LatentAttention, attention),
-        windows=(None,) * len(dense),
-        mlps=tuple(mixture if index >= first_mixture else part for index, part in enumerate(dense)),
-        rope=config,
-        translate=partial(_translate, num_layers=len(dense)),
-    )
+    mlps = dense[:first_mixture] + (mixture,) * (len(dense) - first_mixture)
+    translate = partial(_translate, num_layers=len(dense))
+    windows = (None,) * len(dense)
+    return rotary_decoder(config, partial(LatentAttention, attention), mlps, windows=windows, translate=translate)
 
 
 def _sharpening(config: dict[str, Any]) -> float:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from engine.compute.operations.reference import gelu_gate, gemma_rms_norm
-from engine.token.models.layer import DecoderConfig
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.settings import count, refuse_unless

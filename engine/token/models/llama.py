@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.grouped import GroupedAttention, GroupedConfig
-from engine.token.models.layer import DecoderConfig
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.rope import length_limits, refuse_odd
 from engine.token.models.settings import count, number, refuse_unless
@@ -41,25 +41,35 @@ def grouped_decoder(
 ) -> DecoderConfig:
     """A decoder with grouped attention; `options` go to DecoderConfig."""
     hidden_size, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
-    eps = number(config, "rms_norm_eps")
     kv_heads = count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(f"config.json has {heads} attention heads, which {kv_heads} key and value heads do not divide")
     head_dim = count(config, "head_dim", hidden_size // heads)
     refuse_odd(head_dim)
+    eps = number(config, "rms_norm_eps")
     attention = GroupedConfig(
         hidden_size, heads, kv_heads, head_dim, head_dim**-0.5, eps, qkv_bias, output_bias, qk_norm
     )
+    windows = windows or (None,) * len(mlps)
+    return rotary_decoder(config, partial(GroupedAttention, attention), mlps, windows=windows, **options)
+
+
+def rotary_decoder(
+    config: dict[str, Any],
+    attention: Callable[[int | None], nn.Module],
+    mlps: tuple[Callable[[], nn.Module], ...],
+    **options: Any,
+) -> DecoderConfig:
+    """A decoder with rotated positions and RMS norms; `options` go to DecoderConfig."""
     by_default, longest = length_limits(config)
     return DecoderConfig(
-        hidden_size=hidden_size,
+        hidden_size=count(config, "hidden_size"),
         vocab_size=count(config, "vocab_size"),
         max_model_len=by_default,
         longest_model_len=longest,
-        norm_eps=eps,
+        norm_eps=number(config, "rms_norm_eps"),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention=partial(GroupedAttention, attention),
-        windows=windows or (None,) * len(mlps),
+        attention=attention,
         mlps=mlps,
         rope=config,
         **options,

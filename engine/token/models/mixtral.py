@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.token.models.layer import DecoderConfig
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.settings import count, expert_counts, layer_windows, refuse_unless
@@ -18,15 +18,10 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of MixtralForCausalLM."""
     refuse_unless(config, hidden_act="silu", attention_bias=False, layer_types=None)
     num_layers = count(config, "num_hidden_layers")
+    hidden_size, intermediate_size = count(config, "hidden_size"), count(config, "intermediate_size")
     num_experts, chosen = expert_counts(config, "num_local_experts")
-    mixture = partial(
-        MixtureOfExperts,
-        count(config, "hidden_size"),
-        count(config, "intermediate_size"),
-        num_experts,
-        chosen,
-        partial(softmax_top_k, num_chosen=chosen, normalise=True),
-    )
+    route = partial(softmax_top_k, num_chosen=chosen, normalise=True)
+    mixture = partial(MixtureOfExperts, hidden_size, intermediate_size, num_experts, chosen, route)
     windows = layer_windows(config, num_layers)
     return grouped_decoder({"rope_theta": 1e6} | config, (mixture,) * num_layers, windows=windows, translate=_translate)
 

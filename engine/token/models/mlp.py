@@ -12,14 +12,7 @@ from engine.compute.operations.reference import silu_gate
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)); `gate` does the middle (Shazeer, 2020)."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        bias: bool = False,
-        gate: Gate = silu_gate,
-    ):
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False, gate: Gate = silu_gate):
         super().__init__()
         self.gate = gate
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, bias=bias)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.token.models.layer import DecoderConfig
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.settings import count, layer_windows
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from engine.token.models.layer import DecoderConfig
+from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
 from engine.token.models.qwen2 import upper_windows
@@ -25,14 +25,8 @@ def moe_config(config: dict[str, Any]) -> DecoderConfig:
     # transformers 5 writes the other name
     num_experts, chosen = expert_counts(config, "num_experts", config.get("num_local_experts"))
     route = partial(softmax_top_k, num_chosen=chosen, normalise=bool(config.get("norm_topk_prob")))
-    mixture = partial(
-        MixtureOfExperts,
-        count(config, "hidden_size"),
-        count(config, "moe_intermediate_size"),
-        num_experts,
-        chosen,
-        route,
-    )
+    hidden_size, intermediate_size = count(config, "hidden_size"), count(config, "moe_intermediate_size")
+    mixture = partial(MixtureOfExperts, hidden_size, intermediate_size, num_experts, chosen, route)
     every, only_dense = count(config, "decoder_sparse_step", 1), listed(config, "mlp_only_layers")
     mlps = tuple(dense[index] if index in only_dense or (index + 1) % every else mixture for index in range(len(dense)))
     sliding = config.get("use_sliding_window", False)

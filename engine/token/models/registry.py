@@ -11,11 +11,9 @@ import torch
 from engine.compute.weight_formats.registry import has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
-from engine.token.models.decoder import Decoder
-from engine.token.models.dummy import fill_with_random_weights
-from engine.token.models.layer import DecoderConfig
+from engine.token.models.decoder import Decoder, DecoderConfig
 from engine.token.models.settings import NEUTRAL
-from engine.token.models.weights import iterate_weights, stored_dtype
+from engine.token.models.weights import fill_with_random_weights, iterate_weights, stored_dtype
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)

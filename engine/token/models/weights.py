@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face checkpoint folder: safetensors, whole or in shards."""
+"""The weights of a model: those of a Hugging Face checkpoint folder (safetensors, whole or in shards), or random."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from engine.token.checkpoint import read_json
 from engine.token.models.settings import section
 from metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+STANDARD_DEVIATION = 0.02  # of trained models' initial weights; with norms in every layer, activations stay near one
+SEED = 0
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
@@ -31,6 +34,22 @@ def iterate_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with _opened(folder / name) as file:
             for key in sorted(file.keys()):
                 yield key, file.get_tensor(key)
+
+
+@torch.no_grad()
+def fill_with_random_weights(model: nn.Module) -> None:
+    """Fills every parameter where it lies, in its own dtype: matrices at random, norms with ones, biases with zeros.
+
+    Benchmarks need the sizes of a checkpoint, not its contents. The same device and shape give the same weights; a CPU
+    and a GPU have different generators.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            parameter.normal_(0.0, STANDARD_DEVIATION, generator=generator)
+        else:
+            parameter.fill_(0.0 if "bias" in name else 1.0)
 
 
 def _shards(folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ def told(folder, **settings):
 def test_one_call_gives_the_bits_of_many(family, weights, checkpoints, monkeypatch):
     engine, tokens, logprobs = told(checkpoints[family], weights=weights)
     assert engine.runner.model._joined[1] is not None
-    monkeypatch.setattr(decoder, "joined_layers", lambda *parts: None)
+    monkeypatch.setattr(decoder.Decoder, "_join", lambda *parts: None)
     engine, *apart = told(checkpoints[family], weights=weights)
     assert engine.runner.model._joined[1] is None
     assert [tokens, logprobs] == apart
