@@ -93,10 +93,9 @@ def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
     low, high, share = outcome.meets_rps, outcome.misses_rps, f"{goal.attainment:.0%}"
     if low is None and high is None:
         return f"no rate that was tried surely keeps {share}, and none surely does not"
-    kept = (
-        f"{low:g} requests/s surely keep {share}" if low is not None else f"no rate that was tried surely keeps {share}"
-    )
-    return f"{kept}, {f'{high:g} surely do not' if high is not None else 'and none that was tried surely does not'}"
+    kept = "no rate that was tried surely keeps" if low is None else f"{low:g} requests/s surely keep"
+    missed = "and none that was tried surely does not" if high is None else f"{high:g} surely do not"
+    return f"{kept} {share}, {missed}"
 
 
 def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
@@ -149,12 +148,14 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
     if not trials:
         return Proposal(rate_rps=goal.start_rps, why="warm-up, not counted", warm_up=True)
     known = judgements(trials, goal)
+    tried = [each.rate_rps for each in known]
     meets = [each.rate_rps for each in known if each.verdict == "meets"]
     misses = [each.rate_rps for each in known if each.verdict == "misses"]
     unclear = {each.rate_rps: each for each in known if each.verdict == "cannot tell"}
     high = min(misses, default=None)
     low = max((rate for rate in meets if high is None or rate < high), default=None)
-    undecided = [rate for rate in unclear if (low or 0) < rate < (high or math.inf)]
+    bracket = low or 0.0, high or math.inf
+    undecided = [rate for rate in unclear if bracket[0] < rate < bracket[1]]
 
     def end(reason: str, resolved: bool = False) -> Outcome:
         return Outcome(
@@ -184,29 +185,29 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
         return end(f"{len(counted)} trials were not enough{lost}{seen}; allow more, or longer ones")
     spoilt = [trial.rate_rps for trial in unsent]
     retry = next(
-        (rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and _inside(rate, low, high)), None
+        (rate for rate in spoilt if spoilt.count(rate) < ATTEMPTS_AT_INVALID and bracket[0] < rate < bracket[1]), None
     )
-    if retry is not None and retry not in {each.rate_rps for each in known}:
+    if retry is not None and retry not in tried:
         return Proposal(rate_rps=retry, why="once more: the load was not sent as it was meant")
     again = [rate for rate in undecided if unclear[rate].trials < goal.most_trials_a_rate]
     if again:
         each = unclear[again[0]]
         found = "latencies grow" if each.growing and each.low >= goal.attainment else f"{each.low:.1%}–{each.high:.1%}"
         return Proposal(rate_rps=again[0], why=f"more samples: {found} so far")
-    ceiling = min((rate for rate in spoilt if rate not in {each.rate_rps for each in known}), default=math.inf)
-    tried = [each.rate_rps for each in known] or [goal.start_rps]
+    ceiling = min((rate for rate in spoilt if rate not in tried), default=math.inf)
+    smallest, largest = min(tried, default=goal.start_rps), max(tried, default=goal.start_rps)
     if not known and ceiling == math.inf:
         return Proposal(rate_rps=goal.start_rps, why="the start")
     if low is None:
-        lower = float(f"{min(min(tried), ceiling) / STEP_FACTOR:.4g}")
+        lower = float(f"{min(smallest, ceiling) / STEP_FACTOR:.4g}")
         if lower >= goal.lowest_rps:
             return Proposal(rate_rps=lower, why="nothing meets yet")
         if not known:
             return end(f"the load generator could not send even {ceiling:g} requests/s: {unsent[-1].error}")
-        return end(f"no rate down to {min(tried):g} requests/s keeps {goal.attainment:.0%}; the bound is below, or 0")
+        return end(f"no rate down to {smallest:g} requests/s keeps {goal.attainment:.0%}; the bound is below, or 0")
     cause = unsent[-1].error if unsent else ""
     if high is None:
-        return _upwards(low, max(tried), ceiling, cause, goal, end)
+        return _upwards(low, largest, ceiling, cause, goal, end)
     return _between(low, high, undecided, unclear, ceiling, cause, goal, end)
 
 
@@ -254,7 +255,3 @@ def _between(low, high, undecided, unclear, ceiling, cause: str, goal: Goal, end
         f"({each.low:.1%}–{each.high:.1%}), too near to {goal.attainment:.0%} to tell; allow more trials a rate, or a "
         "wider tolerance"
     )
-
-
-def _inside(rate: float, low: float | None, high: float | None) -> bool:
-    return (low or 0.0) < rate < (high or math.inf)

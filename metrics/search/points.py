@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -150,7 +151,8 @@ def point_of(
     whole = class_goodput(requests, objectives, declared_s)[0]
     span = window_ns(requests)
     seconds = (span[1] - span[0]) / 1e9 if span else 0.0
-    waited = _latencies(requests)
+    # What shows the queue: the time to the first token, or to the last where no request has one
+    waited = requests["ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"].astype("float64")
     steal = steal_within(run.table("system"), *span) if span else None
     return Point(
         rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
@@ -172,12 +174,6 @@ def point_of(
 def _commonest_error(requests: pd.DataFrame) -> str:
     errors = requests.error[requests.status != "ok"].dropna()
     return str(errors.mode().iloc[0]) if len(errors) else ""
-
-
-def _latencies(requests: pd.DataFrame) -> pd.Series:
-    """What shows the queue: the time to the first token, or to the last where no request has one."""
-    column = "ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"
-    return requests[column].astype("float64")
 
 
 def scaled(objectives: Sequence[dict[str, Any]], scale: float) -> list[dict[str, Any]]:
@@ -226,17 +222,13 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
 
 def _middle_quantiles(points: list[Point]) -> dict[str, dict[str, float | None]]:
     """The median over points; None where a point could not tell."""
-    if not points:
-        return {}
-    found: dict[str, dict[str, float | None]] = {}
-    for latency, quantiles in points[0].quantiles_ms.items():
-        found[latency] = {}
-        for name in quantiles:
-            values = [point.quantiles_ms[latency].get(name) for point in points]
-            known = sorted(value for value in values if value is not None)
-            whole = len(known) == len(values)
-            found[latency][name] = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2 if whole else None
-    return found
+
+    def middle(latency: str, name: str) -> float | None:
+        values = [point.quantiles_ms[latency].get(name) for point in points]
+        return None if None in values else float(median(values))
+
+    names = points[0].quantiles_ms if points else {}
+    return {latency: {name: middle(latency, name) for name in quantiles} for latency, quantiles in names.items()}
 
 
 def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Frontier]:
@@ -258,11 +250,9 @@ def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Fro
 def largest_rate(rates: Sequence[Rate]) -> MaxRate:
     """The largest rate that keeps 90 %, by the intervals that stand beside the rates."""
     return max_rate([
-        RatePoint(rate.rate_rps, 0.0, max(1.0, rate.effective), 0.0, 0.0)
-        if rate.died
-        else RatePoint(
-            rate.rate_rps, rate.attainment, rate.effective, rate.attainment_low, rate.attainment_high, rate.growing
-        )
+        RatePoint(rate.rate_rps, 0.0, max(1.0, rate.effective), 0.0, 0.0) if rate.died else
+        RatePoint(rate.rate_rps, rate.attainment, rate.effective, rate.attainment_low, rate.attainment_high,
+                  rate.growing)
         for rate in rates
         if rate.died or rate.attainment is not None
     ])  # fmt: skip

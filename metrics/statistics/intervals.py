@@ -5,7 +5,7 @@ draw. What it cannot tell: that another hour, machine or build would give the sa
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 
 LEVEL = 0.95
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+NORMAL_QUANTILE = NormalDist().inv_cdf(TAILS[1])
 RESAMPLES = 1_000
 LARGEST_DRAW = 4_000_000  # values of a bootstrap in memory at a time
 CORRELATED = 1.5  # an automatic block length above it: neighbours are not independent
 LONGER_BLOCKS = 1.5  # than Politis and White's, whose length is best for the variance and covers too little
 
-Statistic = Callable[..., np.ndarray]  # statistic(values, axis=…), such as numpy.mean
 Method = Literal["wilson", "order statistics", "bca bootstrap", "block bootstrap", "clusters"]
 FEWEST_SAMPLES = 10  # and clusters: below it an interval would be a guess about a guess
 LARGEST_BOOTSTRAP = 5_000  # samples: of more, a mean is normal to within what 1,000 resamples could show
@@ -33,14 +34,14 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
 
 
-def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
+def wilson(successes: int, trials: int) -> Interval:
     """Of a share, from independent trials (Wilson, 1927). Never outside 0 to 1, and never empty at 0 or all successes.
 
     Raises ValueError unless 0 ≤ successes ≤ trials.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials: successes must lie between 0 and the trials")
-    return _wilson(successes / trials if trials else 0.0, trials, level)
+    return _wilson(successes / trials if trials else 0.0, trials)
 
 
 def wilson_bounds(share: float, samples: float, quantile: float) -> tuple[float, float]:
@@ -57,11 +58,11 @@ def wilson_bounds(share: float, samples: float, quantile: float) -> tuple[float,
     return 0.0 if share == 0 else max(0.0, centre - half), 1.0 if share == 1 else min(1.0, centre + half)
 
 
-def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL) -> Interval | None:
+def quantile_interval(values: np.ndarray, quantile: float) -> Interval | None:
     """Of a quantile, from order statistics of independent samples: exact for any distribution, and cheap.
 
     `values` may hold infinity for what never ended: a bound that falls there is None. None where the sample is too
-    small for any two of its values to enclose the quantile at this level.
+    small for any two of its values to enclose the quantile at LEVEL.
     """
     ordered = np.sort(np.asarray(values, dtype="float64"))
     count = len(ordered)
@@ -69,24 +70,23 @@ def quantile_interval(values: np.ndarray, quantile: float, level: float = LEVEL)
         return None
     below = _binomial_cumulative(count, quantile)  # below[k]: chance that at most k samples lie below the quantile
     # The bounds are the order statistics (counted from 1) low_rank and high_rank: coverage is P(low ≤ K < high)
-    low_rank = int(np.searchsorted(below, (1 - level) / 2, side="right"))
-    high_rank = int(np.searchsorted(below, (1 + level) / 2, side="left")) + 1
+    low_rank = int(np.searchsorted(below, TAILS[0], side="right"))
+    high_rank = int(np.searchsorted(below, TAILS[1], side="left")) + 1
     if low_rank < 1 or high_rank > count:
         return None
-    return Interval(
-        low=_finite(ordered[low_rank - 1]), high=_finite(ordered[high_rank - 1]), method="order statistics", level=level
-    )
+    low, high = _finite(ordered[low_rank - 1]), _finite(ordered[high_rank - 1])
+    return Interval(low=low, high=high, method="order statistics")
 
 
-def mean_interval(values: np.ndarray, *, seed: int = 0, level: float = LEVEL) -> Interval | None:
+def mean_interval(values: np.ndarray, *, seed: int = 0) -> Interval | None:
     """Of a mean, in the order of measurement: by blocks where neighbours are correlated; None below 10 samples."""
     block = block_length(values)
     if len(values) > LARGEST_BOOTSTRAP:
-        return clustered_mean_interval(values, np.arange(len(values)) // block, level)
-    return bootstrap(values, np.mean, seed=seed, level=level, block=block)
+        return clustered_mean_interval(values, np.arange(len(values)) // block)
+    return bootstrap_mean(values, seed=seed, block=block)
 
 
-def share_interval(flags: np.ndarray, level: float = LEVEL) -> Interval:
+def share_interval(flags: np.ndarray) -> Interval:
     """Of a share of yes and no in the order of measurement: Wilson's, for as many trials as they are worth.
 
     Neighbours that share their fate (a queue that stands) tell less than as many independent ones: their number is
@@ -96,30 +96,26 @@ def share_interval(flags: np.ndarray, level: float = LEVEL) -> Interval:
     count, good = len(sample), int(np.sum(sample))
     block = block_length(sample)
     if block == 1 or not 0 < good < count:
-        return wilson(good, count, level)
+        return wilson(good, count)
     share = good / count
     # Of flags the correlation shows weakly: blocks of twice the length cover as often as they should
     variance = _ratio_error(sample, np.arange(count) // (2 * block), share) ** 2
     worth = max(1.0, min(float(count), share * (1 - share) / variance)) if variance > 0 else float(count)
-    return _wilson(share, worth, level)
+    return _wilson(share, worth)
 
 
-def series_quantile_intervals(
-    values: np.ndarray, quantiles: Sequence[float], level: float = LEVEL
-) -> list[Interval | None]:
+def series_quantile_intervals(values: np.ndarray, quantiles: Sequence[float]) -> list[Interval | None]:
     """Of quantiles, in the order of measurement: order statistics, or by blocks where neighbours are correlated."""
     sample = np.asarray(values, dtype="float64")
     ranks = np.searchsorted(np.sort(sample), sample).astype("float64")  # infinity has a rank, but no variance
     block = block_length(ranks)
     if block == 1:
-        return [quantile_interval(sample, quantile, level) for quantile in quantiles]
+        return [quantile_interval(sample, quantile) for quantile in quantiles]
     clusters = np.arange(len(sample)) // block
-    return [clustered_quantile_interval(sample, clusters, quantile, level) for quantile in quantiles]
+    return [clustered_quantile_interval(sample, clusters, quantile) for quantile in quantiles]
 
 
-def clustered_quantile_interval(
-    values: np.ndarray, clusters: np.ndarray, quantile: float, level: float = LEVEL
-) -> Interval | None:
+def clustered_quantile_interval(values: np.ndarray, clusters: np.ndarray, quantile: float) -> Interval | None:
     """Of a quantile of samples that come in clusters, such as the gaps between the tokens of a request.
 
     Woodruff (1952): the error of the share below the quantile, from whole clusters, read back at the quantiles around.
@@ -131,31 +127,27 @@ def clustered_quantile_interval(
     ordered = np.sort(sample)
     estimate = ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
     error = _ratio_error((sample <= estimate).astype("float64"), clusters, quantile)
-    half = NormalDist().inv_cdf((1 + level) / 2) * error
+    half = NORMAL_QUANTILE * error
     low, high = math.floor((quantile - half) * len(ordered)) - 1, math.ceil((quantile + half) * len(ordered)) - 1
     return Interval(
         low=_finite(ordered[low]) if low >= 0 else None,
         high=_finite(ordered[high]) if high < len(ordered) else None,
         method="clusters",
-        level=level,
     )
 
 
-def clustered_mean_interval(values: np.ndarray, clusters: np.ndarray, level: float = LEVEL) -> Interval | None:
+def clustered_mean_interval(values: np.ndarray, clusters: np.ndarray) -> Interval | None:
     """Of the mean of samples that come in clusters, from whole clusters; None with fewer than 10 clusters."""
     sample = np.asarray(values, dtype="float64")
     if len(np.unique(clusters)) < FEWEST_SAMPLES:
         return None
     centre = float(sample.mean())
-    half = NormalDist().inv_cdf((1 + level) / 2) * _ratio_error(sample, clusters, centre)
-    return Interval(low=centre - half, high=centre + half, method="clusters", level=level)
+    half = NORMAL_QUANTILE * _ratio_error(sample, clusters, centre)
+    return Interval(low=centre - half, high=centre + half, method="clusters")
 
 
-def bootstrap(
-    values: np.ndarray, statistic: Statistic, *, seed: int = 0, level: float = LEVEL, resamples: int = RESAMPLES,
-    block: int = 1,
-) -> Interval | None:  # fmt: skip
-    """Of any statistic, by resampling with a seed; None below 10 samples.
+def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES, block: int = 1) -> Interval | None:
+    """Of a mean, by resampling with a seed; None below 10 samples.
 
     With `block` 1 samples are independent: bias-corrected and accelerated (Efron, 1987). With a longer one they are in
     the order of measurement, and circular blocks are drawn whole (Politis and Romano, 1992).
@@ -166,14 +158,13 @@ def bootstrap(
     if count < FEWEST_SAMPLES:
         return None
     random = np.random.default_rng(seed)
-    drawn = _resample(sample, statistic, random, resamples, min(block, count))
+    drawn = _resampled_means(sample, random, resamples, min(block, count))
     if block > 1:
-        tails, centre = ((1 - level) / 2, (1 + level) / 2), float(statistic(sample, axis=0))
-        wider = _student(count / block)
-        low, high = (centre + wider * (bound - centre) for bound in np.quantile(drawn, tails))
-        return Interval(low=float(low), high=float(high), method="block bootstrap", level=level)
-    low, high = np.quantile(drawn, _bca_tails(sample, statistic, drawn, level))
-    return Interval(low=float(low), high=float(high), method="bca bootstrap", level=level)
+        centre, wider = float(sample.mean()), _student(count / block)
+        low, high = (centre + wider * (bound - centre) for bound in np.quantile(drawn, TAILS))
+        return Interval(low=float(low), high=float(high), method="block bootstrap")
+    low, high = np.quantile(drawn, _bca_tails(sample, drawn))
+    return Interval(low=float(low), high=float(high), method="bca bootstrap")
 
 
 def block_length(values: np.ndarray) -> int:
@@ -203,9 +194,9 @@ def block_length(values: np.ndarray) -> int:
     return round(min(LONGER_BLOCKS * bounded, count / 4)) if bounded >= CORRELATED else 1
 
 
-def _wilson(share: float, trials: float, level: float) -> Interval:
-    low, high = wilson_bounds(share, trials, NormalDist().inv_cdf((1 + level) / 2))
-    return Interval(low=low, high=high, method="wilson", level=level)
+def _wilson(share: float, trials: float) -> Interval:
+    low, high = wilson_bounds(share, trials, NORMAL_QUANTILE)
+    return Interval(low=low, high=high, method="wilson")
 
 
 def _ratio_error(values: np.ndarray, clusters: np.ndarray, centre: float) -> float:
@@ -218,12 +209,10 @@ def _ratio_error(values: np.ndarray, clusters: np.ndarray, centre: float) -> flo
 
 def _student(groups: float) -> float:
     """How much wider Student's t at 95 % is than the normal, to first order: few groups tell little of their spread."""
-    return 1 + (1 + NormalDist().inv_cdf(0.975) ** 2) / (4 * max(groups - 1, 1))
+    return 1 + (1 + NORMAL_QUANTILE**2) / (4 * max(groups - 1, 1))
 
 
-def _resample(
-    sample: np.ndarray, statistic: Statistic, random: np.random.Generator, resamples: int, block: int
-) -> np.ndarray:
+def _resampled_means(sample: np.ndarray, random: np.random.Generator, resamples: int, block: int) -> np.ndarray:
     count, results = len(sample), []
     blocks = math.ceil(count / block)
     at_once = max(1, LARGEST_DRAW // count)
@@ -231,29 +220,25 @@ def _resample(
         rows = min(resamples, at_once)
         starts = random.integers(0, count, (rows, blocks))
         places = (starts[:, :, None] + np.arange(block)).reshape(rows, -1)[:, :count] % count
-        results.append(statistic(sample[places], axis=1))
+        results.append(sample[places].mean(axis=1))
         resamples -= rows
     return np.concatenate(results)
 
 
-def _bca_tails(sample: np.ndarray, statistic: Statistic, drawn: np.ndarray, level: float) -> tuple[float, float]:
-    """Which quantiles of the resampled statistics bound the true one: shifted for their bias and skew."""
-    normal, centre = NormalDist(), float(statistic(sample, axis=0))
+def _bca_tails(sample: np.ndarray, drawn: np.ndarray) -> tuple[float, float]:
+    """Which quantiles of the resampled means bound the true one: shifted for their bias and skew."""
+    normal, centre = NormalDist(), float(sample.mean())
     below = (np.sum(drawn < centre) + 0.5 * np.sum(drawn == centre)) / len(drawn)
-    tails = ((1 - level) / 2, (1 + level) / 2)
     if not 0 < below < 1:
-        return tails
+        return TAILS
     bias = normal.inv_cdf(float(below))
     groups = np.array_split(np.arange(len(sample)), min(len(sample), 100))  # a grouped jackknife: linear in time
-    left_out = np.array([float(statistic(np.delete(sample, group), axis=0)) for group in groups])
+    left_out = np.array([float(np.delete(sample, group).mean()) for group in groups])
     pull = left_out.mean() - left_out
     spread = float(np.sum(pull**2)) ** 1.5
     acceleration = float(np.sum(pull**3)) / (6 * spread) if spread > 0 else 0.0
-    shifted = []
-    for tail in tails:
-        z = bias + normal.inv_cdf(tail)
-        shifted.append(normal.cdf(bias + z / (1 - acceleration * z)))
-    return shifted[0], shifted[1]
+    low, high = (bias + normal.inv_cdf(tail) for tail in TAILS)
+    return normal.cdf(bias + low / (1 - acceleration * low)), normal.cdf(bias + high / (1 - acceleration * high))
 
 
 def _binomial_cumulative(trials: int, chance: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from metrics.statistics.intervals import (
     block_length,
-    bootstrap,
+    bootstrap_mean,
     clustered_mean_interval,
     clustered_quantile_interval,
     mean_interval,
@@ -85,10 +85,10 @@ def test_bound_of_a_quantile_among_failures_is_not_claimed():
 @given(st.lists(st.floats(0.1, 1e4), min_size=10, max_size=60), st.integers(-5, 5))
 def test_interval_of_a_mean_scales_with_its_unit(values, power):
     factor = 2.0**power  # exact, so that ties stay ties
-    once = bootstrap(np.array(values), np.mean, resamples=50)
-    scaled = bootstrap(factor * np.array(values), np.mean, resamples=50)
+    once = bootstrap_mean(np.array(values), resamples=50)
+    scaled = bootstrap_mean(factor * np.array(values), resamples=50)
     assert scaled.low == pytest.approx(factor * once.low) and scaled.high == pytest.approx(factor * once.high)
-    assert once == bootstrap(np.array(values), np.mean, resamples=50)  # the same seed gives the same interval
+    assert once == bootstrap_mean(np.array(values), resamples=50)  # the same seed gives the same interval
 
 
 def test_small_sample_has_no_interval():
@@ -106,7 +106,7 @@ def test_blocks_are_drawn_only_where_neighbours_hang_together():
 
 def test_correlated_samples_have_the_wider_interval():
     values = autoregressive(np.random.default_rng(1), 1000, 0.8)
-    width = {block: _width(bootstrap(values, np.mean, block=block)) for block in (1, block_length(values))}
+    width = {block: _width(bootstrap_mean(values, block=block)) for block in (1, block_length(values))}
     assert max(width.values()) > 2 * width[1]  # the truth is √((1 + 0.8) / (1 - 0.8)) = 3 times as wide
 
 
@@ -127,13 +127,13 @@ def test_nominal_95_percent_covers_93_to_97_percent_of_known_distributions():
         "wilson 0.9": _coverage(0.9, [wilson(int(k), 400) for k in random.binomial(400, 0.9, times)]),
         "p50": _coverage(math.log(2), [quantile_interval(values, 0.5) for values in drawn]),
         "p90": _coverage(math.log(10), [quantile_interval(values, 0.9) for values in drawn]),
-        "mean, exponential": _coverage(1, [bootstrap(v, np.mean, seed=i) for i, v in enumerate(drawn)]),
+        "mean, exponential": _coverage(1, [bootstrap_mean(v, seed=i) for i, v in enumerate(drawn)]),
         "mean, normal": _coverage(0, [mean_interval(random.normal(size=200), seed=i) for i in range(times)]),
     }
     correlated = [autoregressive(random, 1000, 0.5) for _ in range(times)]
     within["mean, correlated"] = _coverage(0, [mean_interval(v, seed=i) for i, v in enumerate(correlated)])
     assert {name: share for name, share in within.items() if not 0.93 <= share <= 0.97} == {}
-    as_if_independent = _coverage(0, [bootstrap(v, np.mean, seed=i) for i, v in enumerate(correlated[:300])])
+    as_if_independent = _coverage(0, [bootstrap_mean(v, seed=i) for i, v in enumerate(correlated[:300])])
     assert as_if_independent < 0.85  # what the blocks are for
 
 
