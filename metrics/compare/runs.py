@@ -27,6 +27,7 @@ from metrics.compare.verdict import (
     FEWEST_RUNS,
     Compared,
     Comparison,
+    Evidence,
     counting_error,
     outlasting,
     runs_evidence,
@@ -101,10 +102,12 @@ def compare_runs(
     for name in chosen:
         own, of = margins.get(name, margin), whole if name == "served" else sides
         in_pairs = paired and all(map(same_schedule, *of))
-        if several:
-            each = _of_runs(name, of, steps, in_pairs, own, confidence)
-        else:
-            each = _of_windows(name, of, steps, in_pairs, windows, random, own, confidence)
+        evidence = _evidence(METRICS[name], of, steps, in_pairs, windows, random)
+        if isinstance(evidence, str):
+            found.append(untold(name, own, evidence))
+            continue
+        counted = _counted(METRICS[name], of, steps, in_pairs)
+        each = weigh(name, METRICS[name], evidence, own, confidence, counted)
         found.append(_beside(each, METRICS[name], of, work if of is whole else kept_work))
     return together(found, margin, confidence, notes, work)
 
@@ -208,32 +211,26 @@ def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] |
     return (alike, share) if all(len(steps) for side in alike for steps in side) else (None, 0.0)
 
 
-def _of_windows(name, sides, steps, paired, windows, random, margin, confidence) -> Compared:
-    metric = METRICS[name]
-    a, b = (
-        samples_of(side[0], metric, windows, steps[place][0] if steps else None) for place, side in enumerate(sides)
-    )
-    if not len(a.values) or not len(b.values):
-        return untold(name, margin, f"{'B' if len(a.values) else 'A'} has no such value")
-    # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
-    pairs = paired and metric.source == "requests"
-    evidence = windows_evidence(a, b, metric, pairs, random)
-    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
-
-
-def _of_runs(name, sides, steps, paired, margin, confidence) -> Compared:
-    metric = METRICS[name]
-    values = [
-        [
-            statistic(samples_of(each, metric, 1, steps[place][number] if steps else None), metric)
-            for number, each in enumerate(side)
-        ]
-        for place, side in enumerate(sides)
+def _evidence(
+    metric: Metric, sides: list[list[RunSamples]], steps: list[list[pd.DataFrame]] | None, paired: bool, windows: int,
+    random: np.random.Generator,
+) -> Evidence | str:  # fmt: skip
+    """From windows of one run a side, or from whole runs where `windows` is 0; or why there is none."""
+    tables = steps or [[None] * len(side) for side in sides]
+    samples = [
+        [samples_of(each, metric, windows or 1, table) for each, table in zip(side, of_side, strict=True)]
+        for side, of_side in zip(sides, tables, strict=True)
     ]
-    if not np.isfinite(values[0] + values[1]).all():
-        return untold(name, margin, "a run has no such value, or too many of its requests failed")
-    evidence = runs_evidence(values[0], values[1], metric, paired)
-    return weigh(name, metric, evidence, margin, confidence, _counted(metric, sides, steps, paired))
+    if windows:
+        (a,), (b,) = samples
+        if not len(a.values) or not len(b.values):
+            return f"{'B' if len(a.values) else 'A'} has no such value"
+        # Steps are matched by what they hold and not one by one; tokens are read when they come, not when they are due.
+        return windows_evidence(a, b, metric, paired and metric.source == "requests", random)
+    a, b = ([statistic(each, metric) for each in side] for side in samples)
+    if not np.isfinite(a + b).all():
+        return "a run has no such value, or too many of its requests failed"
+    return runs_evidence(a, b, metric, paired)
 
 
 def _counted(metric: Metric, sides: list[list[RunSamples]], steps, paired: bool) -> float:

@@ -174,11 +174,9 @@ def outlasting(found: Compared, shift: Shift) -> Compared:
 
 def untold(name: str, margin: float, reason: str, evidence: Evidence | None = None) -> Compared:
     """A metric that nothing can be said about."""
-    known = evidence if evidence is not None else None
-    return Compared(
-        metric=name, verdict="cannot tell", a=known.a if known else None, b=known.b if known else None, ratio=None,
-        low=None, high=None, margin=margin, paired=False, clusters=0, reason=reason,
-    )  # fmt: skip
+    a, b = (None, None) if evidence is None else (evidence.a, evidence.b)
+    return Compared(metric=name, verdict="cannot tell", a=a, b=b, ratio=None, low=None, high=None, margin=margin,
+                    paired=False, clusters=0, reason=reason)  # fmt: skip
 
 
 def together(

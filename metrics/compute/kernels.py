@@ -6,6 +6,7 @@ CPU. Pure functions over what a profiler told.
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -283,10 +284,9 @@ class KernelSum(msgspec.Struct, frozen=True):
 
 def by_name(records: Iterable[KernelRecord]) -> list[KernelSum]:
     """The longest first."""
-    sums: dict[tuple[str, str], list[int]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    times: Counter[tuple[str, str]] = Counter()
     for record in records:
-        booked = sums.setdefault((record.name, record.klass), [0, 0])
-        booked[0] += record.count
-        booked[1] += record.total_ns
-    found = [KernelSum(*key, *booked) for key, booked in sums.items()]
-    return sorted(found, key=lambda kernel: -kernel.total_ns)
+        counts[record.name, record.klass] += record.count
+        times[record.name, record.klass] += record.total_ns
+    return [KernelSum(*key, counts[key], total_ns) for key, total_ns in times.most_common()]

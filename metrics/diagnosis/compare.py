@@ -193,16 +193,19 @@ def _worst_objective(facts: Facts) -> str:
 
 def _workload_differences(good: Facts, bad: Facts) -> list[tuple[str, float, float, float]]:
     """Figures of the product's workload that are half as large again: (name, bad run, good run, ratio)."""
-    pairs = [
-        ("its arrivals come in bursts (coefficient of variation)", _varied(bad, True), _varied(good, True), 1.0),
-        ("its rate of arrivals changes (coefficient of variation)", _varied(bad, False), _varied(good, False), 1.0),
-        ("its prompts are longer (mean tokens)", _mean(bad, "prompt_tokens"), _mean(good, "prompt_tokens"), 0.0),
-        ("its outputs are longer (mean tokens)", _mean(bad, "output_tokens"), _mean(good, "output_tokens"), 0.0),
-        ("it offers more load (requests/s)", bad.offered_rps, good.offered_rps, 0.0),
-    ]
     # Constant arrivals have a coefficient of 0, and anything is many times of it: bursts are more than Poisson's 1.
-    known = [(name, b, a, max(a, floor)) for name, b, a, floor in pairs if max(a, floor) > 0]  # NaN is not known
-    found = [(name, b, a, b / base) for name, b, a, base in known if b >= DIFFERENT * base]
+    figures = [
+        ("its arrivals come in bursts (coefficient of variation)", lambda run: _varied(run, True), 1.0),
+        ("its rate of arrivals changes (coefficient of variation)", lambda run: _varied(run, False), 1.0),
+        ("its prompts are longer (mean tokens)", lambda run: run.rows.prompt_tokens.astype("float64").mean(), 0.0),
+        ("its outputs are longer (mean tokens)", lambda run: run.rows.output_tokens.astype("float64").mean(), 0.0),
+        ("it offers more load (requests/s)", lambda run: run.offered_rps, 0.0),
+    ]
+    found = []
+    for name, figure, least in figures:
+        b, a = float(figure(bad)), float(figure(good))
+        if (base := max(a, least)) > 0 and b >= DIFFERENT * base:  # NaN is not known
+            found.append((name, b, a, b / base))
     return sorted(found, key=lambda row: -row[3])
 
 
@@ -220,8 +223,3 @@ def _step_times(good: Facts, bad: Facts) -> list[Evidence]:
 
 def _varied(facts: Facts, bursty: bool) -> float:
     return facts.arrivals.cv if facts.arrivals is not None and facts.arrivals.bursty is bursty else 0.0
-
-
-def _mean(facts: Facts, column: str) -> float:
-    mean = facts.rows[column].astype("float64").mean()
-    return float(mean) if mean == mean else 0.0

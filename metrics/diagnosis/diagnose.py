@@ -128,10 +128,7 @@ def _state(
     if findings and findings[0].object == OFFERED_LOAD:
         return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests meet their objectives"
     if failed > TOLERATED_MISSES and (cause := overload(facts, None)) is not None:
-        return (
-            "overloaded",
-            f"Overloaded: {cause.cause}. {failed:.0%} of the requests failed, {ended}",
-        )
+        return "overloaded", f"Overloaded: {cause.cause}. {failed:.0%} of the requests failed, {ended}"
     if failed > TOLERATED_MISSES:
         return "degraded", f"{failed:.0%} of the requests failed: {ended}"
     if not facts.objectives:

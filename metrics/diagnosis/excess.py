@@ -55,14 +55,12 @@ def accounts_of(rows: pd.DataFrame, objective: str) -> pd.DataFrame:
 
 def excesses(facts: Facts) -> list[Excess]:
     """One for each class and objective that some served request misses; most misses first."""
-    found = []
-    for klass in sorted(facts.rows.klass.unique()):
-        rows = facts.rows[facts.rows.klass == klass]
-        for objective, bound in objectives_of(klass, facts.objectives).items():
-            excess = _excess(rows, klass, objective, bound)
-            if excess is not None:
-                found.append(excess)
-    return sorted(found, key=lambda excess: -excess.missed)
+    found = [
+        _excess(facts.rows[facts.rows.klass == klass], klass, objective, bound)
+        for klass in sorted(facts.rows.klass.unique())
+        for objective, bound in objectives_of(klass, facts.objectives).items()
+    ]
+    return sorted((excess for excess in found if excess is not None), key=lambda excess: -excess.missed)
 
 
 def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Excess | None:

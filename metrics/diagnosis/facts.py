@@ -268,7 +268,7 @@ def _work(served: pd.DataFrame) -> Work | None:
 def _waits(rows: pd.DataFrame, steps: StepFacts | None) -> dict[str, float]:
     """As the scheduler booked it for each request; where an older run has no such column, what the steps refused."""
     booked: Counter[str] = Counter()
-    for cell in rows.get("waits", ()):
+    for cell in rows.waits:
         booked.update(reasons(cell))
     del booked[UNDER_WAY]
     total = booked.total()
@@ -278,20 +278,15 @@ def _waits(rows: pd.DataFrame, steps: StepFacts | None) -> dict[str, float]:
 
 
 def _prefix(served: pd.DataFrame) -> Prefix | None:
-    if "prefix_outcomes" not in served.columns:
-        return None
-    outcomes = [reasons(cell) for cell in served.prefix_outcomes]
-    total: Counter[str] = Counter()
-    for cell in outcomes:
-        total.update(cell)
+    outcomes = [Counter(reasons(cell)) for cell in served.prefix_outcomes]
+    total = sum(outcomes, Counter())
     queried = total.total()
     if not queried:
         return None
     rows = served[[bool(cell) for cell in outcomes]]
-    sizes = [list(cell) if cell is not None and not isinstance(cell, float) else [] for cell in rows.resized_hit_tokens]
-    count = min(map(len, sizes), default=0)
+    sizes = [[] if cell is None or isinstance(cell, float) else cell for cell in rows.resized_hit_tokens]
     return Prefix(
         outcomes={name: tokens / queried for name, tokens in total.items()},
         infinite=float(rows.infinite_hit_tokens.astype("float64").fillna(0).sum()) / queried,
-        resized=[sum(cell[size] for cell in sizes) / queried for size in range(count)],
+        resized=[sum(hits) / queried for hits in zip(*sizes, strict=False)],
     )

@@ -110,9 +110,11 @@ def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
 
 
 def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
-    unknown = f"no metric of {view.title} shows how busy the device was; measure it on its host (DCGM, perf)"
     if view.device_busy is None:
-        return "unknown", unknown
+        return (
+            "unknown",
+            f"no metric of {view.title} shows how busy the device was; measure it on its host (DCGM, perf)",
+        )
     busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
     return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
 

@@ -58,7 +58,7 @@ class Explanation:
     settings: dict[str, object] | None  # that the measurement changes; None where no command makes it
     if_cause: str
     if_rival: str
-    gain: Gain
+    gain: Gain | None = None  # by default that of the accounts of the cause
     change: str = ""  # what mends it; the settings of the measurement
     lifecycles: tuple[str, ...] = ()
     object: str = ""
@@ -108,6 +108,7 @@ class Cause:
             kind=found.kind or self.kind,
             change=found.change or ", ".join(f"{name}={value}" for name, value in (found.settings or {}).items()),
             command="" if found.settings is None else rerun(facts, **found.settings),
+            gain=found.gain or gain(facts, self.accounts),
         )
 
     def _applies(self, facts: Facts, excess: Excess | None) -> bool:

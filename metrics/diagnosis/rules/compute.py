@@ -121,7 +121,6 @@ def slow_front(facts: Facts, excess: Excess) -> Explanation:
         if_cause=f"{account} falls for every request as the front has less to do",
         if_rival=f"{account} stays on the few requests that it belongs to, and is near 0 on all others",
         change=f"relieve the {thing}: {relief}",
-        gain=gain(facts, FRONT),
     )  # fmt: skip
 
 
@@ -137,7 +136,6 @@ def slow_network(facts: Facts, excess: Excess) -> Explanation:
         if_cause="client.network falls to below a millisecond",
         if_rival="client.network stays, and falls with fewer streams for each load process",
         change="shorten the network path, or give the load generator another process",
-        gain=gain(facts, NETWORK),
     )
 
 
@@ -188,7 +186,6 @@ def own_prefill(facts: Facts, excess: Excess) -> Explanation:
         if_cause=f"its own prefill stays near {own_ms:,.0f} ms",
         if_rival=f"{missing_share(excess)} falls to none",
         change="a faster prefill, a shared prefix, or an objective that grows with the prompt",
-        gain=gain(facts, PREFILL),
     )
 
 

@@ -31,10 +31,8 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     queue, preemptions = view.span("request.queue"), view.preemptions or 0.0
     waited = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
     often = view.finished and preemptions >= PREEMPTED_OFTEN * view.finished
-    if excess is None:
-        if not (preemptions or waited >= MOSTLY):
-            return None
-    elif not ((waited >= MOSTLY and span_share(queue, excess) >= EXPLAINS_ENOUGH) or often):
+    waits = waited >= MOSTLY and (excess is None or span_share(queue, excess) >= EXPLAINS_ENOUGH)
+    if not (waits or (preemptions if excess is None else often)):
         return None
     settings = view.settings.get("KV block pool", "the server's setting for KV memory")
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
@@ -120,16 +118,13 @@ def _why_no_hits(facts: Facts, view: ServerView) -> tuple[str, str]:
     on = view.settings.get("prefix cache", "the prefix cache on")
     if view.reported_settings.get("prefix_caching", "").lower() == "false":
         return "the prefix cache is off", on
-    block, beginning = view.reported_settings.get("block_size", ""), _common_beginning(facts)
+    block = view.reported_settings.get("block_size", "")
+    shared = [int(klass.get("shared_prefix_tokens") or 0) for klass in declared_classes(facts.meta)]
+    beginning = max(shared, default=0)  # of the requests of one class
     if block.isdigit() and beginning < int(block):
         cause = f"their common beginning of {beginning} tokens is less than a block of {block}, so none is shared"
         return cause, f"a smaller block ({view.settings.get('block', 'the block size')})"
     return f"the cache gave only {view.hit_rate:.0%}", f"{on} and, if it is on, more room for KV"
-
-
-def _common_beginning(facts: Facts) -> int:
-    """Tokens of the longest beginning that requests of one class share, as the scenario declares it."""
-    return max((int(klass.get("shared_prefix_tokens") or 0) for klass in declared_classes(facts.meta)), default=0)
 
 
 def _queue_evidence(view: ServerView, excess: Excess | None) -> list[Evidence]:

@@ -32,9 +32,7 @@ BLAMED = 0.5  # of all delay by prompts: who causes more than half of it is the 
 SMALLEST_BUDGET = 32  # below it a step's fixed cost outweighs the tokens it carries on any device
 WORTH_RAISING = 0.8  # a larger batch must lower load / capacity by a fifth, or the cap is not what limits
 # What a policy that the engine offers does, and why it holds requests back.
-HOLDS_BACK = {
-    "static": "static batching admits nobody before the last request of its batch has ended",
-}
+HOLDS_BACK = {"static": "static batching admits nobody before the last request of its batch has ended"}
 
 
 @cause(precedence=220, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
@@ -127,7 +125,6 @@ def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
         settings={"max_num_batched_tokens": value},
         if_cause=f"prompt tokens a second rise by about {faster:.1f} times",
         if_rival=f"{missing_share(excess)} stays",
-        gain=gain(facts, CONTENTION),
     )  # fmt: skip
 
 
@@ -231,7 +228,6 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
         if_cause=f"{missing_share(excess)} falls to none or few",
         if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
         change=f"capacity for the peak instead of the mean{spread}",
-        gain=gain(facts, CONTENTION),
     )  # fmt: skip
 
 
