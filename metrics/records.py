@@ -201,12 +201,13 @@ _ARROW_TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
     bool: pa.bool_(),
     list[int]: pa.list_(pa.int64()),
+    tuple[int, ...]: pa.list_(pa.int64()),
     list[str]: pa.list_(pa.string()),
     dict[str, int]: pa.map_(pa.string(), pa.int64()),
 }
 
 
-def _arrow_type(annotation: Any) -> pa.DataType:
+def arrow_type(annotation: Any) -> pa.DataType:
     if annotation in _ARROW_TYPES:
         return _ARROW_TYPES[annotation]
     members = [member for member in annotation.__args__ if member is not type(None)]
@@ -222,7 +223,7 @@ def _fields(record: type[msgspec.Struct]) -> list[pa.Field]:
         elif field.name in ("ledger", "ttft"):
             columns += [pa.field(f"{field.name}_{info.column}", pa.int64()) for info in ACCOUNTS]
         else:
-            columns.append(pa.field(field.name, _arrow_type(field.type)))
+            columns.append(pa.field(field.name, arrow_type(field.type)))
     return columns
 
 

@@ -95,7 +95,7 @@ class Exchange:
 
     def deadline(self) -> tuple[int, int, str]:
         """The deadline if nothing happens until then, the kind of the end, and its sentence."""
-        outgoing, limits = self.outgoing, self.outgoing.limits
+        outgoing = self.outgoing
         # A late request has used up part of its time: the whole counts from when it was due.
         ends = [(outgoing.due_ns, WHOLE)]
         if self.sent_ns is None:
@@ -107,7 +107,7 @@ class Exchange:
         ways = [
             (since_ns + round(limit_s * NS_PER_S), TIMEOUT, _GIVEN_UP[name].format(limit_s))
             for since_ns, name in ends
-            if (limit_s := getattr(limits, name)) is not None
+            if (limit_s := getattr(outgoing.target, name)) is not None
         ]
         if outgoing.patience_ns is not None and (self._waits_for_text or outgoing.patience_for == "answer"):
             patience = f"left after its patience of {outgoing.patience_ns / NS_PER_S:.3g} s"
@@ -200,7 +200,6 @@ class Connection:
         return data, ancillary
 
     def decrypt(self, data: bytes) -> bytes:
-        """The plain bytes."""
         return data if self._tls is None else self._tls.decrypt(data)
 
     def stale(self) -> bool:

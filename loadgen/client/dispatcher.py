@@ -15,19 +15,8 @@ import gevent
 import gevent.event
 from gevent import socket, ssl
 
-from loadgen.client.event_log import (
-    CANCELLED,
-    DUE,
-    FLUSH_SECONDS,
-    NO_REQUEST,
-    RAN_OUT,
-    STARTED,
-    EventLog,
-    warm_up,
-    write_events,
-    write_progress,
-)  # fmt: skip
-from loadgen.client.outgoing import Ended, Limits, Outgoing
+from loadgen.client import event_log
+from loadgen.client.outgoing import Ended, Outgoing
 from loadgen.client.pacing import Pacer, Wire
 from loadgen.client.socket_loop import SocketLoop
 from loadgen.scenario.arrivals import ClosedLoop
@@ -59,10 +48,6 @@ class Replay:
     shift_ns: int = 0  # to add to a stamp of this host for the clock of the run
 
 
-def limits_of(target: Target) -> Limits:
-    return Limits(target.timeout_s, target.connect_timeout_s, target.first_byte_timeout_s, target.gap_timeout_s)
-
-
 class LoadClient:
     """Owns the events that are not written yet, and the results that Locust has not shown yet."""
 
@@ -70,8 +55,7 @@ class LoadClient:
         self.run_dir = replay.run_dir
         self._replay = replay
         self._on_finished = on_finished
-        self._limits = limits_of(replay.target)
-        self._full: deque[EventLog] = deque()
+        self._full: deque[event_log.EventLog] = deque()
         self._num_written = 0
         self._next_swap_ns = 0
         self._ended: deque[tuple[int, int, Ended]] = deque()
@@ -79,8 +63,8 @@ class LoadClient:
         self._counts = {"total": len(replay.schedule), "sent": 0, "finished": 0, "failed": 0}
         self._requests = {request.index: request for request in replay.schedule}
         self._pacer = Pacer(
-            replay.schedule, replay.wire, self._limits, replay.loop, self._cancel,
-            ran_out=lambda free_ns: self._loop.log.add(NO_REQUEST, free_ns, RAN_OUT),
+            replay.schedule, replay.wire, replay.target, replay.loop, self._cancel,
+            ran_out=lambda free_ns: self._loop.log.add(event_log.NO_REQUEST, free_ns, event_log.RAN_OUT),
         )  # fmt: skip
         address = _first_that_connects(replay.endpoint)
         tls = (ssl.create_default_context(), replay.endpoint.host) if replay.endpoint.scheme == "https" else None
@@ -93,16 +77,16 @@ class LoadClient:
         `agree_start` returns the start time of the schedule, once the prelude is over. Whatever ends the run, requests
         in flight are cancelled and all stamps are written.
         """
-        warm_up()
+        event_log.warm_up()
         beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
         try:
             with _undisturbed():
                 for request in self._replay.schedule:
                     if request.prelude:
-                        wire = self._replay.wire[request.index]
-                        self._send_all([Outgoing(request.index, monotonic_ns(), wire, self._limits)])
+                        wire, target = self._replay.wire[request.index], self._replay.target
+                        self._send_all([Outgoing(request.index, monotonic_ns(), wire, target)])
                 start_ns = agree_start()
-                self._loop.log.add(NO_REQUEST, start_ns, STARTED)
+                self._loop.log.add(event_log.NO_REQUEST, start_ns, event_log.STARTED)
                 self._send_all(self._pacer.begin(start_ns))
                 self._counts["total"] = self._counts["finished"] + self._counts["failed"]  # slots may not need all
         finally:
@@ -137,16 +121,16 @@ class LoadClient:
         """In the loop's thread: records requests that will never be sent, as due at this moment."""
         for request in requests:
             self._counts["failed"] += 1
-            self._loop.log.add(request.index, ended.ended_ns, DUE)
-            self._loop.log.add(request.index, ended.ended_ns, CANCELLED, f"not sent: {reason}".encode())
+            self._loop.log.add(request.index, ended.ended_ns, event_log.DUE)
+            self._loop.log.add(request.index, ended.ended_ns, event_log.CANCELLED, f"not sent: {reason}".encode())
             self._ended.append((request.index, ended.ended_ns, Ended(ended.ended_ns, ended.ended_ns, 0, reason)))
 
     def _swap_logs(self, now_ns: int) -> None:
         """In the loop's thread: hands the log over for writing."""
         if now_ns >= self._next_swap_ns:
-            self._next_swap_ns = now_ns + int(FLUSH_SECONDS * 1e9)
+            self._next_swap_ns = now_ns + int(event_log.FLUSH_SECONDS * 1e9)
             self._full.append(self._loop.log)
-            self._loop.log = EventLog()
+            self._loop.log = event_log.EventLog()
 
     def _show_until_closing(self) -> None:
         while not self._closing.wait(SHOW_SECONDS):
@@ -159,7 +143,7 @@ class LoadClient:
 
     def _flush_until_closing(self) -> None:
         threadpool = gevent.get_hub().threadpool
-        while not self._closing.wait(FLUSH_SECONDS):
+        while not self._closing.wait(event_log.FLUSH_SECONDS):
             try:
                 threadpool.apply(self._flush)
             except OSError as error:
@@ -170,11 +154,11 @@ class LoadClient:
         while self._full:
             events = self._full[0]
             if len(events):
-                write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
+                event_log.write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
                 self._num_written += len(events)
             self._full.popleft()
         sent = self._loop.num_begun
-        write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
+        event_log.write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
 
 
 @contextmanager

@@ -7,12 +7,7 @@ last.
 """
 
 import struct
-from time import clock_gettime_ns, monotonic_ns
-
-try:
-    from time import CLOCK_REALTIME
-except ImportError:  # no such clock outside POSIX; nothing asks for it there
-    CLOCK_REALTIME = 0
+from time import CLOCK_REALTIME, clock_gettime_ns, monotonic_ns
 
 SO_TIMESTAMPING = 37  # asm-generic/socket.h, which x86 and ARM share; the module `socket` has no name for it
 RECEIVED_IN_SOFTWARE = (1 << 3) | (1 << 4)  # linux/net_tstamp.h: RX_SOFTWARE | SOFTWARE

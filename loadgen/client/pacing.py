@@ -6,10 +6,11 @@ Nothing here waits or reads a clock. The socket loop reports each end, in its th
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.client.outgoing import STOPPED, Ended, Limits, Outgoing
+from loadgen.client.outgoing import STOPPED, Ended, Outgoing
 from loadgen.prompts.conversation import Conversation, TurnParts
 from loadgen.replies.answer_text import answer_of
 from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.scenario.scenario import Target
 from loadgen.schedule.draws import NS_PER_S
 from loadgen.schedule.request import ScheduledRequest, chains_of
 
@@ -34,11 +35,11 @@ class Pacer:
     """
 
     def __init__(
-        self, schedule: Sequence[ScheduledRequest], wire: Wire, limits: Limits, loop: ClosedLoop | None,
+        self, schedule: Sequence[ScheduledRequest], wire: Wire, target: Target, loop: ClosedLoop | None,
         cancel: Callable[[list[ScheduledRequest], Ended, str], None], ran_out: Callable[[int], None],
     ):  # fmt: skip
         self._chains = chains_of([request for request in schedule if not request.prelude])
-        self._wire, self._limits, self._loop, self._cancel, self._ran_out = wire, limits, loop, cancel, ran_out
+        self._wire, self._target, self._loop, self._cancel, self._ran_out = wire, target, loop, cancel, ran_out
         self._has_run_out = False
         self._waiting = iter(self._chains)
         self._under_way: dict[int, _Chain] = {}
@@ -106,6 +107,6 @@ class Pacer:
         if goes_on or self._loop is not None:
             self._under_way[request.index] = chain
         return Outgoing(
-            request.index, due_ns, wire, self._limits, keep_reply=goes_on, tells_due=request.due_offset_ns is None,
+            request.index, due_ns, wire, self._target, keep_reply=goes_on, tells_due=request.due_offset_ns is None,
             patience_ns=request.patience_ns, patience_for=request.patience_for,
         )  # fmt: skip

@@ -154,7 +154,7 @@ class SocketLoop:
                     exchange.sent_ns = monotonic_ns()
                     self.log.add(exchange.outgoing.index, exchange.sent_ns, SENT)
                     connection.write(exchange.outgoing.wire)
-                    if exchange.outgoing.limits.first_byte_timeout_s is not None:
+                    if exchange.outgoing.target.first_byte_timeout_s is not None:
                         self._watch_deadline(exchange)
                 else:
                     connection.flush()
@@ -166,29 +166,22 @@ class SocketLoop:
             self._poller.modify(connection.descriptor, connection.watched)
 
     def _read(self, connection: Connection) -> None:
-        exchange = connection.exchange
+        exchange, complete = connection.exchange, False
         try:
             raw, ancillary = connection.receive()
             now_ns = self._clock.stamp(ancillary)
             data = connection.decrypt(raw)
+            if data:
+                self.log.add(exchange.outgoing.index, now_ns, BYTES, data)
+                complete = exchange.feed(data, now_ns)
         except BlockingIOError:
             return
-        except OSError as error:
+        except (OSError, *HttpEnd.FAULTS) as error:
             self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
             return
-        if data:
-            self.log.add(exchange.outgoing.index, now_ns, BYTES, data)
-            try:
-                complete = exchange.feed(data, now_ns)
-            except HttpEnd.FAULTS as error:
-                self._end(exchange, ERROR, f"{type(error).__name__}: {error}")
-                return
-            if exchange.first_read and exchange.outgoing.limits.gap_timeout_s is not None:
-                self._watch_deadline(exchange)
-            if complete:
-                self._end(exchange, CLOSED, "" if exchange.status == 200 else f"HTTP {exchange.status}")
-                return
-        if not raw:
+        if data and exchange.first_read and exchange.outgoing.target.gap_timeout_s is not None:
+            self._watch_deadline(exchange)
+        if complete or not raw:
             status = exchange.status
             self._end(exchange, CLOSED, "no reply" if not status else "" if status == 200 else f"HTTP {status}")
 

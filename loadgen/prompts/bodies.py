@@ -130,10 +130,7 @@ def json_body(
         body["prompt"] = prompt.text
     if request.temperature > 0:
         body["seed"] = request.seed
-    if request.top_k is not None:
-        body["top_k"] = request.top_k
-    if request.top_p is not None:
-        body["top_p"] = request.top_p
+    body |= {name: value for name in ("top_k", "top_p") if (value := getattr(request, name)) is not None}
     body |= _sampling(scenario, request)
     if request.ignore_eos:
         body["ignore_eos"] = True

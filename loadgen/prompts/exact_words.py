@@ -8,7 +8,6 @@ Without a tokenizer a text has as many words of the prose as TOKENS_PER_WORD giv
 """
 
 import math
-from itertools import islice
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -67,8 +66,10 @@ def prose_words(prose: list[str]) -> list[str]:
 
 def single_token_words(encoder: Encoder, prose: list[str]) -> list[str]:
     """Words that are one token each, alone and in a text. Raises ScenarioError where there are too few."""
-    fitting = list(islice((word for word in _candidates(encoder, prose)), MOST_WORDS))
-    words = [word for word, fits in zip(fitting, _fit(encoder, fitting), strict=True) if fits]
+    candidates = _candidates(encoder, prose)[:MOST_WORDS]
+    # One token at the beginning and after another word: twice the word is two tokens.
+    twice = encoder.encode_batch([f"{word} {word}" for word in candidates], add_special_tokens=False)
+    words = [word for word, two in zip(candidates, twice, strict=True) if len(two.ids) == 2]
     chosen = seeded_rng("words").integers(max(len(words), 1), size=SAMPLE)
     sample = " ".join(words[index] for index in chosen) if words else ""
     if len(words) < FEWEST_WORDS or len(encoder.encode(sample, add_special_tokens=False).ids) != SAMPLE:
@@ -86,9 +87,3 @@ def _candidates(encoder: Encoder, prose: list[str]) -> list[str]:
     spelled = sorted(encoder.get_vocab().items(), key=lambda entry: entry[1])
     after_space = (token[1:] for token, _ in spelled if token[:1] in ("Ġ", "▁"))
     return [word for word in dict.fromkeys(after_space) if word.isascii() and word.isalpha() and len(word) > 1]
-
-
-def _fit(encoder: Encoder, words: list[str]) -> list[bool]:
-    """Whether each word is one token at the beginning and after another word: twice the word is two tokens."""
-    twice = encoder.encode_batch([f"{word} {word}" for word in words], add_special_tokens=False)
-    return [len(two.ids) == 2 for two in twice]

@@ -36,21 +36,17 @@ class LiveTable:
                 return
             self._schedule, self._scenario = read_schedule(self._run_dir)
         fresh = [file for file in event_files(self._run_dir) if file not in self._read]
-        ended = []
+        rows = []
         for index, events in events_by_request(fresh):
             if index == NO_REQUEST:
                 self._start_ns = next((ns for _, ns, kind, _ in events if kind == STARTED), self._start_ns)
                 continue
             self._open.setdefault(index, []).extend(events)
             if events[-1][2] in TERMINAL:
-                ended.append(index)
+                request, all_events = self._schedule[index], self._open.pop(index)
+                due_ns = due_time(request, self._start_ns, all_events)
+                rows.append(row(client_record(request, self._scenario, due_ns, all_events)))
         self._read.update(fresh)
-        rows = [row(self._record(index, self._open.pop(index))) for index in ended]
         if rows:
             name = f"{time.time_ns():020d}-{os.getpid()}"
             write_segment(self._run_dir, "client", rows, name, SCHEMAS["client"])
-
-    def _record(self, index: int, events: list[Event]):
-        request = self._schedule[index]
-        due_ns = due_time(request, self._start_ns, events)
-        return client_record(request, self._scenario, due_ns, events)

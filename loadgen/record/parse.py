@@ -10,24 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from loadgen.client.event_log import (
-    BYTES,
-    CANCELLED,
-    DISPATCHED,
-    DUE,
-    ERROR,
-    NO_REQUEST,
-    RAN_OUT,
-    RECONNECTED,
-    SENT,
-    STARTED,
-    TERMINAL,
-    TIMEOUT,
-    compact_events,
-    event_files,
-    first_stamp,
-    ordered_events,
-)  # fmt: skip
+from loadgen.client import event_log
 from loadgen.client.outgoing import STOPPED
 from loadgen.replies.reply import Reply, ReplyReader
 from loadgen.schedule.request import ScheduledRequest, read_schedule, read_warmup_s
@@ -65,7 +48,7 @@ class RunReader:
     def __init__(self, run_dir: Path):
         self._schedule, self._scenario = read_schedule(run_dir)
         self._warmup_s = read_warmup_s(run_dir)
-        self._files = event_files(run_dir)
+        self._files = event_log.event_files(run_dir)
         self._started = self._ran_out = False
         self._num_unfinished = self._num_stale = 0
         self._moments = array("q")  # of each record: index of its request, ns when it was due, dispatched, sent
@@ -78,12 +61,12 @@ class RunReader:
         stream = events_by_request(self._files)
         upcoming = next(stream, None)
         start_ns = None
-        if upcoming is not None and upcoming[0] == NO_REQUEST:
-            start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == STARTED), None)
-            self._ran_out = any(kind == RAN_OUT for _, _, kind, _ in upcoming[1])
+        if upcoming is not None and upcoming[0] == event_log.NO_REQUEST:
+            start_ns = next((ns for _, ns, kind, _ in upcoming[1] if kind == event_log.STARTED), None)
+            self._ran_out = any(kind == event_log.RAN_OUT for _, _, kind, _ in upcoming[1])
             upcoming = next(stream, None)
         self._started = start_ns is not None
-        start_ns = first_stamp(self._files) if start_ns is None else start_ns
+        start_ns = event_log.first_stamp(self._files) if start_ns is None else start_ns
         before_ns = None  # when the turn before was due, in a session that an open loop began
         for request in self._schedule:
             events: list[Event] = []
@@ -112,11 +95,10 @@ class RunReader:
         counts = after_warmup(due_ns, self._warmup_s, sum(self._schedule[place].prelude for place in index))
         was_sent = sent_ns != NOT_SENT
         timed = counts & was_sent
-        client_error = (
-            {f"lag_{name}_ms": value for name, value in _quantiles_ms((sent_ns - due_ns)[timed]).items()}
-            | {f"dispatch_{name}_ms": value for name, value in _quantiles_ms((dispatched_ns - due_ns)[timed]).items()}
-            | ({"stale_connections": self._num_stale} if self._num_stale else {})
-        )
+        client_error = _quantiles_ms("lag", (sent_ns - due_ns)[timed])
+        client_error |= _quantiles_ms("dispatch", (dispatched_ns - due_ns)[timed])
+        if self._num_stale:
+            client_error["stale_connections"] = self._num_stale
         in_order = index[was_sent][np.argsort(sent_ns[was_sent], kind="stable")]
         return Parsed(
             started=self._started, num_records=len(index), num_unfinished=self._num_unfinished,
@@ -127,12 +109,13 @@ class RunReader:
 
     def _count(self, request: ScheduledRequest, record: ClientRecord, events: list[Event]) -> None:
         self._num_unfinished += record.status == "missing" or record.error == STOPPED
-        self._num_stale += sum(kind == RECONNECTED for _, _, kind, _ in events)
+        self._num_stale += sum(kind == event_log.RECONNECTED for _, _, kind, _ in events)
         if record.chunk_ns:
             self._streams.extend((record.chunk_ns[0], record.chunk_ns[-1], len(record.chunk_ns)))
-        stamps = {kind: ns for _, ns, kind, _ in events if kind in (SENT, DISPATCHED)}
-        sent = (stamps[DISPATCHED], stamps[SENT]) if SENT in stamps else (NOT_SENT, NOT_SENT)
-        self._moments.extend((request.index, record.due_ns, *sent))
+        stamps = {kind: ns for _, ns, kind, _ in events if kind in (event_log.SENT, event_log.DISPATCHED)}
+        sent_ns = stamps.get(event_log.SENT, NOT_SENT)
+        dispatched_ns = NOT_SENT if sent_ns == NOT_SENT else stamps[event_log.DISPATCHED]
+        self._moments.extend((request.index, record.due_ns, dispatched_ns, sent_ns))
 
 
 def read_records(run_dir: Path) -> list[ClientRecord]:
@@ -143,7 +126,7 @@ def read_records(run_dir: Path) -> list[ClientRecord]:
 def build_client_table(run_dir: Path) -> Parsed:
     """Writes `client.parquet` from the schedule and the raw events, in place of its segments. Call it once no process
     writes events: their segments become one file too."""
-    compact_events(run_dir)
+    event_log.compact_events(run_dir)
     run_reader = RunReader(run_dir)
     records = run_reader.records()
     pieces = iter(lambda: [row(record) for record in islice(records, RECORDS_AT_ONCE)], [])
@@ -158,7 +141,7 @@ def events_by_request(files: list[Path]) -> Iterator[tuple[int, list[Event]]]:
     """(index, events in the order of stamping) of each request that has any, in order of the index."""
     rows = (
         row
-        for table in ordered_events(files)
+        for table in event_log.ordered_events(files)
         for batch in table.to_batches(max_chunksize=EVENTS_AT_ONCE)
         for row in zip(*(batch.column(name).to_pylist() for name in RAW_COLUMNS), strict=True)
     )
@@ -173,7 +156,7 @@ def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event
         return events[0][1] if events else None
     if request.due_offset_ns is not None:
         return start_ns + request.due_offset_ns
-    return next((ns for _, ns, kind, _ in events if kind == DUE), None)
+    return next((ns for _, ns, kind, _ in events if kind == event_log.DUE), None)
 
 
 def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
@@ -182,12 +165,12 @@ def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events:
     sent_ns = last_byte_ns = None
     end, reason = None, ""
     for _, ns, kind, data in events:
-        if kind == SENT:
+        if kind == event_log.SENT:
             sent_ns = ns
-        elif kind == BYTES:
+        elif kind == event_log.BYTES:
             reader.feed(data, ns)
             last_byte_ns = ns
-        elif kind in TERMINAL:
+        elif kind in event_log.TERMINAL:
             end, reason = kind, data.decode("utf-8", "replace")
     reply = reader.end() if end is not None else reader.reply
     status, error = _status(reply, end, reason, last_byte_ns is not None)
@@ -207,19 +190,20 @@ def _status(reply: Reply, end: int | None, reason: str, answered: bool) -> tuple
         return "error", reply.error
     if reply.finished and (reply.complete or end is not None):
         return "ok", None
-    if end == TIMEOUT:
+    if end == event_log.TIMEOUT:
         return "timeout", reason or "no complete reply within target.timeout_s"
-    if end == CANCELLED:
+    if end == event_log.CANCELLED:
         return "cancelled", reason or STOPPED
-    if end == ERROR:
+    if end == event_log.ERROR:
         return "error", reason
     if end is None:
         return "missing", NO_END
     return "error", "the stream ended before its last event" if answered else "closed without a reply"
 
 
-def _quantiles_ms(durations_ns: np.ndarray) -> dict[str, float | None]:
-    if not len(durations_ns):
-        return {"p50": None, "p99": None, "max": None}
-    p50, p99 = np.quantile(durations_ns, [0.5, 0.99])
-    return {name: round(value / 1e6, 4) for name, value in (("p50", p50), ("p99", p99), ("max", durations_ns.max()))}
+def _quantiles_ms(name: str, durations_ns: np.ndarray) -> dict[str, float | None]:
+    shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {
+        f"{name}_{label}_ms": round(np.quantile(durations_ns, share) / 1e6, 4) if len(durations_ns) else None
+        for label, share in shares.items()
+    }

@@ -52,7 +52,8 @@ def compare(
         if record.sent_ns is not None and begin_ns <= record.due_ns < end_ns:
             send.append(np.array([record.sent_ns - record.due_ns]))
         answer = answers.get(record.request_id)
-        if answer is None or record.status != "ok" or not _same_counts(record, answer):
+        found = (record.status, record.chunk_tokens, record.output_tokens, record.prompt_tokens)
+        if answer is None or found != ("ok", answer.tokens, sum(answer.tokens), answer.prompt_tokens):
             wrong += 1
             continue
         written = np.array(answer.write_ns)
@@ -76,12 +77,6 @@ def compare(
     )  # fmt: skip
 
 
-def _same_counts(record: ClientRecord, answer: ServedRequest) -> bool:
-    return (record.chunk_tokens, record.output_tokens, record.prompt_tokens) == (
-        answer.tokens, sum(answer.tokens), answer.prompt_tokens,
-    )  # fmt: skip
-
-
 def _error(differences_ns: list[np.ndarray]) -> Error:
     all_ns = np.concatenate(differences_ns) if differences_ns else np.empty(0)
     if not len(all_ns):
@@ -95,15 +90,15 @@ def with_calibration(client_error: dict[str, Any], streams: np.ndarray, shards: 
     `streams` [replies with text, 3]: ns of the first and of the last chunk, number of chunks. Several processes share
     the load, as far as each can have a core of its own.
     """
-    if any(shard.clock_uncertainty_ms is not None for shard in shards):
-        unknown = "not known: other hosts sent too, and what is kept here is of this one"
-        return client_error | {"calibration": {"unknown": unknown}}
     num_streams, chunks_per_s = stream_load(*streams.T)
-    if not num_streams:
-        return client_error | {"calibration": {"unknown": NOTHING_STREAMED}}
     processes = max(1, min(len(shards), hardware()["cores"]))
     try:
+        if any(shard.clock_uncertainty_ms is not None for shard in shards):
+            raise CalibrationError("not known: other hosts sent too, and what is kept here is of this one")
+        if not num_streams:
+            raise CalibrationError(NOTHING_STREAMED)
         calibration = load_calibration(device_name(), client_fingerprint())
+        found = error_at_load(calibration, num_streams, chunks_per_s, processes)
     except CalibrationError as error:
-        return client_error | {"calibration": {"unknown": str(error)}}
-    return client_error | {"calibration": error_at_load(calibration, num_streams, chunks_per_s, processes)}
+        found = {"unknown": str(error)}
+    return client_error | {"calibration": found}

@@ -41,7 +41,7 @@ class ReferenceServer:
         self.timing = timing
         self.log = ReferenceLog(timing, [], [])
         self._start_ns = monotonic_ns()
-        self._stopped_ns = 0  # total time that the server's own clock has stood still
+        self.stopped_ns = 0  # total time that the server's own clock has stood still
         self._due: list[tuple[int, int, Stream]] = []  # heap, by the server's own clock
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -53,10 +53,7 @@ class ReferenceServer:
 
     def now_ns(self) -> int:
         """The server's own clock, which stands still in a stall."""
-        return monotonic_ns() - self._stopped_ns
-
-    def real_ns(self, own_ns: int) -> int:
-        return own_ns + self._stopped_ns
+        return monotonic_ns() - self.stopped_ns
 
     def admit(self, served: ServedRequest) -> None:
         """Adds a request to the log. The first one sets the time of the stall."""
@@ -67,7 +64,7 @@ class ReferenceServer:
     def first_due_ns(self, read_ns: int) -> int:
         """When the first chunk of a request is due that was read at `read_ns`, by the server's own clock."""
         timing = self.timing
-        due_ns = read_ns - self._stopped_ns + round(timing.ttft_s * 1e9)
+        due_ns = read_ns - self.stopped_ns + round(timing.ttft_s * 1e9)
         if not timing.in_step:
             return due_ns
         step_ns = round(timing.token_s * timing.tokens_per_chunk * 1e9)
@@ -101,7 +98,7 @@ class ReferenceServer:
         from_ns = monotonic_ns()
         time.sleep(self.timing.stall_s)
         to_ns = monotonic_ns()
-        self._stopped_ns += to_ns - from_ns
+        self.stopped_ns += to_ns - from_ns
         self.log.stalls.append((from_ns, to_ns))
         if self._due:
             self._arm(self._due[0][0])
@@ -155,7 +152,7 @@ class Stream:
         self._written += num_tokens
         data = self._chunk(num_tokens) if self._streamed else self._document(num_tokens)
         served.tokens.append(num_tokens)
-        served.due_ns.append(self._server.real_ns(due_ns))
+        served.due_ns.append(due_ns + self._server.stopped_ns)
         served.write_ns.append(monotonic_ns())
         self._connection.send(data)
         if self._left:

@@ -45,13 +45,10 @@ def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
         doubtful = parser.get_status_code() != 200 or b'"error"' in body or not finished
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         body, doubtful = b"", True
-    if doubtful and (fault := _fault(reply)):
-        return b"", fault
+    if doubtful:
+        reader = ReplyReader()
+        reader.feed(reply, 0)
+        read = reader.end()
+        if read.error or not read.finished:
+            return b"", read.error or "the reply ended before its last event"
     return b"".join(TEXT_KEYS[api].findall(body)), ""
-
-
-def _fault(reply: bytes) -> str:
-    reader = ReplyReader()
-    reader.feed(reply, 0)
-    read = reader.end()
-    return read.error or ("" if read.finished else "the reply ended before its last event")

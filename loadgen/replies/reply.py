@@ -1,17 +1,18 @@
 """One reply: its stamped bytes → text chunks, token counts, errors. The cold path."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
 
-from loadgen.replies.sse import SseDecoder
 from metrics.errors import ServerError
 
 MAX_ERROR_CHARACTERS = 300
 LARGEST_COUNT = 2**63 - 1  # what a column of the tables holds
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class ReplyFault(ServerError):
@@ -44,6 +45,43 @@ class Reply:
             return []
         new = [after - before for before, after in zip([0, *self.totals], self.totals, strict=False)]
         return new if min(new) >= 0 else []
+
+
+class SseDecoder:
+    """Server-sent events after the WHATWG HTML standard, 9.2: bytes, however they were cut, → the data of each event.
+    Other fields than `data` are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._after_carriage_return = False
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The data of each event that this chunk completes, in order.
+
+        An event is given out at its blank line, even if a line feed may still belong to it: it is dropped then.
+        """
+        if self._after_carriage_return and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_carriage_return = False
+        content = self._rest + chunk
+        events, position = [], 0
+        for end in _LINE_END.finditer(content):
+            line = content[position : end.start()]
+            position = end.end()
+            if line:
+                self._field(line)
+            elif self._data:
+                events.append(b"\n".join(self._data).decode("utf-8", "replace"))
+                self._data = []
+        self._rest = content[position:]
+        self._after_carriage_return = position == len(content) and content.endswith(b"\r")
+        return events
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
 
 
 class ReplyReader:
@@ -107,14 +145,8 @@ class ReplyReader:
     def _take_event(self, event: str) -> None:
         if event == "[DONE]":
             self.reply.finished = True
-            return
-        content = _json(event)
-        if not isinstance(content, dict):
-            self._fail(f"an event is not a JSON object: {event[:MAX_ERROR_CHARACTERS]!r}")
-        elif content.get("error"):
-            self._fail(_message(content))
         else:
-            self._take_content(content)
+            self._take_document("an event", event)
 
     def _finish_document(self) -> None:
         document, self._document = self._document, b""
@@ -124,17 +156,19 @@ class ReplyReader:
         if code != 200:
             self._fail(f"HTTP {code}: {_document_message(document)}")
         elif document:
-            content = _json(document)
-            if not isinstance(content, dict):
-                shown = document[:MAX_ERROR_CHARACTERS].decode("utf-8", "replace")
-                self._fail(f"the reply is not a JSON object: {shown!r}")
-            elif content.get("error"):
-                self._fail(_message(content))
-            else:
-                self.reply.finished = True
-                self._take_content(content)
+            self._take_document("the reply", document)
+            self.reply.finished = self.reply.error is None
 
-    def _take_content(self, content: dict[str, Any]) -> None:
+    def _take_document(self, name: str, document: str | bytes) -> None:
+        """Takes text and counts of tokens of an event or of a whole reply."""
+        content = _json(document)
+        if not isinstance(content, dict):
+            shown = document if isinstance(document, str) else document.decode("utf-8", "replace")
+            self._fail(f"{name} is not a JSON object: {shown[:MAX_ERROR_CHARACTERS]!r}")
+            return
+        if content.get("error"):
+            self._fail(_message(content))
+            return
         usage = _part(content, "usage", dict)
         prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
         cached = _count(_part(usage, "prompt_tokens_details", dict), "cached_tokens")

@@ -167,7 +167,7 @@ class WorkerReplay:
         try:
             plan, shift_ns, uncertainty_ms = Plan(**part["plan"]), 0, None
             if part["boot_id"] is None or part["boot_id"] != boot_id():  # another host has another monotonic clock
-                shift_ns, uncertainty_ms = self._compare_clocks()
+                shift_ns, uncertainty_ms = clock_shift([self._ask_time() for _ in range(CLOCK_ROUNDS)])
             client = prepare_part(plan, part["number"], part["of"], self._on_finished, shift_ns=shift_ns)
 
             def agree_start() -> int:
@@ -187,10 +187,6 @@ class WorkerReplay:
 
     def _tell_end(self, id_prefix: str, whole: bool, failure: str) -> None:
         self._runner.send_message(ENDED, {"id_prefix": id_prefix, "whole": whole, "failure": failure})
-
-    def _compare_clocks(self) -> tuple[int, float]:
-        """The shift of this clock to the master's in ns, and its uncertainty in ms: half of the fastest round trip."""
-        return clock_shift([self._ask_time() for _ in range(CLOCK_ROUNDS)])
 
     def _ask_time(self) -> tuple[int, int, int]:
         self._times = gevent.event.AsyncResult()

@@ -99,7 +99,13 @@ def prepare_part(
             whole = schedule
             if whole is None:
                 whole = build_schedule(scenario, plan.seed, plan.id_prefix)
-                _refuse_other_schedule(plan, schedule_digest(whole))
+                digest = schedule_digest(whole)
+                if digest != plan.schedule_digest:
+                    raise ExperimentError(
+                        "this worker makes another schedule of the same scenario and seed than the master (digest "
+                        f"{digest}, not {plan.schedule_digest}); give it the same version of Sojourn and of numpy, "
+                        "and the same files of traces, under the same paths"
+                    )
             mine = part_of(whole, number, of, loop)
             return mine, build_wire_requests(scenario, plan.seed, whole, endpoint, plan.model, plan.tokenizer, mine)
 
@@ -112,15 +118,6 @@ def prepare_part(
     except OSError as error:
         raise ExperimentError(str(error)) from None
     return client
-
-
-def _refuse_other_schedule(plan: Plan, digest: str) -> None:
-    if digest != plan.schedule_digest:
-        raise ExperimentError(
-            f"this worker makes another schedule of the same scenario and seed than the master (digest {digest}, not "
-            f"{plan.schedule_digest}); give it the same version of Sojourn and of numpy, and the same files of traces, "
-            "under the same paths"
-        )
 
 
 def beside_the_hub(work: Callable[[], Any]) -> Any:

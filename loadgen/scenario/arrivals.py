@@ -11,17 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from loadgen.scenario.distributions import Number, Seconds, Whole
-from loadgen.scenario.open_processes import (
-    AtOnce,
-    Bounded,
-    Constant,
-    Gamma,
-    Phases,
-    Poisson,
-    Ramp,
-    Times,
-    Trace,
-)  # fmt: skip
+from loadgen.scenario.open_processes import OPEN_PROCESSES, Bounded
 from loadgen.traces.row import TraceRow
 
 
@@ -82,9 +72,7 @@ class Users(Bounded):
         return ClosedLoop(self.users, self.duration_s, self.think_time_s, self.start_over_s, described)
 
 
-PROCESSES: tuple[type[ArrivalProcess], ...] = (
-    Poisson, Constant, Gamma, Ramp, Phases, Trace, AtOnce, Times, Concurrency, Users,
-)  # fmt: skip
+PROCESSES: tuple[type[ArrivalProcess], ...] = (*OPEN_PROCESSES, Concurrency, Users)
 Arrivals = Annotated[Union[PROCESSES], Field(discriminator="process")]  # noqa: UP007 - made of a tuple
 
 

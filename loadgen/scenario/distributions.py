@@ -145,10 +145,8 @@ class FromTrace(_Clipped):
 
 
 Length = Annotated[
-    Annotated[
-        Fixed | Uniform | Around | Normal | Lognormal | Zipf | Empirical | FromTrace,
-        Field(discriminator="distribution"),
-    ],
+    Fixed | Uniform | Around | Normal | Lognormal | Zipf | Empirical | FromTrace,
+    Field(discriminator="distribution"),
     _number_is_fixed("tokens"),
 ]
 
@@ -203,12 +201,10 @@ class GeometricTurns(Block):
 
 
 Seconds = Annotated[
-    Annotated[
-        FixedSeconds | UniformSeconds | ExponentialSeconds | LognormalSeconds, Field(discriminator="distribution")
-    ],
+    FixedSeconds | UniformSeconds | ExponentialSeconds | LognormalSeconds,
+    Field(discriminator="distribution"),
     _number_is_fixed("seconds"),
 ]
 Turns = Annotated[
-    Annotated[FixedTurns | UniformTurns | GeometricTurns, Field(discriminator="distribution")],
-    _number_is_fixed("turns"),
+    FixedTurns | UniformTurns | GeometricTurns, Field(discriminator="distribution"), _number_is_fixed("turns")
 ]

@@ -19,19 +19,13 @@ _BOUNDS = {
     "string_too_long": "must have at most {max_length} characters",
     "string_pattern_mismatch": "must match {pattern}: letters, digits and _ . -",
     "literal_error": "must be one of {expected}",
-    "int_from_float": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
     "string_type": "must be text; put it in quotes",
     "list_type": "must be a list",
-    "dict_type": "must be a block of keys",
-    "model_type": "must be a block of keys",
-    "model_attributes_type": "must be a block of keys",
+    **dict.fromkeys(("int_from_float", "int_type", "int_parsing"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be a block of keys"),
 }
 
 

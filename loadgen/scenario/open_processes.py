@@ -248,3 +248,6 @@ class Trace(OpenProcess):
                    else "are not rounded to any bin")  # fmt: skip
             raise ScenarioError(f"arrivals.dequantize is true, but the times of {self.file} {why}; leave it out")
         return np.sort(bins.begins_s(times_s) + rng.uniform(0.0, bins.width_s, len(times_s)))
+
+
+OPEN_PROCESSES = (Poisson, Constant, Gamma, Ramp, Phases, Trace, AtOnce, Times)

@@ -1,5 +1,6 @@
 """The content of a request beside its time and its class: its row of a trace, its blocks or text, its variant."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 
@@ -22,7 +23,7 @@ class ContentSource:
         self._variant_rng = seeded_rng(seed, "variants")
         self._tree_rng = seeded_rng(seed, "trees")
         self._rows_of = {
-            name: ShuffledRows(klass, seeded_rng(seed, "rows", name))
+            name: shuffled_rows(klass, seeded_rng(seed, "rows", name))
             for name, klass in self._classes.items()
             if klass.from_file is not None
         }
@@ -40,7 +41,7 @@ class ContentSource:
 
     def row_of(self, klass: RequestClass, row: TraceRow | None) -> TraceRow | None:
         """The row of a request of this class, its blocks scaled as the class says, if any."""
-        row = self._rows_of[klass.klass].next() if klass.klass in self._rows_of else row
+        row = next(self._rows_of[klass.klass]) if klass.klass in self._rows_of else row
         if row is None:
             return None
         if klass.output_tokens.distribution == "trace" and row.output_tokens is None:
@@ -73,24 +74,19 @@ class ContentSource:
         return replace(request, **changes) if changes else request
 
 
-class ShuffledRows:
-    """The rows of a class's `from_file` in an order that the seed shuffles, again and again."""
-
-    def __init__(self, klass: RequestClass, rng: np.random.Generator):
-        found = read_trace(find_trace(klass.from_file))
-        low, high = klass.prompt_tokens.bounds
-        rows = found.rows
-        if klass.content == "recorded":  # a text is not cut, so that one too long for the bounds cannot be sent
-            rows = [row for row in rows if row.content and low <= row.prompt_tokens <= high]
-        if not rows:
-            raise ScenarioError(
-                f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
-                f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"
-            )
-        self._endless = cycle(rows[place] for place in rng.permutation(len(rows)))
-
-    def next(self) -> TraceRow:
-        return next(self._endless)
+def shuffled_rows(klass: RequestClass, rng: np.random.Generator) -> Iterator[TraceRow]:
+    """The rows of a class's `from_file` in random order, again and again."""
+    found = read_trace(find_trace(klass.from_file))
+    low, high = klass.prompt_tokens.bounds
+    rows = found.rows
+    if klass.content == "recorded":  # a text is not cut, so that one too long for the bounds cannot be sent
+        rows = [row for row in rows if row.content and low <= row.prompt_tokens <= high]
+    if not rows:
+        raise ScenarioError(
+            f"from_file {found.path.name} has no prompt of {low} to {high} tokens with a text, which class "
+            f"{klass.klass} asks for; widen the bounds of its prompt_tokens, or take another content"
+        )
+    return cycle(rows[place] for place in rng.permutation(len(rows)))
 
 
 def scaled(row: TraceRow, klass: RequestClass) -> TraceRow:

@@ -42,14 +42,10 @@ def arrival_facts(scenario: Scenario, traces: dict[str, Any]) -> dict[str, Any]:
 
 def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
     """`traces`, `blocks` and `notes` (the same in words), each only where there is something to say."""
-    facts: dict[str, Any] = {}
-    if traces := _traces(scenario, seed):
-        facts["traces"] = traces
-    if blocks := _blocks(scenario, traces):
-        facts["blocks"] = blocks
-    if notes := _in_words(facts):
-        facts["notes"] = notes
-    return facts
+    traces = _traces(scenario, seed)
+    blocks = _blocks(scenario, traces)
+    facts = {"traces": traces, "blocks": blocks, "notes": _in_words(traces, blocks)}
+    return {name: value for name, value in facts.items() if value}
 
 
 def repeated_texts(scenario: Scenario) -> list[str]:
@@ -96,10 +92,10 @@ def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, 
     return blocks
 
 
-def _in_words(facts: dict[str, Any]) -> list[str]:
+def _in_words(traces: dict[str, dict[str, Any]], blocks: dict[str, dict[str, Any]]) -> list[str]:
     """A sentence for each fact that a reader of the results must know."""
     lines = []
-    for file, trace in facts.get("traces", {}).items():
+    for file, trace in traces.items():
         dropped = "".join(f"; left out: {number:,} {reason}" for reason, number in trace["left_out"].items())
         if dropped:
             lines.append(f"{file}: {trace['requests']:,} requests{dropped}")
@@ -108,7 +104,7 @@ def _in_words(facts: dict[str, Any]) -> list[str]:
                 f"{file}: {trace['in_sessions']:,} requests belong to sessions, but each is sent at its own recorded "
                 "time, also where the answer before it has not ended yet"
             )
-    for klass, scale in facts.get("blocks", {}).items():
+    for klass, scale in blocks.items():
         if scale["prompt_scale"] != 1:
             lines.append(
                 f"class {klass}: blocks of {scale['trace_block_tokens']} tokens are sent as {scale['block_tokens']}: "

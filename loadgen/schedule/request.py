@@ -1,7 +1,7 @@
 """One request as the schedule has it, and the schedule on disk."""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import msgspec
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.scenario.scenario import Scenario
+from metrics.records import arrow_type
 from metrics.run.segments import replace_table
 
 SCHEDULE_FILE = "schedule.parquet"
@@ -50,16 +51,7 @@ class ScheduledRequest:
     patience_for: str = "first_token"
 
 
-SCHEMA = pa.schema([
-    ("index", pa.int64()), ("request_id", pa.string()), ("due_offset_ns", pa.int64()), ("klass", pa.string()),
-    ("tenant", pa.string()), ("session_id", pa.string()), ("turn", pa.int64()), ("prompt_tokens", pa.int64()),
-    ("max_tokens", pa.int64()), ("shared_prefix", pa.int64()), ("shared_prefix_tokens", pa.int64()),
-    ("temperature", pa.float64()), ("top_k", pa.int64()), ("top_p", pa.float64()), ("ignore_eos", pa.bool_()),
-    ("seed", pa.int64()), ("prelude", pa.bool_()),
-    ("priority", pa.int64()), ("block_ids", pa.list_(pa.int64())), ("block_tokens", pa.int64()),
-    ("content", pa.string()), ("variant", pa.int64()), ("pause_ns", pa.int64()), ("message_tokens", pa.int64()),
-    ("patience_ns", pa.int64()), ("patience_for", pa.string()),
-])  # fmt: skip
+SCHEMA = pa.schema([(field.name, arrow_type(field.type)) for field in fields(ScheduledRequest)])
 
 
 def chains_of(schedule: list[ScheduledRequest]) -> list[list[ScheduledRequest]]:

@@ -34,7 +34,12 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        return self.url.split("//", 1)[1].removesuffix(self.path) if self.path else self.url.split("//", 1)[1]
+        return urlsplit(self.url).netloc
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection that opens with its first request."""
+        kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
+        return kind(self.host, self.port, timeout=timeout_s)
 
     def addresses(self) -> list[tuple[int, tuple]]:
         """(family, socket address) of the host, resolved once before the run."""
@@ -68,8 +73,7 @@ def authorisation() -> dict[str, str]:
 
 def get(endpoint: Endpoint, path: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
     """Status and body of a GET. Raises EndpointError without an answer."""
-    kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
-    connection = kind(endpoint.host, endpoint.port, timeout=timeout_s)
+    connection = endpoint.connection(timeout_s)
     try:
         connection.request("GET", endpoint.path + path, headers={"Connection": "close", **authorisation()})
         reply = connection.getresponse()

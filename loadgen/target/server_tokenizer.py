@@ -26,8 +26,7 @@ class ServerTokenizer:
 
     def __init__(self, endpoint: Endpoint, model: str):
         self._endpoint, self._model = endpoint, model
-        kind = http.client.HTTPSConnection if endpoint.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(endpoint.host, endpoint.port, timeout=TIMEOUT_S)
+        self._connection = endpoint.connection(TIMEOUT_S)
         self._known: dict[tuple[str, bool], Encoding] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from loadgen.client import kernel_timestamps as stamps
-from loadgen.client.dispatcher import limits_of
 from loadgen.client.event_log import BYTES, NO_REQUEST, RECONNECTED, event_files
 from loadgen.client.kernel_timestamps import KernelClock
-from loadgen.client.outgoing import Limits, Outgoing
+from loadgen.client.outgoing import Outgoing
 from loadgen.client.socket_loop import SocketLoop
 from loadgen.record.parse import events_by_request
+from loadgen.scenario.scenario import Target
 from tests.loadgen.scenarios import replay, scenario
 from tests.loadgen.scripted_server import Script, ScriptedServer
 
@@ -78,7 +78,7 @@ class PlainServer:
 
 
 def request(index: int) -> Outgoing:
-    return Outgoing(index, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0))
+    return Outgoing(index, time.monotonic_ns(), b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Target(timeout_s=5.0))
 
 
 def sent(server: PlainServer, count: int, reuse: bool, at_once: bool = True) -> tuple[list, SocketLoop]:
@@ -178,17 +178,10 @@ def test_server_that_takes_no_connection_is_given_up():
     time.sleep(0.1)
     ends = []
     loop = SocketLoop((socket.AF_INET, full.getsockname()), None, lambda _, ended: ends.append(ended))
-    loop.at(Outgoing(0, time.monotonic_ns(), b"x", Limits(5.0, connect_timeout_s=0.3)))
+    loop.at(Outgoing(0, time.monotonic_ns(), b"x", Target(timeout_s=5.0, connect_timeout_s=0.3)))
     loop.run()
     loop.close()
     assert [ended.reason for ended in ends] == ["not connected within target.connect_timeout_s, 0.3 s"]
-
-
-def test_limits_of_a_target_are_all_passed_on():
-    target = scenario(
-        target={"timeout_s": 4, "connect_timeout_s": 3, "first_byte_timeout_s": 2, "gap_timeout_s": 1}
-    ).target
-    assert limits_of(target) == Limits(4, 3, 2, 1)
 
 
 def test_bytes_are_stamped_when_they_came_however_late_they_are_read(tmp_path):
@@ -249,7 +242,7 @@ def test_wall_clock_that_is_set_while_the_loop_waits_moves_no_stamp(monkeypatch)
 
     loop._poller.wait = set_clock
     before_ns = time.monotonic_ns()
-    loop.run([Outgoing(0, before_ns, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0))])
+    loop.run([Outgoing(0, before_ns, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Target(timeout_s=5.0))])
     stamp = next(ns for ns, kind in zip(loop.log.ns, loop.log.kind, strict=True) if kind == BYTES)
     loop.close()
     assert before_ns < stamp <= time.monotonic_ns()
@@ -263,7 +256,7 @@ def test_arrivals_are_made_as_they_come_and_take_no_time_before_the_first():
         for index in range(1000):
             made.append(index)
             due_ns = start_ns + (0 if index < 4 else 3600 * 10**9)
-            yield Outgoing(index, due_ns, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Limits(5.0))
+            yield Outgoing(index, due_ns, b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", Target(timeout_s=5.0))
 
     def ended(outgoing, _):
         ends.append(outgoing.index)
@@ -301,12 +294,12 @@ def test_requests_and_replies_of_any_size_go_through_tls_on_kept_connections(tmp
     wire = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     loop = SocketLoop(server.address, (trusted, "localhost"), lambda _, ended: ends.append(ended), reuse=True)
     for index in range(2):
-        loop.at(Outgoing(index, time.monotonic_ns() + index * 500_000_000, wire, Limits(20.0)))
+        loop.at(Outgoing(index, time.monotonic_ns() + index * 500_000_000, wire, Target(timeout_s=20.0)))
     loop.run()
     loop.close()
     assert [(ended.reason, ended.num_bytes) for ended in ends] == [("", len(REPLY))] * 2
     stranger = SocketLoop(server.address, (ssl.create_default_context(), "localhost"), lambda _, end: ends.append(end))
-    stranger.at(Outgoing(2, time.monotonic_ns(), wire, Limits(20.0)))
+    stranger.at(Outgoing(2, time.monotonic_ns(), wire, Target(timeout_s=20.0)))
     stranger.run()
     stranger.close()
     assert "certificate verify failed" in ends[-1].reason

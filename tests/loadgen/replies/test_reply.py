@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.client.event_log import BYTES, CLOSED, DISPATCHED, NO_REQUEST, SENT, STARTED, write_events
 from loadgen.replies.answer_text import FIRST_TEXT
-from loadgen.replies.reply import Reply, ReplyReader
-from loadgen.replies.sse import SseDecoder
+from loadgen.replies.reply import Reply, ReplyReader, SseDecoder
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.request import save_schedule
 from tests.loadgen.scenarios import log_of, replayed, scenario

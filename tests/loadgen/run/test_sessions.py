@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.client.outgoing import STOPPED, Ended, Limits
+from loadgen.client.outgoing import STOPPED, Ended
 from loadgen.client.pacing import Pacer
 from loadgen.errors import ScenarioError
 from loadgen.prompts.conversation import TurnParts
@@ -19,6 +19,7 @@ from loadgen.replies.reply import ReplyReader
 from loadgen.run.experiment import load_url
 from loadgen.run.run_files import begin_run
 from loadgen.scenario.arrivals import ClosedLoop
+from loadgen.scenario.scenario import Target
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.closed_loop import QUICK_PROMPT_TOKENS, QUICK_REQUESTS, loop_doubt
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
@@ -120,7 +121,7 @@ def test_users_begin_when_they_are_meant_to_however_soon_others_are_answered():
     chosen = scenario(users)
     schedule = build_schedule(chosen, 0, "t")
     wire = {request.index: b"" for request in schedule}
-    pace = Pacer(schedule, wire, Limits(9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
+    pace = Pacer(schedule, wire, Target(timeout_s=9.0), chosen.arrivals.closed_loop, lambda *_: None, lambda *_: None)
     arrivals = pace.begin(0)
     first = next(arrivals)
     again = pace.follow(first, Ended(5, 5, 1, ""))
@@ -202,7 +203,7 @@ def play(part: list, loop: ClosedLoop, reply_ns: int) -> tuple[int, bool]:
     """How many requests are sent, each answered after `reply_ns`, and whether a slot found nothing more to send."""
     said: list[int] = []
     wire = {request.index: WHOLE_TURN if request.session_id else b"" for request in part}
-    pace = Pacer(part, wire, Limits(1.0), loop, cancel=None, ran_out=said.append)
+    pace = Pacer(part, wire, Target(timeout_s=1.0), loop, cancel=None, ran_out=said.append)
     under_way = [(outgoing.due_ns, outgoing.index, outgoing) for outgoing in pace.begin(0)]
     heapq.heapify(under_way)
     num_sent = 0
