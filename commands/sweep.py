@@ -44,7 +44,7 @@ def sweep(
     """
     need("loadgen")
     from loadgen.scenario.scenario import load_scenario
-    from loadgen.sweeps.sweep import SweepPlan, missing, run_sweep
+    from loadgen.sweeps.sweep import SweepPlan, run_sweep
 
     loaded = options.with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
@@ -58,7 +58,7 @@ def sweep(
             plan, folder, progress=progress, on_note=say,
             on_point=lambda number, of, rate: say(f"run {number} of {of}: {rate:g} requests/s"),
         )  # fmt: skip
-    assert not missing(plan, search.points)
+    assert len(search.points) == len(plan.rates_rps) * plan.repeats
     found = by_rate(search.points)
     best = frontier(found, search.plan["objectives_ms"])
     if json:

@@ -177,8 +177,12 @@ def _undisturbed():
 
 def _first_that_connects(endpoint: Endpoint) -> tuple[int, tuple]:
     """The first address of the host that accepts a connection: a name may stand for several."""
+    try:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise EndpointError(f"{endpoint.url}: the host {endpoint.host!r} is not known ({error.strerror})") from None
     refusals = []
-    for family, address in endpoint.addresses():
+    for family, _, _, _, address in found:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.settimeout(CONNECT_TIMEOUT_S)
             try:

@@ -28,11 +28,10 @@ from loadgen.target.processes import ServerDied, free_port, load_command, serve_
 from loadgen.target.scrape import Scraper
 from loadgen.target.server_tokenizer import SERVER
 from metrics.errors import ExperimentError, RunDataError
+from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.run.directory import SERVER_KEYS, RunDirectory
 from metrics.run.join import adopt
 from metrics.run.recorder import FLUSH_SECONDS
-
-__all__ = ["ExperimentError", "Progress", "load_url", "run_scenario"]
 
 POLL_S = 0.2
 LIVE_S = 2.0
@@ -165,11 +164,8 @@ def engine_settings(scenario: Scenario, chosen: dict[str, Any]) -> dict[str, Any
     telemetry the engine refuses objectives."""
     if chosen.get("telemetry") == "off":
         return chosen
-    bounds = {}
-    for objective in scenario.objectives:
-        if objective.klass == "all":
-            bounds |= {f"objective_{name}": getattr(objective, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
-    return {name: bound for name, bound in bounds.items() if bound is not None} | chosen
+    bounds = objectives_of(EVERY_CLASS, [each.model_dump() for each in scenario.objectives])
+    return {f"objective_{name}": bound for name, bound in bounds.items()} | chosen
 
 
 def _begin(

@@ -66,13 +66,17 @@ def start_replay(options, host: str | None) -> StartedRun:
         model = served_model(endpoint, options.model_name or scenario.target.model)["id"]
         id_prefix = f"{scenario.name}-{secrets.token_hex(4)}"
         schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
-        exists = (run_dir / "run.json").exists()
-        given = {
-            "base_url": host, "model": options.model_name or None, "tokenizer": options.tokenizer or None,
-            "processes": options.processes or None,
-        }  # fmt: skip
-        engine = {"base_url": endpoint.url, "model": model}
-        run = None if exists else _begin(run_dir, scenario, seed, engine, given)
+        run = None
+        if not (run_dir / "run.json").exists():
+            # Here: duckdb and pandas stay out of a process that `sojourn run` finishes for.
+            from loadgen.run.run_files import begin_run, repeat_command
+
+            command = repeat_command(
+                "load", scenario, seed, base_url=host, model=options.model_name or None,
+                tokenizer=options.tokenizer or None, processes=options.processes or None,
+            )  # fmt: skip
+            engine = {"base_url": endpoint.url, "model": model}
+            run = begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, seed))
         save_schedule(run_dir, schedule, scenario)
     except OSError as error:
         raise ExperimentError(str(error)) from None
@@ -170,15 +174,3 @@ def replay_alone(started: StartedRun, on_finished: OnFinished) -> None:
             prepare_part(started.plan, 0, 1, on_finished, started.schedule).run()
         finally:
             finish_replay(started)
-
-
-def _begin(
-    run_dir: Path, scenario: Scenario, seed: int, engine: dict[str, Any], given: dict[str, str | None]
-) -> "RunDirectory":
-    from loadgen.run.run_files import (
-        begin_run,
-        repeat_command,
-    )  # duckdb and pandas stay out of a process that `sojourn run` finishes for
-
-    command = repeat_command("load", scenario, seed, **given)
-    return begin_run(run_dir, scenario, seed, engine, command, workload_facts(scenario, seed))

@@ -103,15 +103,15 @@ def parse(words: list[str]) -> BenchServe:
         raise InputError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
     stated = {name for name, value in vars(given).items() if value is not None}
     given.dataset_name = given.dataset_name or "random"
-    scenario = scenario_of(given, stated)
+    _refuse_contradictions(given)
     return BenchServe(
-        scenario=scenario,
-        base_url=_base_url(given),
+        scenario=scenario_of(given, stated),
+        base_url=given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}",
         model=given.served_model_name or given.model,
-        tokenizer=_tokenizer(given),
+        tokenizer=given.tokenizer,
         seed=given.seed or 0,
         run_dir=Path(given.run_dir) if given.run_dir else None,
-        processes=_processes(given),
+        processes=given.processes or 1,
         show_progress=not given.disable_tqdm,
         save=_save(given, stated),
     )
@@ -185,22 +185,13 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _base_url(given: argparse.Namespace) -> str:
+def _refuse_contradictions(given: argparse.Namespace) -> None:
     if given.base_url and (given.host or given.port):
         raise InputError("--base-url names the server, and so do --host and --port; keep one of the two")
-    return given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}"
-
-
-def _processes(given: argparse.Namespace) -> int:
     if given.processes is not None and not 1 <= given.processes <= MOST_PROCESSES:
         raise InputError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
-    return given.processes or 1
-
-
-def _tokenizer(given: argparse.Namespace) -> str | None:
     if given.tokenizer and given.skip_tokenizer_init:
         raise InputError("--tokenizer names a tokenizer that --skip-tokenizer-init would not read; keep one of the two")
-    return given.tokenizer
 
 
 def _save(given: argparse.Namespace, stated: set[str]) -> SaveResult | None:

@@ -66,8 +66,8 @@ def _in_flags(fault: str, given: argparse.Namespace) -> str:
 
 def _refuse_foreign(dataset: str, stated: set[str]) -> None:
     """Refuses flags of another data set."""
-    owners = {"random_": "random", "prefix_repetition_": "prefix_repetition", "sharegpt_": "sharegpt",
-              "custom_": "custom"}  # fmt: skip
+    owners = {"random_": "random", "input_": "random", "prefix_repetition_": "prefix_repetition",
+              "sharegpt_": "sharegpt", "custom_": "custom"}  # fmt: skip
     for name in sorted(stated):
         for prefix, owner in owners.items():
             if name.startswith(prefix) and dataset != owner:
@@ -79,8 +79,6 @@ def _refuse_foreign(dataset: str, stated: set[str]) -> None:
         raise InputError(f"--dataset-name {dataset} reads no file; leave --dataset-path out")
     if not synthetic and "dataset_path" not in stated:
         raise InputError(f"--dataset-name {dataset} needs its file; add --dataset-path")
-    if "input_len" in stated and dataset != "random":
-        raise InputError(f"--input-len is of --dataset-name random, but it is {dataset}; leave it out")
     for general, own in (("input_len", "random_input_len"), ("output_len", f"{dataset}_output_len")):
         if general in stated and own in stated:
             raise InputError(f"{flag(general)} and {flag(own)} say the same; keep one of the two")

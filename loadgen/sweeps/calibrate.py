@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,10 +16,9 @@ from loadgen.reference_server.accuracy import client_fingerprint, compare
 from loadgen.reference_server.instructions import ReferenceLog, ReplyTiming
 from loadgen.run.experiment import load_url
 from loadgen.scenario.scenario import Scenario
-from loadgen.target.endpoint import Endpoint, EndpointError, get, parse_base_url
-from loadgen.target.processes import free_port, start, stop, tail
+from loadgen.target.endpoint import Endpoint, get, parse_base_url
+from loadgen.target.processes import free_port, start, stop, wait_ready
 from metrics.compute.roofline import device_name
-from metrics.errors import ExperimentError
 from metrics.machine.client_error import DEFAULT_BOUND_MS, Calibration, Point
 from metrics.machine.host import company, versions
 
@@ -31,7 +29,6 @@ WINDOW_S, QUICK_WINDOW_S = 5.0, 3.0
 TTFT_S = 0.1
 # Fewest tokens for a p99: the early-stopping rule of MLPerf LoadGen at 99 % confidence.
 FEWEST_TOKENS = 662
-ANSWER_TIMEOUT_S = 10.0
 
 
 def calibrate(
@@ -77,27 +74,13 @@ def reference_server(timing: ReplyTiming, log: Path) -> Iterator[Endpoint]:
     fields = json.dumps(msgspec.to_builtins(timing))
     server = start([sys.executable, "-m", "loadgen.reference_server.server", fields, "--port", str(endpoint.port)], log)
     try:
-        _wait_for_an_answer(server, endpoint, log)
+        wait_ready(server, endpoint, log)
         yield endpoint
     finally:
         stop(server)
 
 
-def _wait_for_an_answer(server, endpoint: Endpoint, log: Path) -> None:
-    deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            get(endpoint, "/health", timeout_s=1.0)
-            return
-        except EndpointError:
-            if server.poll() is not None:
-                break
-        time.sleep(0.05)
-    raise ExperimentError(f"the reference server did not begin within {ANSWER_TIMEOUT_S:.0f} s:\n{tail(log)}")
-
-
 def reference_log(endpoint: Endpoint) -> ReferenceLog:
-    """The log of a reference server since its start."""
     return msgspec.json.decode(get(endpoint, "/log", timeout_s=60.0)[1], type=ReferenceLog)
 
 

@@ -13,19 +13,12 @@ from loadgen.run.experiment import OnProgress
 from loadgen.scenario.scenario import Scenario
 from loadgen.sweeps.folder import OnNote, SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
-from metrics.search.bisection import (
-    Goal,
-    Judgement,
-    Outcome,
-    Proposal,
-    fewest_to_meet,
-    judgements,
-    next_trial,
-    trial_sentence,
-)
+from metrics.search import bisection
 
 UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
-OnTrial = Callable[[int, Proposal, list[Judgement]], None]  # number of the trial, from 1; what it is; what is known
+OnTrial = Callable[
+    [int, bisection.Proposal, list[bisection.Judgement]], None
+]  # number of the trial, from 1; what it is; what is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,7 @@ class CapacityPlan:
     """A trial lasts at least `trial_s` and counts at least `trial_requests`."""
 
     scenario: Scenario
-    goal: Goal
+    goal: bisection.Goal
     trial_s: float
     trial_requests: int
     seed: int
@@ -62,7 +55,7 @@ class CapacityPlan:
 
     def doubts(self) -> list[str]:
         """Warnings before the search: about its target, and about trials too short to decide alone."""
-        known, fewest = self.target.doubts(self.scenario), fewest_to_meet(self.goal)
+        known, fewest = self.target.doubts(self.scenario), bisection.fewest_to_meet(self.goal)
         if self.trial_requests >= fewest:
             return known
         return [
@@ -75,7 +68,7 @@ class CapacityPlan:
 
 def find_capacity(
     plan: CapacityPlan, folder: Path, *, on_trial: OnTrial, progress: OnProgress, on_note: OnNote = lambda _: None
-) -> Outcome:
+) -> bisection.Outcome:
     """Searches until `next_trial` returns an outcome. An interrupted search keeps every finished trial.
 
     Raises ScenarioError for a scenario without a rate, and ExperimentError.
@@ -88,11 +81,11 @@ def find_capacity(
         search.resume(on_note)
         while True:
             trials = [point.trial() for point in search.points]
-            step = next_trial(trials, plan.goal)
-            if isinstance(step, Outcome):
+            step = bisection.next_trial(trials, plan.goal)
+            if isinstance(step, bisection.Outcome):
                 search.finish(msgspec.to_builtins(step))
                 return step
-            on_trial(len(trials) + 1, step, judgements(trials, plan.goal))
+            on_trial(len(trials) + 1, step, bisection.judgements(trials, plan.goal))
             rate = step.rate_rps
             repeat = 1 + sum(point.rate_rps == rate for point in search.points)
             scenario, path, seed = plan.trial(rate), search.run_path(rate, repeat), search.next_seed()
@@ -100,5 +93,7 @@ def find_capacity(
                 scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
             )
             trials.append(point.trial())
-            sentence = f"trial {len(trials)}: {trial_sentence(trials[-1], judgements(trials, plan.goal))}"
+            sentence = (
+                f"trial {len(trials)}: {bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal))}"
+            )
             search.add(point, on_note, sentence)

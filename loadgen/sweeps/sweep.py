@@ -13,7 +13,7 @@ from loadgen.scenario.scenario import Scenario
 from loadgen.sweeps.folder import OnNote, SearchFolder
 from loadgen.sweeps.run_point import Target, at_rate
 from metrics.request.objectives import EVERY_CLASS, objectives_of
-from metrics.search.points import Point, Search
+from metrics.search.points import Search
 
 MOST_POINTS = 1_000
 OnPoint = Callable[[int, int, float], None]  # number of the run, from 1; of how many; its rate
@@ -30,7 +30,6 @@ class SweepPlan:
     target: Target
 
     def document(self) -> dict[str, Any]:
-        """The identity of the sweep."""
         return {
             "scenario": self.scenario.model_dump(mode="json"), "rates_rps": list(self.rates_rps),
             "repeats": self.repeats, "seed": self.seed, **self.target.document(),
@@ -91,8 +90,3 @@ def run_sweep(
 def schedule(rates_rps: Sequence[float], repeats: int) -> list[tuple[float, int]]:
     """(rate, repeat), repeats from 1, in the order in which they run."""
     return [(rate, repeat) for repeat in range(1, repeats + 1) for rate in rates_rps]
-
-
-def missing(plan: SweepPlan, points: Sequence[Point]) -> int:
-    """The number of missing runs."""
-    return len(plan.rates_rps) * plan.repeats - len(points)

@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -40,14 +39,6 @@ class Endpoint:
         """A connection that opens with its first request."""
         kind = http.client.HTTPSConnection if self.scheme == "https" else http.client.HTTPConnection
         return kind(self.host, self.port, timeout=timeout_s)
-
-    def addresses(self) -> list[tuple[int, tuple]]:
-        """(family, socket address) of the host, resolved once before the run."""
-        try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise EndpointError(f"{self.url}: the host {self.host!r} is not known ({error.strerror})") from None
-        return [(family, address) for family, _, _, _, address in found]
 
 
 def parse_base_url(url: str) -> Endpoint:

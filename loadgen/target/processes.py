@@ -82,7 +82,9 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def wait_ready(server: subprocess.Popen, endpoint: Endpoint, log: Path, still_waiting: Callable[[], None]) -> None:
+def wait_ready(
+    server: subprocess.Popen, endpoint: Endpoint, log: Path, still_waiting: Callable[[], None] = lambda: None
+) -> None:
     """Returns once GET /ready says 200. Raises ExperimentError if the server exits first, or takes too long."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -43,9 +43,12 @@ class ServerTokenizer:
 
     def _ask(self, text: str, special: bool) -> list[int]:
         body = json.dumps({"model": self._model, "prompt": text, "add_special_tokens": special}).encode()
+        headers = {"Content-Type": "application/json", **authorisation()}
         for attempt in (1, 2):  # a server may close an idle connection
             try:
-                status, reply = self._post(body)
+                self._connection.request("POST", f"{self._endpoint.path}/tokenize", body, headers)
+                response = self._connection.getresponse()
+                status, reply = response.status, response.read()
                 break
             except (OSError, http.client.HTTPException) as error:
                 self._connection.close()
@@ -58,12 +61,6 @@ class ServerTokenizer:
         if not isinstance(tokens, list):
             raise self._refusal(f"HTTP {status}: {reply[:120].decode(errors='replace')!r}")
         return tokens
-
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        headers = {"Content-Type": "application/json", **authorisation()}
-        self._connection.request("POST", f"{self._endpoint.path}/tokenize", body, headers)
-        reply = self._connection.getresponse()
-        return reply.status, reply.read()
 
     def _refusal(self, reason: str) -> ScenarioError:
         return ScenarioError(

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from loadgen.traces.lines import json_lines
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
+from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 MS_PER_S = 1000.0

@@ -6,8 +6,7 @@ Wang et al., "BurstGPT", KDD 2025. A request that failed has no response tokens:
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.traces.lines import csv_lines, whole
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
+from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines, whole
 
 SIX = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
 EIGHT = ["Timestamp", "Session ID", "Elapsed time", *SIX[1:]]
@@ -32,7 +31,7 @@ def _rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceRow]:
         prompt = whole(path, number, "Request tokens", row["Request tokens"])
         output = whole(path, number, "Response tokens", row["Response tokens"])
         if not output:
-            tally.leave_out(FAILED)
+            tally[FAILED] += 1
             continue
         yield TraceRow(since_s, prompt, output, session_id=row.get("Session ID", ""))
 

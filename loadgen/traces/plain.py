@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from loadgen.errors import ScenarioError
-from loadgen.traces.lines import json_lines
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
+from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 TOKENS_PER_WORD = 1.3  # English, and a vocabulary of 30,000 or more
 _WORDS = {"at_s", "prompt_tokens", "output_tokens", "prompt", "messages", "klass", "session_id"}
@@ -87,7 +86,7 @@ def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceR
     for entry in conversations:
         spoken = entry.conversations
         if len(spoken) < 2 or spoken[0].from_ not in ("human", "user") or not spoken[0].value.strip():
-            tally.leave_out("does not begin with a question and its answer")
+            tally["does not begin with a question and its answer"] += 1
             continue
         yield TraceRow(None, estimated_tokens(spoken[0].value), estimated_tokens(spoken[1].value),
                        content=json.dumps(spoken[0].value, ensure_ascii=False))  # fmt: skip

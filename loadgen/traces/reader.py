@@ -51,7 +51,9 @@ def read_trace(path: Path, form: str = "auto", window: Window | None = None) -> 
     rows, and a form without requests if there is no window.
     """
     try:
-        chosen = form_of(path) if form == "auto" else _named(path, form)
+        chosen = form_of(path)
+        if form not in ("auto", chosen.name):
+            raise ScenarioError(f"{path.name} is a file of the form {chosen.name}, not {form}; leave format out")
         if chosen is SERVEGEN and window is None:
             raise ScenarioError(
                 f"{path.name} is of the form servegen, which has no requests: they are drawn from its rates, for a "
@@ -76,13 +78,6 @@ def form_of(path: Path) -> TraceForm:
         if form.recognises(head):
             return form
     raise _unknown(f"{path.name} begins with {head.first_line[:80]!r}")
-
-
-def _named(path: Path, name: str) -> TraceForm:
-    found = form_of(path)
-    if found.name != name:
-        raise ScenarioError(f"{path.name} is a file of the form {found.name}, not {name}; leave format out")
-    return found
 
 
 def _unknown(beginning: str) -> ScenarioError:
@@ -123,10 +118,10 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
             break
         origin_s = earliest
     if not count and form is not SERVEGEN:  # of that one, nothing was drawn outside of the window
-        dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.left_out.items())})"
-        raise ScenarioError(f"{path.name} holds no requests{dropped if tally.left_out else ''}")
+        dropped = f" ({', '.join(f'{number} {reason}' for reason, number in tally.items())})"
+        raise ScenarioError(f"{path.name} holds no requests{dropped if tally else ''}")
     timed = origin_s is not None
     if timed:
         kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
     end_s = latest - (origin_s or 0.0)
-    return TraceSlice(path, form, kept, count, end_s, timed, tally.left_out, rounding.bins)
+    return TraceSlice(path, form, kept, count, end_s, timed, dict(tally), rounding.bins)

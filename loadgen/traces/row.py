@@ -1,10 +1,22 @@
-"""One recorded request of any form of file, and the interface of a form."""
+"""One recorded request of any form of file, the interface of a form, and readers of CSV and JSONL.
 
+Files are read line by line: a long trace never stands in memory as a whole.
+"""
+
+import csv
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from loadgen.errors import ScenarioError
+
+SHOWN_CHARACTERS = 80
+T = TypeVar("T")
+Tally = Counter[str]  # reason → rows left out: they have no request that could be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +31,6 @@ class TraceRow:
     klass: str = ""
     session_id: str = ""  # a name for the records: each row is an arrival of its own
     content: str = ""  # JSON of the recorded text (a string) or messages (a list)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Rows without a request that could be sent: how many were left out, by reason."""
-
-    left_out: dict[str, int] = field(default_factory=dict)
-
-    def leave_out(self, reason: str) -> None:
-        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +64,42 @@ class TraceForm:
 
 def bad_line(path: Path, number: int, reason: str) -> ScenarioError:
     return ScenarioError(f"{path.name} line {number}: {reason}")
+
+
+def json_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """(line number, object) of each line that is not empty. Raises ScenarioError with the line and its fault."""
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            try:
+                yield number, decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                shown = line[:SHOWN_CHARACTERS].decode("utf-8", "replace").strip()
+                raise bad_line(path, number, f"{shown!r}: {error}") from None
+
+
+def csv_lines(path: Path, has_header: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each line after the header that is not empty."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line and not (has_header and number == 1):
+                    yield number, line
+        except UnicodeDecodeError:
+            raise ScenarioError(f"{path.name} is not UTF-8 text") from None
+        except csv.Error as error:
+            raise bad_line(path, lines.line_num, str(error)) from None
+
+
+def whole(path: Path, number: int, name: str, cell: str) -> int:
+    """A count of tokens. Raises ScenarioError for what is none."""
+    try:
+        value = int(cell)
+    except ValueError:
+        raise bad_line(path, number, f"{name} is {cell[:SHOWN_CHARACTERS]!r}; it must be a whole number") from None
+    if not 0 <= value <= 10_000_000:
+        raise bad_line(path, number, f"{name} is {value}; it must be from 0 to 10,000,000")
+    return value

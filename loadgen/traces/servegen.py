@@ -19,8 +19,7 @@ import numpy as np
 
 from loadgen.errors import ScenarioError
 from loadgen.seeds import seeded_rng
-from loadgen.traces.lines import csv_lines
-from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line
+from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, csv_lines
 
 FAMILIES = ("Gamma", "Weibull")
 GAPS_A_DRAW = 256
@@ -58,7 +57,7 @@ def _rows(path: Path, window: Window, tally: Tally) -> Iterator[TraceRow]:
                 continue
             known = [moment for moment in lengths if moment <= rate.begin_s]
             if not known:
-                tally.leave_out(NO_LENGTHS)
+                tally[NO_LENGTHS] += 1
                 continue
             rng = seeded_rng(window.seed, file.name, rate.begin_s)
             yield from _drawn(rate, lengths[known[-1]], file.stem.removesuffix("-trace"), rng)
