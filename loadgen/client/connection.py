@@ -169,7 +169,7 @@ class Connection:
     def _shake_hands(self) -> bool:
         while True:
             done = self._tls.shake_hands()
-            self._unsent = memoryview(bytes(self._unsent) + self._tls.outgoing())
+            self._unsent = memoryview(bytes(self._unsent) + self._tls.outgoing.read())
             self.flush()
             if done:
                 return True
@@ -179,7 +179,7 @@ class Connection:
                 return False
             if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
-            self._tls.incoming(data)
+            self._tls.incoming.write(data)
 
     def write(self, wire: bytes) -> None:
         """Takes a whole request, and writes as much as the socket accepts now."""
@@ -187,7 +187,6 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what the socket accepts."""
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -220,8 +219,8 @@ class _Tls:
     """The TLS of one connection, in memory: the socket stays with the loop."""
 
     def __init__(self, context: ssl.SSLContext, host: str):
-        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._in, self._out, server_hostname=host)
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
 
     def shake_hands(self) -> bool:
         try:
@@ -230,22 +229,16 @@ class _Tls:
             return False
         return True
 
-    def incoming(self, data: bytes) -> None:
-        self._in.write(data)
-
-    def outgoing(self) -> bytes:
-        return self._out.read()
-
     def encrypt(self, wire: bytes) -> bytes:
         self._object.write(wire)
-        return self._out.read()
+        return self.outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
         """Raises ssl.SSLError for bytes that the server did not encrypt."""
         if data:
-            self._in.write(data)
+            self.incoming.write(data)
         else:
-            self._in.write_eof()
+            self.incoming.write_eof()
         plain = []
         while True:
             try:

@@ -182,6 +182,5 @@ def read_progress(run_dir: Path) -> dict[str, int] | None:
 
 
 def discard_progress(run_dir: Path) -> None:
-    """Removes the progress files."""
     for file in run_dir.glob(PROGRESS_FILE.format("*")):
         file.unlink(missing_ok=True)

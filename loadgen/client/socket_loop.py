@@ -98,10 +98,12 @@ class SocketLoop:
                     self._read(connection)
             self._on_turn(monotonic_ns())
         if self._stopping:
-            self._cancel_all()
+            for connection in list(connections.values()):
+                if connection.exchange is not None:
+                    self._end(connection.exchange, CANCELLED, STOPPED)
+            due.clear()
 
     def close(self) -> None:
-        """Closes idle connections and the loop's own descriptors."""
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._idle.clear()
@@ -218,12 +220,6 @@ class SocketLoop:
         del self._connections[connection.descriptor]
         self._poller.unregister(connection.descriptor)
         connection.close()
-
-    def _cancel_all(self) -> None:
-        for connection in list(self._connections.values()):
-            if connection.exchange is not None:
-                self._end(connection.exchange, CANCELLED, STOPPED)
-        self._due.clear()
 
 
 class _Poller:

@@ -160,7 +160,6 @@ def due_time(request: ScheduledRequest, start_ns: int | None, events: list[Event
 
 
 def client_record(request: ScheduledRequest, scenario: str, due_ns: int, events: list[Event]) -> ClientRecord:
-    """The record of one request."""
     reader = ReplyReader()
     sent_ns = last_byte_ns = None
     end, reason = None, ""

@@ -125,9 +125,10 @@ class Stream:
         self._gap_ns = round(timing.token_s * self._per_chunk * 1e9)
         resets = timing.reset_every and len(server.log.requests) % timing.reset_every == 0
         self._reset_after = -(-self._left // self._per_chunk) // 2 if resets else -1
-        opening = {"id": served.request_id, "created": int(time.time()), "model": body.get("model") or MODEL}
-        opening["object"] = f"{kind}.chunk" if self._chat else kind
-        self._opening = f"{json.dumps(opening)[:-1]}, "
+        self._opening = {
+            "id": served.request_id, "object": f"{kind}.chunk" if self._chat else kind, "created": int(time.time()),
+            "model": body.get("model") or MODEL,
+        }  # fmt: skip
         first_ns = server.first_due_ns(served.read_ns)
         if self._streamed:
             connection.send(
@@ -150,7 +151,10 @@ class Stream:
         num_tokens = min(self._per_chunk, self._left) if self._streamed else self._left
         self._left -= num_tokens
         self._written += num_tokens
-        data = self._chunk(num_tokens) if self._streamed else self._document(num_tokens)
+        if self._streamed:
+            data = self._chunk(num_tokens)
+        else:
+            data = self._connection.document(200, msgspec.json.encode(self._content(num_tokens, usage=True)))
         served.tokens.append(num_tokens)
         served.due_ns.append(due_ns + self._server.stopped_ns)
         served.write_ns.append(monotonic_ns())
@@ -161,35 +165,30 @@ class Stream:
         self._connection.finish()
         return None
 
-    def _usage_now(self) -> str:
-        prompt, output = self.served.prompt_tokens, self._written
-        return f'{{"prompt_tokens": {prompt}, "completion_tokens": {output}, "total_tokens": {prompt + output}}}'
-
     def _chunk(self, num_tokens: int) -> bytes:
         """The events of one write, as one HTTP chunk; the last one ends the message too."""
-        reason = "null" if self._left else '"length"'
-        text = WORD * num_tokens
-        usage = f', "usage": {self._usage_now()}' if self._continuous else ""
-        if self._chat:
-            role = '"role": "assistant", ' if self._written == num_tokens else ""
-            text_field = f'"delta": {{{role}"content": "{text}"}}'
-        else:
-            text_field = f'"text": "{text}"'
-        choice = f'{{"index": 0, {text_field}, "finish_reason": {reason}}}'
-        events = f'data: {self._opening}"choices": [{choice}]{usage}}}\n\n'
+        content = _event(self._content(num_tokens, self._continuous))
         if not self._left:
             if self._usage:
-                events += f'data: {self._opening}"choices": [], "usage": {self._usage_now()}}}\n\n'
-            events += "data: [DONE]\n\n"
-        content = events.encode()
+                content += _event({**self._opening, "choices": [], "usage": self._usage_now()})
+            content += b"data: [DONE]\n\n"
         return b"%x\r\n%s\r\n" % (len(content), content) + (b"" if self._left else b"0\r\n\r\n")
 
-    def _document(self, num_tokens: int) -> bytes:
-        text = WORD * num_tokens
-        answer = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        choices = json.dumps([{"index": 0, **answer, "finish_reason": "length"}])
-        document = f'{self._opening}"choices": {choices}, "usage": {self._usage_now()}}}'
-        return self._connection.document(200, document.encode())
+    def _content(self, num_tokens: int, usage: bool) -> dict[str, Any]:
+        said: dict[str, Any] = {"text": WORD * num_tokens}
+        if self._chat:
+            role = {"role": "assistant"} if self._written == num_tokens else {}
+            said = {"delta" if self._streamed else "message": {**role, "content": WORD * num_tokens}}
+        choice = {"index": 0, **said, "finish_reason": None if self._left else "length"}
+        return {**self._opening, "choices": [choice]} | ({"usage": self._usage_now()} if usage else {})
+
+    def _usage_now(self) -> dict[str, int]:
+        prompt, output = self.served.prompt_tokens, self._written
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % msgspec.json.encode(content)
 
 
 class Connection(asyncio.Protocol):
@@ -206,11 +205,7 @@ class Connection(asyncio.Protocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if delay_s := self._server.timing.accept_delay_s:
             transport.pause_reading()
-            asyncio.get_running_loop().call_later(delay_s, self._begin_reading)
-
-    def _begin_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+            asyncio.get_running_loop().call_later(delay_s, transport.resume_reading)
 
     def data_received(self, data: bytes) -> None:
         try:

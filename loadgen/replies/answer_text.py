@@ -6,6 +6,7 @@ full.
 """
 
 import re
+from types import SimpleNamespace
 
 import httptools
 
@@ -24,23 +25,13 @@ FIRST_TEXT = re.compile(
 )
 
 
-class _Body:
-    """Collects the body."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def on_body(self, body: bytes) -> None:
-        self.parts.append(body)
-
-
 def answer_of(reply: bytes, api: str) -> tuple[bytes, str]:
     """The text of a complete HTTP reply, JSON-escaped, and why the reply failed: "" if it did not."""
-    collected = _Body()
-    parser = httptools.HttpResponseParser(collected)
+    parts: list[bytes] = []
+    parser = httptools.HttpResponseParser(SimpleNamespace(on_body=parts.append))
     try:
         parser.feed_data(reply)
-        body = b"".join(collected.parts)
+        body = b"".join(parts)
         finished = body.rstrip().endswith(_LAST_EVENT) or _FINISHED.search(body)  # the first costs nothing
         doubtful = parser.get_status_code() != 200 or b'"error"' in body or not finished
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):

@@ -115,17 +115,17 @@ def load_url(
     if notes := repeated_texts(scenario):
         workload["notes"] = [*workload.get("notes", []), *notes]
     endpoint = parse_base_url(base_url)
-    found = served_model(endpoint, model or scenario.target.model)
-    chosen = found["id"]
-    served = {"served": found} if len(found) > 1 else {}  # more than its name
-    engine = {"base_url": endpoint.url, "model": chosen} | served
+    served = served_model(endpoint, model or scenario.target.model)
+    engine = {"base_url": endpoint.url, "model": served["id"]}
+    if len(served) > 1:  # more than its name
+        engine["served"] = served
     run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
     scraper = Scraper(endpoint, run.path)
     with _finishing(run, progress) as reasons:
         try:
             scraper.start()
             begin_ns = time.monotonic_ns()
-            _load(scenario, run, endpoint, seed, chosen, tokenizer, processes, None, progress, reasons)
+            _load(scenario, run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
             if server is not None:
                 with suppress(EndpointError):
                     get(endpoint, "/metrics")  # for which it works out the steps that it holds back

@@ -124,7 +124,6 @@ def _judge(run: RunDirectory, parsed: Parsed | None, reasons: list[str]) -> None
 
 
 def _doubts(parsed: Parsed | None, objectives: list[dict[str, Any]]) -> list[str]:
-    """Reasons not to trust the figures of a run."""
     if parsed is None:
         return ["nothing was sent"]
     if not parsed.started:

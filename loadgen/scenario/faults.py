@@ -34,8 +34,6 @@ class KeyTwiceError(yaml.MarkedYAMLError):
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Reads YAML, and refuses duplicate keys."""
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
         for key, _ in node.value:
@@ -72,7 +70,8 @@ def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) 
     path, block = _walk(fault["loc"], root)
     kind, value, context = fault["type"], fault.get("input"), fault.get("ctx", {})
     if kind == "missing":
-        return f"`{path}` is missing; add it{_meaning(block, fault['loc'][-1])}"
+        field = block.model_fields.get(str(fault["loc"][-1])) if block else None
+        return f"`{path}` is missing; add it{f': {field.description}' if field and field.description else ''}"
     if kind == "extra_forbidden":
         return f"`{path}` is no known key{_meant(str(fault['loc'][-1]), block, missing)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -101,11 +100,6 @@ def _meant(key: str, block: type[BaseModel] | None, missing: list[str]) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _meaning(block: type[BaseModel] | None, key: Any) -> str:
-    field = block.model_fields.get(str(key)) if block else None
-    return f": {field.description}" if field is not None and field.description else ""
 
 
 def _tags(block: type[BaseModel] | None, key: Any, discriminator: str) -> str:

@@ -21,8 +21,6 @@ SCENARIO_FOLDER = Path(__file__).parents[2] / "scenarios"
 
 
 class Target(Block):
-    """The requests to the server."""
-
     api: Literal["completions", "chat"] = "completions"
     stream: bool = True
     usage: Literal["continuous", "final", "none"] = Field(
@@ -131,7 +129,12 @@ class Scenario(Block):
                     f"{nearest(objective.klass, [*names, 'all'])}"
                 )
         yield from self._rows_from_nowhere()
-        yield from self._several_requests_of_one_slot()
+        if self.workload.each_arrival == "every_class" and self.arrivals.closed_loop is not None:
+            yield (
+                f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
+                "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "
+                "weight, or take an open process"
+            )
 
     def _rows_from_nowhere(self) -> Iterator[str]:
         if self.arrivals.process == "trace":
@@ -146,14 +149,6 @@ class Scenario(Block):
                     "another distribution"
                 )
 
-    def _several_requests_of_one_slot(self) -> Iterator[str]:
-        if self.workload.each_arrival == "every_class" and self.arrivals.closed_loop is not None:
-            yield (
-                f"`workload.each_arrival` is every_class, but arrivals.process is {self.arrivals.process}, a closed "
-                "loop, whose slots send one request at a time; set each_arrival to one_class, which draws a class by "
-                "weight, or take an open process"
-            )
-
     def _objectives_of_a_stream(self) -> Iterator[str]:
         for position, objective in enumerate(self.objectives):
             for name in ("ttft_ms", "tpot_ms"):
@@ -165,7 +160,6 @@ class Scenario(Block):
 
 
 def bundled_scenarios() -> list[str]:
-    """Names of the scenarios that come with Sojourn."""
     return sorted(path.stem for path in SCENARIO_FOLDER.glob("*.yaml"))
 
 

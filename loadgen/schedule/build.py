@@ -55,7 +55,6 @@ def build_schedule(scenario: Scenario, seed: int, id_prefix: str) -> list[Schedu
 
 
 def arrivals_rng(seed: int) -> np.random.Generator:
-    """The generator of the arrivals of a run with this seed."""
     return seeded_rng(seed, "arrivals")
 
 
@@ -79,8 +78,6 @@ def _classes(scenario: Scenario, rng: np.random.Generator, named: RequestClass |
 
 
 class _RequestBuilder:
-    """Owns the generator of lengths, and the content."""
-
     def __init__(self, scenario: Scenario, seed: int, id_prefix: str):
         self._seed, self._id_prefix = seed, id_prefix
         self._rng = seeded_rng(seed, "lengths")

@@ -75,7 +75,6 @@ def _measured(file: str, field: str) -> np.ndarray:
 
 
 def draw_ns(seconds: Seconds, rng: np.random.Generator) -> int:
-    """A time in nanoseconds."""
     draw = rng.random()
     if seconds.distribution == "fixed":
         value = seconds.seconds
@@ -89,7 +88,6 @@ def draw_ns(seconds: Seconds, rng: np.random.Generator) -> int:
 
 
 def most_s(seconds: Seconds) -> float:
-    """The longest time that can be drawn."""
     if seconds.distribution == "fixed":
         return seconds.seconds
     return seconds.max_s if seconds.distribution == "uniform" else seconds.at_most_s

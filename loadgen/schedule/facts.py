@@ -4,7 +4,7 @@ from typing import Any
 
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import arrivals_rng
-from loadgen.traces.reader import TraceSlice, find_trace, read_trace
+from loadgen.traces.reader import find_trace, read_trace
 from loadgen.traces.servegen import SERVEGEN
 
 
@@ -68,16 +68,13 @@ def _traces(scenario: Scenario, seed: int) -> dict[str, dict[str, Any]]:
     return {
         file: {
             "form": slice_.form.name, "requests": slice_.num_rows, "in_slice": len(slice_.rows),
-            "left_out": slice_.left_out, "in_sessions": _in_sessions(slice_),
+            "left_out": slice_.left_out,
+            # ServeGen names clients, whose requests do not follow each other.
+            "in_sessions": 0 if slice_.form is SERVEGEN else sum(bool(row.session_id) for row in slice_.rows),
             "block_tokens": slice_.form.block_tokens or None, "quantised_into_s": slice_.bins.width_s,
         }
         for file, slice_ in found.items()
     }  # fmt: skip
-
-
-def _in_sessions(found: TraceSlice) -> int:
-    """Rows with a session. ServeGen names clients, whose requests do not follow each other."""
-    return 0 if found.form is SERVEGEN else sum(bool(row.session_id) for row in found.rows)
 
 
 def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -72,7 +72,6 @@ def save_schedule(run_dir: Path, schedule: list[ScheduledRequest], scenario: Sce
 
 
 def schedule_digest(schedule: list[ScheduledRequest]) -> str:
-    """A digest of everything in a schedule."""
     digest, encoder = hashlib.sha256(), msgspec.json.Encoder(enc_hook=lambda number: number.item())  # NumPy's
     for request in schedule:
         digest.update(encoder.encode(request))

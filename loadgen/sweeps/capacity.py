@@ -16,9 +16,8 @@ from loadgen.sweeps.run_point import Target, at_rate
 from metrics.search import bisection
 
 UNCOUNTED = 0.25  # share of a trial at its start, until the queues have filled
-OnTrial = Callable[
-    [int, bisection.Proposal, list[bisection.Judgement]], None
-]  # number of the trial, from 1; what it is; what is known
+# Number of the trial, from 1; what it is; what is known.
+OnTrial = Callable[[int, bisection.Proposal, list[bisection.Judgement]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,5 @@ def find_capacity(
                 scenario, path, progress, rate_rps=rate, repeat=repeat, seed=seed, warm_up=step.warm_up
             )
             trials.append(point.trial())
-            sentence = (
-                f"trial {len(trials)}: {bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal))}"
-            )
-            search.add(point, on_note, sentence)
+            sentence = bisection.trial_sentence(trials[-1], bisection.judgements(trials, plan.goal))
+            search.add(point, on_note, f"trial {len(trials)}: {sentence}")

@@ -38,8 +38,7 @@ class SearchFolder:
         except BaseException:
             self.close()
             raise
-        self.num_dropped = self._drop_what_tells_nothing()
-        self._remove_unfinished()
+        self.num_dropped = self._drop_unusable()
 
     def __enter__(self) -> "SearchFolder":
         return self
@@ -121,16 +120,14 @@ class SearchFolder:
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.document), indent=2) + b"\n")
         os.replace(partial, self._file)
 
-    def _drop_what_tells_nothing(self) -> int:
-        """The number of removed points. A warm-up stays: it is not measured."""
+    def _drop_unusable(self) -> int:
+        """Returns the number of removed points. A warm-up stays: it is not measured."""
         served = any(point.completed for point in self.points)
         telling = [point for point in self.points if served and (point.tells or point.warm_up)]
         dropped = len(self.points) - len(telling)
         self.document.points = telling
-        return dropped
-
-    def _remove_unfinished(self) -> None:
-        finished = {point.run for point in self.points}
+        finished = {point.run for point in telling}
         for folder in self.path.iterdir():
             if RUN_FOLDER.fullmatch(folder.name) and folder.name not in finished:
                 shutil.rmtree(folder)
+        return dropped

@@ -51,18 +51,15 @@ class Target:
         warm_up: bool = False,
     ) -> Point:  # fmt: skip
         """Runs the scenario and reads its point, also if our server died. Raises ExperimentError or ScenarioError."""
-        died = False
+        died, sent = False, {"seed": seed, "processes": self.processes, "progress": progress}
         try:
-            run = self._replay(scenario, run_dir, seed, progress)
+            if self.base_url is None:
+                run = run_scenario(scenario, run_dir, engine_overrides=self.engine_overrides, **sent)
+            else:
+                run = load_url(scenario, self.base_url, run_dir, model=self.model, tokenizer=self.tokenizer, **sent)
         except ServerDied:
             run, died = RunDirectory.open(run_dir), True
         return point_of(run, rate_rps=rate_rps, repeat=repeat, seed=seed, warm_up=warm_up, died=died)
-
-    def _replay(self, scenario: Scenario, run_dir: Path, seed: int, progress: OnProgress) -> RunDirectory:
-        sent = {"seed": seed, "processes": self.processes, "progress": progress}
-        if self.base_url is None:
-            return run_scenario(scenario, run_dir, engine_overrides=self.engine_overrides, **sent)
-        return load_url(scenario, self.base_url, run_dir, model=self.model, tokenizer=self.tokenizer, **sent)
 
 
 def engine_build() -> str:

@@ -14,26 +14,20 @@ from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_lin
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 MS_PER_S = 1000.0
 
-Seconds = Annotated[float, Meta(ge=0)]
 Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
 Ids = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class MooncakeLine(Struct):
-    timestamp: Annotated[float, Meta(ge=0)]  # ms
+    timestamp: Annotated[float, Meta(ge=0)]  # in ms, of Bailian in s
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[Ids] = []
 
 
-class BailianLine(Struct):
-    timestamp: Seconds
-    input_length: Tokens
-    output_length: Tokens
+class BailianLine(MooncakeLine, kw_only=True):
     chat_id: int
     parent_chat_id: int
-    type: str = ""
-    hash_ids: list[Ids] = []
 
 
 def _is_mooncake(head: Head) -> bool:
@@ -62,7 +56,7 @@ def _bailian_rows(path: Path, window: Window, _tally: Tally) -> Iterator[TraceRo
         yield TraceRow(line.timestamp, line.input_length, line.output_length, ids, BAILIAN_BLOCK, session_id=str(root))
 
 
-def _checked_ids(path: Path, number: int, line: MooncakeLine | BailianLine, block: int) -> tuple[int, ...]:
+def _checked_ids(path: Path, number: int, line: MooncakeLine, block: int) -> tuple[int, ...]:
     """Checks the ids: one for every block, with or without the last and partial one; or none at all."""
     num_ids, num_full = len(line.hash_ids), line.input_length // block
     if num_ids and not num_full <= num_ids <= -(-line.input_length // block):

@@ -12,7 +12,6 @@ from loadgen.errors import ScenarioError
 from loadgen.traces.row import Head, Tally, TraceForm, TraceRow, Window, bad_line, json_lines
 
 TOKENS_PER_WORD = 1.3  # English, and a vocabulary of 30,000 or more
-_WORDS = {"at_s", "prompt_tokens", "output_tokens", "prompt", "messages", "klass", "session_id"}
 
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 
@@ -92,6 +91,7 @@ def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceR
                        content=json.dumps(spoken[0].value, ensure_ascii=False))  # fmt: skip
 
 
-PLAIN = TraceForm("plain", f"JSONL with some of {', '.join(sorted(_WORDS))} (Sojourn's own)", _is_plain, _plain_rows)
+_KEYS = ", ".join(sorted(PlainLine.__struct_fields__))
+PLAIN = TraceForm("plain", f"JSONL with some of {_KEYS} (Sojourn's own)", _is_plain, _plain_rows)
 SHAREGPT = TraceForm("sharegpt", 'JSON: [{"conversations": [{"from": "human", "value": "…"}, …]}, …] (ShareGPT)',
                      _is_sharegpt, _sharegpt_rows)  # fmt: skip

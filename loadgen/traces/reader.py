@@ -73,7 +73,13 @@ def form_of(path: Path) -> TraceForm:
         if any(path.glob("chunk-*-trace.csv")):
             return SERVEGEN
         raise _unknown(f"{path.name} is a folder without chunk-<i>-trace.csv")
-    head = _head(path)
+    with path.open("rb") as file:
+        line = file.readline(LONGEST_FIRST_LINE).decode("utf-8-sig").strip()
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    head = Head(path, line, value if isinstance(value, dict) else None)
     for form in FORMS:
         if form.recognises(head):
             return form
@@ -83,17 +89,6 @@ def form_of(path: Path) -> TraceForm:
 def _unknown(beginning: str) -> ScenarioError:
     known = "\n".join(f"  {form.name}: {form.looks_like}" for form in FORMS)
     return ScenarioError(f"{beginning}, which no known form of trace does; known are:\n{known}")
-
-
-def _head(path: Path) -> Head:
-    with path.open("rb") as file:
-        line = file.readline(LONGEST_FIRST_LINE)
-    text = line.decode("utf-8-sig").strip()
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    return Head(path, text, value if isinstance(value, dict) else None)
 
 
 def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:

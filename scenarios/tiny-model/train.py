@@ -357,7 +357,6 @@ def train(model: Qwen3ForCausalLM, stream: TokenStream, held_out: torch.Tensor, 
 
 
 def main() -> None:
-    """Gathers, trains, writes, shows."""
     parser = argparse.ArgumentParser(description="Train the bundled tiny model on the docstrings of this machine.")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=20.0, help="wall time of the training loop (default 20)")
