@@ -84,26 +84,20 @@ def shape_from(meta: Mapping[str, Any]) -> ModelShape | None:
 
 def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequence[int], logit_rows: int) -> StepWork:
     """Counts a step in which sequences compute so many new tokens after so many past ones, `logit_rows` with logits."""
-    tokens, sequences = sum(new_tokens), len(new_tokens)
-    if tokens == sequences:
-        context, pairs = sum(past_tokens) + tokens, 0
-        for window, layers in shape.windows:
-            seen = context if window is None else sum([min(past + 1, window) for past in past_tokens])
-            pairs += layers * seen
-        return StepWork(tokens, sequences, pairs, 0, 0, pairs, logit_rows)
-    decodes = decode_pairs = chunk_pairs = reads = 0
-    for new, past in zip(new_tokens, past_tokens, strict=True):
-        pairs = seen = 0
-        for window, layers in shape.windows:
-            pairs += layers * num_pairs(new, past, window)
-            seen += layers * (past + new if window is None else min(past + new, window + new - 1))
-        reads += seen
-        if new == 1:
-            decodes += 1
-            decode_pairs += pairs
-        else:
-            chunk_pairs += pairs
-    return StepWork(tokens, decodes, decode_pairs, sequences - decodes, chunk_pairs, reads, logit_rows)
+    new, past = (np.array(tokens, dtype=np.int64) for tokens in (new_tokens, past_tokens))
+    pairs, reads = pairs_and_reads(shape, new, past)
+    single = new == 1
+    counts = new.sum(), single.sum(), pairs[single].sum(), (~single).sum(), pairs[~single].sum(), reads.sum()
+    return StepWork(*map(int, counts), logit_rows)
+
+
+def pairs_and_reads(shape: ModelShape, new: np.ndarray, past: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of sequences [n]: pairs of a query and a key that it sees, and positions whose KV is read, over all layers."""
+    pairs, reads = np.zeros_like(new), np.zeros_like(new)
+    for window, layers in shape.windows:
+        pairs += layers * num_pairs(new, past, window)
+        reads += layers * (past + new if window is None else np.minimum(past + new, window + new - 1))
+    return pairs, reads
 
 
 def step_cost(shape: ModelShape, work: StepWork) -> StepCost:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, StepWork, num_pairs, step_cost
+from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, step_cost
 from metrics.compute.step_time import StepTimeModel, features
 from metrics.steps import UNKNOWN, Steps
 
@@ -32,13 +32,8 @@ class StepCosts:
 
 def batch_work(shape: ModelShape, steps: Steps) -> StepWork:
     """What `costmodel.step_work` counts of a step, of many: each field is an array [steps]."""
-    new, past = steps.new_tokens, steps.past_tokens
-    pairs, reads = np.zeros_like(new), np.zeros_like(new)
-    for window, layers in shape.windows:
-        pairs += layers * num_pairs(new, past, window)
-        seen = past + new
-        reads += layers * (seen if window is None else np.minimum(seen, window + new - 1))
-    single = new == 1
+    pairs, reads = pairs_and_reads(shape, steps.new_tokens, steps.past_tokens)
+    single = steps.new_tokens == 1
     decodes = steps.summed(single)
     return StepWork(
         tokens=steps.tokens,

@@ -125,6 +125,5 @@ def _total(table: pd.DataFrame, column: str) -> int:
 
 
 def _listed(table: pd.DataFrame, column: str) -> np.ndarray:
-    """All values of a column of lists, one after another."""
     lists = [values for values in table[column] if values is not None] if column in table else []
     return np.concatenate([np.zeros(0), *(np.asarray(values, dtype="float64") for values in lists)])

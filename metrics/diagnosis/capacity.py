@@ -31,12 +31,6 @@ def kv_batch(facts: Facts) -> float:
     return max(1.0, facts.steps.pool_blocks / kv_blocks(facts))
 
 
-def without_host(facts: Facts) -> StepModel:
-    """The step model of this run if the device hid all of the host's work: what the device itself could serve."""
-    model, steps = facts.steps.model, facts.steps
-    return replace(model, step_ns=max(0.0, model.step_ns - steps.host_share * steps.wall_ns / steps.count))
-
-
 def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
     """Largest batch whose mixed steps meet the tightest time per output token; at most LARGEST_BATCH."""
     model, work = model or facts.steps.model, facts.work
@@ -67,7 +61,9 @@ def best_load(facts: Facts) -> float:
     """ρ of the device alone, with the largest batch that meets the time per output token, whatever cap and pool."""
     if not _has_model(facts):
         return math.nan
-    model = without_host(facts)
+    steps, model = facts.steps, facts.steps.model
+    # If the device hid all of the host's work
+    model = replace(model, step_ns=max(0.0, model.step_ns - steps.host_share * steps.wall_ns / steps.count))
     return load(facts, batch=batch_within_tpot(facts, model), model=model)
 
 

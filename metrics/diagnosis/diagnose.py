@@ -1,6 +1,7 @@
 """`diagnose`: one run, or two, to the answer of the main job. Reads records, writes nothing."""
 
 import math
+from collections import defaultdict
 
 import msgspec
 
@@ -193,13 +194,11 @@ def _bottleneck(facts: Facts, state: State, findings: list[Finding]) -> str | No
     if findings:
         first = findings[0].lifecycles[0]
         return first if first in LIFECYCLES else None
-    saved = dict.fromkeys(LIFECYCLES, 0.0)
+    saved: dict[str, float] = defaultdict(float)
     for excess in excesses(facts):
         for name, _ in excess.ranked():
-            lifecycle = name.split(".")[0]
-            if lifecycle in saved:
-                saved[lifecycle] += excess.accounts[name] * excess.missed
-    top = max(saved, key=lambda lifecycle: saved[lifecycle])
+            saved[name.split(".")[0]] += excess.accounts[name] * excess.missed
+    top = max(LIFECYCLES, key=lambda lifecycle: saved[lifecycle])
     return top if saved[top] > 0 else None
 
 

@@ -31,6 +31,11 @@ from metrics.request.waits import Family, StepRanges
 UNEXPLAINED = "unexplained"
 OTHERS = "all others"
 UNKNOWN = "not recorded"  # offenders without a request record: still running when the run ended
+BOOKED_TO = {
+    Family.PREEMPTED: ("memory.preempted", "preempted"),
+    Family.UNDER_WAY: ("request.queue", "step"),
+    Family.ASIDE: ("request.queue", "policy"),
+}
 MOST_GROUPS = 20  # of a matrix that people read; its cost grows with requests × groups, and tenants may be thousands
 
 
@@ -127,13 +132,9 @@ def blame_of(book: Book, request_id: str) -> pd.DataFrame:
 
 def account_of(family: Family, reason: str) -> tuple[str, str]:
     """The account that a span is booked to, and its reason in the words of the records."""
-    if family is Family.PREEMPTED:
-        return "memory.preempted", "preempted"
-    if family is Family.UNDER_WAY:
-        return "request.queue", "step"
-    if family is Family.ASIDE:
-        return "request.queue", "policy"
-    return ("memory.blocked" if reason == "kv_blocks" else "request.queue"), reason
+    if family is Family.LINE:
+        return "memory.blocked" if reason == "kv_blocks" else "request.queue", reason
+    return BOOKED_TO[family]
 
 
 def _suffered(book: Book, group: np.ndarray, count: int) -> Iterator[np.ndarray]:

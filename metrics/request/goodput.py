@@ -187,7 +187,7 @@ def goodput_by_tpot(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None
             "tpot_ms": tpot_ms,
             "tokens_per_s": all_tokens / width,
             "good_tokens_per_s": total(np.where(good, tokens, 0)) / width,
-            "streams": _overlap(streamed, edges),
+            "streams": _mean_open_streams(streamed, edges),
             "tokens": all_tokens,
         }
     )[columns]
@@ -254,8 +254,7 @@ def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:
     return frame.tpot_ms.astype("float64").where(told, estimated)
 
 
-def _overlap(streamed: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
-    """Mean number of open streams in each window."""
+def _mean_open_streams(streamed: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
     begin = streamed.chunk_ns.map(lambda stamps: stamps[0]).to_numpy(dtype="float64")
     end = streamed.chunk_ns.map(lambda stamps: stamps[-1]).to_numpy(dtype="float64")
     low, high = edges[:-1, None], edges[1:, None]

@@ -1,6 +1,7 @@
 """What a blame matrix is computed from: a run's steps and waits, and who is to blame for what in each step."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ from metrics.run.directory import RunDirectory, engine_settings
 WAIT_ACCOUNTS = ("request.queue", "memory.blocked", "request.interference", "memory.preempted")
 BLOCK_SIZE = 16  # where run.json names none
 BANDS = (128, 512, 2048, 8192)  # prompt tokens: upper bounds
+BAND_NAMES = [f"{below + 1:,} to {above:,} tokens" for below, above in pairwise((0, *BANDS))]
+BAND_NAMES.append(f"over {BANDS[-1]:,} tokens")
 MOST_ENTRIES = 10_000_000  # requests in steps, summed over the steps: some 2.5 GB of memory
 
 
@@ -136,24 +139,10 @@ def _with_absent(line: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def described(requests: pd.DataFrame) -> pd.DataFrame:
     """Tenant, class, prompt tokens and their band of each request, by its id."""
-    tokens = requests["prompt_tokens"].astype("float64")
-    return pd.DataFrame(
-        {
-            "tenant": requests["tenant"].fillna("").to_numpy(),
-            "klass": requests["klass"].fillna("").to_numpy(),
-            "prompt_tokens": tokens.to_numpy(),
-            "band": band(tokens.to_numpy()),
-        },
-        index=pd.Index(requests.request_id, name="request_id"),
-    )
-
-
-def band(prompt_tokens: np.ndarray) -> np.ndarray:
-    """The band of a prompt's length, in words."""
-    low = (0, *BANDS)
-    labels = [f"{below + 1:,} to {above:,} tokens" for below, above in zip(low, BANDS, strict=False)]
-    labels.append(f"over {BANDS[-1]:,} tokens")
-    return np.array(labels, dtype=object)[np.searchsorted(BANDS, np.nan_to_num(prompt_tokens), side="left")]
+    tokens = requests.prompt_tokens.astype("float64")
+    facts = {"tenant": requests.tenant.fillna(""), "klass": requests.klass.fillna(""), "prompt_tokens": tokens}
+    facts["band"] = pd.cut(tokens.fillna(0), (-np.inf, *BANDS, np.inf), labels=BAND_NAMES).astype(object)
+    return pd.DataFrame(facts).set_index(pd.Index(requests.request_id, name="request_id"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ requests are kept flat, one entry a request and step, so that a million steps ne
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -78,8 +79,9 @@ def timeline(steps: pa.Table) -> Timeline:
     planned = number("begin_ns") + number("stage_receive_ns") + number("stage_schedule_ns")
     ids, new, past = _flat(steps, "request_ids"), _flat(steps, "new_tokens"), _flat(steps, "past_tokens")
     gone, taker = _flat(steps, "preempted_ids"), _flat(steps, "preempted_for")
+    kinds = _flat(steps, "kinds").cast(pa.string())
     names, who, preempted, preempted_for = _names(ids, gone, taker)
-    owner, calls = _owners(names)
+    owner, calls = pd.factorize(np.array([call_of(name) for name in names], dtype=object))
     return Timeline(
         step=number("step"),
         begin_ns=number("begin_ns"),
@@ -98,7 +100,7 @@ def timeline(steps: pa.Table) -> Timeline:
         who=who,
         new=new.to_numpy(zero_copy_only=False).astype("int64"),
         past=past.to_numpy(zero_copy_only=False).astype("int64"),
-        kind=_kinds(_flat(steps, "kinds")),
+        kind=pc.index_in(kinds, pa.array(KINDS)).fill_null(DECODE).to_numpy(zero_copy_only=False),
         preempted_at=_parents(steps, "preempted_ids"),
         preempted=preempted,
         preempted_for=preempted_for if len(preempted_for) == len(preempted) else np.full(len(preempted), NOBODY),
@@ -162,16 +164,6 @@ def _names(*lists: pa.Array) -> tuple[np.ndarray, ...]:
         codes = np.where(codes == empty[0], NOBODY, codes)
     ends = np.cumsum([len(part) for part in lists])[:-1]
     return names, *np.split(codes, ends)
-
-
-def _owners(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    calls: dict[str, int] = {}
-    owner = np.array([calls.setdefault(call_of(name), len(calls)) for name in names], dtype="int64")
-    return owner, np.array(list(calls), dtype=object)
-
-
-def _kinds(kinds: pa.Array) -> np.ndarray:
-    return pc.index_in(kinds.cast(pa.string()), pa.array(KINDS)).fill_null(DECODE).to_numpy(zero_copy_only=False)
 
 
 def _reasons(refusals: pa.ChunkedArray) -> np.ndarray:

@@ -167,8 +167,6 @@ def _open_times(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean_open(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Mean number of open requests in each window."""
-
     def until(moment: float) -> float:
         return float(np.sum(np.clip(np.minimum(end, moment) - begin, 0, None)))
 
