@@ -79,7 +79,7 @@ class LLM:
         self._template = ChatTemplate(folder)
         self._inbox: queue.SimpleQueue[messages.Submit | messages.Abort | None] = queue.SimpleQueue()
         self._sequences: dict[str, OutputSequence] = {}
-        self._ids = itertools.count()
+        self._ids = map(str, itertools.count())
         self._failure: BaseException | None = None
         self._on_steps = on_steps
         self._engine: Engine | None
@@ -137,7 +137,7 @@ class LLM:
                 seed = choice_seed(control.seed, choice)
                 again = msgspec.structs.replace(
                     first,
-                    request_id=self._next_id(),
+                    request_id=next(self._ids),
                     sampling=msgspec.structs.replace(first.sampling, seed=seed),
                     fork_of=first.request_id,
                 )
@@ -146,11 +146,13 @@ class LLM:
         sequences = [OutputSequence(submit, self._tokenizer, stops, on_end=finished.put) for submit in submits]
         try:
             self._begin(sequences)
-            with _Bar(progress, len(sequences)) as bar:
+            num_tokens, begin = 0, time.monotonic()
+            with _progress_bar(progress) as bar:
+                task = bar.add_task("generating", total=len(sequences), tokens_per_second=0)
                 for _ in sequences:
-                    done = finished.get()
+                    num_tokens += finished.get().num_tokens
                     self._raise_if_failed()
-                    bar.advance(done.num_tokens)
+                    bar.update(task, advance=1, tokens_per_second=num_tokens / max(1e-9, time.monotonic() - begin))
         except BaseException:
             self._give_up(sequences)
             raise
@@ -215,7 +217,7 @@ class LLM:
         return list(prompt)
 
     def _submit(self, prompt: str | list[int], sampling: SamplingParams, what: str) -> messages.Submit:
-        """A checked request. Raises LLMError with a sentence."""
+        """A checked request. Raises LLMError."""
         ids = self._encode(prompt, what)
         sampling = self._checked(sampling, ids, what)
         capacity = min(self.ready.max_model_len, self.ready.num_kv_blocks * self.ready.block_size)
@@ -226,7 +228,7 @@ class LLM:
             )
         stops = sorted({*sampling.stop_token_ids, *self._tokenizer.stop_token_ids})
         sampling = msgspec.structs.replace(sampling, stop_token_ids=stops)
-        return messages.Submit(self._next_id(), ids, sampling, encoded_ns=time.monotonic_ns())
+        return messages.Submit(next(self._ids), ids, sampling, encoded_ns=time.monotonic_ns())
 
     def _checked(self, sampling: SamplingParams, prompt: list[int], what: str) -> SamplingParams:
         """Controls that can be honoured for this prompt. Raises LLMError."""
@@ -242,9 +244,6 @@ class LLM:
         if sentence is not None:
             raise LLMError(f"sampling of {what}: {sentence}")
         return sampling
-
-    def _next_id(self) -> str:
-        return str(next(self._ids))
 
     def _begin(self, sequences: list[OutputSequence]) -> None:
         self._raise_if_failed()
@@ -333,24 +332,6 @@ def _stop_strings(stop: str | Sequence[str]) -> list[str]:
     return stops
 
 
-class _Bar:
-    """The number of finished outputs and the tokens/s; shows nothing where it is off."""
-
-    def __init__(self, shown: bool, total: int):
-        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        rate = TextColumn("{task.fields[tokens_per_second]:,.0f} tokens/s")
-        self._progress = Progress(*columns, rate, disable=not shown)
-        self._task = self._progress.add_task("", total=total, tokens_per_second=0)
-        self._tokens, self._begin = 0, time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def advance(self, num_tokens: int) -> None:
-        self._tokens += num_tokens
-        seconds = max(1e-9, time.monotonic() - self._begin)
-        self._progress.update(self._task, advance=1, tokens_per_second=self._tokens / seconds)
+def _progress_bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[tokens_per_second]:,.0f} tokens/s"), disable=not shown)

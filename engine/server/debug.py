@@ -74,7 +74,7 @@ def add_debug_routes(
     async def profile(request: Request) -> Response:
         body = parse(ProfileRequest, await request.body())
         burst = await _burst(core, body)
-        telemetry.exporter.observe_burst(by_class(burst.records))
+        telemetry.exporter.system.observe_burst(by_class(burst.records))
         await telemetry.refresh()
         steps = _steps_of(burst, latest)
         shown = summary(burst, body.steps) | {"slowdown": slowdown(steps), "files": None}

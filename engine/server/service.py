@@ -25,7 +25,8 @@ from engine.server.openai.serializer import Serializer
 from engine.server.openai.structured_output import output_grammar
 from engine.server.openai.submission import sampling_params, sequences_of
 from engine.server.openai.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
-from engine.server.telemetry.full import make_telemetry
+from engine.server.telemetry.full import Telemetry
+from engine.server.telemetry.off import NoTelemetry
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.export.spans import parent_of
@@ -40,9 +41,9 @@ class Service:
         self.config = config
         self.name = config.served_model_name or folder.name
         self.tokenizer = Tokenizer(folder)
-        self.telemetry = telemetry = make_telemetry(config)
+        self.telemetry = Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
-        self.core = CoreClient(config, telemetry)
+        self.core = CoreClient(config, self.telemetry)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
@@ -52,7 +53,7 @@ class Service:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
         limits = self.limits()
         prompts = listed_prompts(body.prompt, limits)
-        self.refuse_if_full_now(len(prompts), body.choices)
+        self.admit(len(prompts), body.choices)  # spares the server to encode a prompt that has no chance
         grammar = await self.grammar(body)
         add_special_tokens = body.add_special_tokens
         encoded = await self.encoder.encode(prompts, limits, add_special_tokens=add_special_tokens, param="prompt")
@@ -79,7 +80,7 @@ class Service:
 
     async def start_chat(self, request: Request, body: ChatRequest) -> tuple[Call, ToolPlan | None]:
         """Renders a checked chat and hands it to the core."""
-        self.refuse_if_full_now(1, body.choices)
+        self.admit(1, body.choices)
         limits = self.limits()
         plan = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         grammar = await self.grammar(body, plan)
@@ -95,8 +96,6 @@ class Service:
 
     async def grammar(self, body: GenerationRequest, plan: ToolPlan | None = None) -> Grammar | None:
         """The grammar of the output, which a worker has found to be compilable. Raises ApiError."""
-        if plan is None and not body.asks_for_grammar:
-            return None
         wanted = output_grammar(body, plan)
         if wanted is None:
             return None
@@ -128,10 +127,6 @@ class Service:
             raise invalid("n" if choices > 1 else "prompt", message)
         self.core.admit(wanted)
 
-    def refuse_if_full_now(self, num_prompts: int, choices: int) -> None:
-        """Spares the server the prompt of a call without a chance. `start` decides, because meanwhile others come."""
-        self.admit(num_prompts, choices)
-
     def start(
         self,
         request: Request,
@@ -157,13 +152,13 @@ class Service:
             self._unseeded += 1
             seed = self.config.seed + self._unseeded
         params = sampling_params(body, self.tokenizer, seed, grammar)
-        self.admit(len(prompts), body.choices)
+        self.admit(len(prompts), body.choices)  # again: meanwhile others came
         caller = self._caller(request, body.tenant)
         shown_token_ids = plan.shown_token_ids if plan is not None else frozenset()
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
         for sequence in sequences:
             self.core.submit(sequence)
-        self._open[caller.request_id] = trace_attributes(body, max_tokens) if self.telemetry.is_tracing else {}
+        self._open[caller.request_id] = trace_attributes(body, max_tokens)
         return Call(self.core, caller, sequences)
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
@@ -213,16 +208,11 @@ class Service:
         request_id = request.state.request_id
         if request_id in self._open:  # two calls of a client may have one name
             request_id = request.state.request_id = f"{request_id}-{time.monotonic_ns()}"
+        traceparent = request.headers.get("traceparent")
         return Caller(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
             tenant=request.headers.get("x-sojourn-tenant", tenant)[:128],
             klass=request.headers.get("x-sojourn-class", "")[:128],
-            traceparent=_traceparent(request),
+            traceparent=traceparent if parent_of(traceparent) is not None else None,
         )
-
-
-def _traceparent(request: Request) -> str | None:
-    """The caller's span, if the header has the form of W3C Trace Context."""
-    header = request.headers.get("traceparent", "")
-    return header if parent_of(header) is not None else None

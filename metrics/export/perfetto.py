@@ -220,16 +220,15 @@ def _slices(
 def _steps(steps: Iterable[Row]) -> Iterator[Event]:
     busy = _Busy()
     for row in sorted(steps, key=lambda row: row["step"]):
-        begin, end = int(row["begin_ns"]), int(row["end_ns"])
-        yield {
-            "ph": "X", "pid": ENGINE, "tid": _STEPS, "name": f"step {row['step']}", "cat": "step", "ts": begin,
-            "dur": max(0, end - begin), "args": _composition(row),
-        }  # fmt: skip
-        yield {
-            "ph": "X", "pid": DEVICE, "tid": _BUSY, "name": f"step {row['step']}", "cat": "device",
-            "ts": busy.begin_ns(row), "dur": int(row["device_ns"]),
-            "args": {"predicted_ns": _whole(row, "predicted_ns")},
-        }  # fmt: skip
+        name, begin = f"step {row['step']}", int(row["begin_ns"])
+        predicted = {"predicted_ns": _whole(row, "predicted_ns")}
+        yield _slice(ENGINE, _STEPS, name, "step", begin, int(row["end_ns"]) - begin, args=_composition(row))
+        yield _slice(DEVICE, _BUSY, name, "device", busy.begin_ns(row), int(row["device_ns"]), args=predicted)
+
+
+def _slice(process: int, track: int, name: str, category: str, begin: int, duration: int, **more: Any) -> Event:
+    event = {"ph": "X", "pid": process, "tid": track, "name": name, "cat": category}
+    return event | {"ts": begin, "dur": max(0, duration)} | more
 
 
 class _Busy:
@@ -279,9 +278,7 @@ def _stages(steps: Iterable[Row]) -> Iterator[Event]:
         for stage in STAGES:
             duration = _whole(row, f"stage_{stage}_ns") or 0
             if duration > 0:
-                yield {
-                    "ph": "X", "pid": ENGINE, "tid": _STEPS, "name": stage, "cat": "stage", "ts": at, "dur": duration,
-                }  # fmt: skip
+                yield _slice(ENGINE, _STEPS, stage, "stage", at, duration)
             at += duration
 
 
@@ -320,10 +317,7 @@ def _system(system: Iterable[Row]) -> Iterator[Event]:
 
 def _kernels(burst: Burst | None) -> Iterator[Event]:
     for run in burst.runs() if burst is not None else ():
-        yield {
-            "ph": "X", "pid": DEVICE, "tid": _KERNELS + run.track, "name": run.name, "cat": run.klass,
-            "ts": run.begin_ns, "dur": max(0, run.end_ns - run.begin_ns),
-        }  # fmt: skip
+        yield _slice(DEVICE, _KERNELS + run.track, run.name, run.klass, run.begin_ns, run.end_ns - run.begin_ns)
 
 
 def _listed(value: Any) -> Sequence[Any]:

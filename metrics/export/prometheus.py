@@ -19,7 +19,7 @@ from metrics.export.prometheus_series import CONTENT_TYPE, Series
 from metrics.export.prometheus_steps import StepFold
 from metrics.export.prometheus_system import SystemFold
 from metrics.export.vllm_names import EngineFacts, VllmNames
-from metrics.records import RequestRecord, SystemRecord
+from metrics.records import RequestRecord
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 from metrics.steps import Steps
 
@@ -57,35 +57,23 @@ class Exporter:
         self._series = Series(metrics, {"model_name": model_name})
         self._steps = StepFold(self._series)
         self._requests = RequestFold(self._series, self.objectives)
-        self._gauges = PoolGauges(self._series)
-        self._system = SystemFold(self._series)
+        self.gauges = PoolGauges(self._series)
+        self.system = SystemFold(self._series)
         self._series.numbers["sojourn_telemetry_enabled_info"][(telemetry,)] = 1
 
     def observe_ready(self, facts: EngineFacts) -> None:
         """A core has loaded its model: its whole pool is free."""
-        self._gauges.block_size = facts.block_size
-        self.observe_state(facts.num_kv_blocks, 0, 0, 0)
+        self.gauges.block_size = facts.block_size
+        self.gauges.observe_state(Pool(facts.num_kv_blocks))
         if self._compat == "vllm" and self._vllm is None:  # a restarted core goes on
             self._vllm = VllmNames(self.model_name, facts)
 
     def observe_steps(self, steps: Steps) -> None:
         """Folds engine steps in. Those of a restarted core go on where the old core's ended."""
         self._steps.observe(steps)
-        self._gauges.observe_steps(steps)
+        self.gauges.observe_steps(steps)
         if self._vllm is not None:
             self._vllm.observe_steps(steps)
-
-    def observe_state(
-        self,
-        blocks_free: int,
-        blocks_active: int,
-        blocks_reusable: int,
-        blocks_pinned: int,
-        waiting: int = 0,
-        running: int = 0,
-    ) -> None:
-        """Sets the gauges: a step's record arrives after its tokens, and an idle core makes no steps."""
-        self._gauges.observe_state(Pool(blocks_free, blocks_active, blocks_reusable, blocks_pinned), waiting, running)
 
     def observe_request(self, request: RequestRecord) -> None:
         """Takes one ended request. Many are folded in together."""
@@ -93,18 +81,6 @@ class Exporter:
         self._ended_tokens += len(request.token_ns)
         if len(self._ended) >= FOLDED_AT_ONCE or self._ended_tokens >= FOLDED_TOKENS:
             self._fold_requests()
-
-    def observe_system(self, record: SystemRecord) -> None:
-        """Folds one sample of the machine in."""
-        self._system.observe(record)
-
-    def observe_loop_lag(self, counts: Sequence[int], total_ns: int) -> None:
-        """Takes over the histogram of the front's event loop: counts between metric.LAG_BOUNDS, and their sum."""
-        self._system.observe_loop_lag(counts, total_ns)
-
-    def observe_burst(self, class_ns: Mapping[str, int]) -> None:
-        """Adds a profile burst: nanoseconds by kernels.CLASSES."""
-        self._system.observe_burst(class_ns)
 
     def observe_ceilings(self, peak_flops: Mapping[str, float], bytes_per_second: float, precision: str) -> None:
         """The measured limits of the device: FLOPs a second by precision, bytes a second, and the precision in which
@@ -122,7 +98,7 @@ class Exporter:
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""
         self._series.numbers["sojourn_telemetry_core_restarts_total"][()] += 1
-        self._gauges.observe_state(None)
+        self.gauges.observe_state(None)
 
     def observe_recorder(self, dropped: int, failed: int) -> None:
         """Takes over the recorder's own totals (`Recorder.dropped`, `Recorder.failed`), summed over all recorders."""
@@ -139,10 +115,10 @@ class Exporter:
         """The page for GET /metrics, of `content_type`."""
         begin_ns = self._clock_ns()
         self._fold_requests()
-        self._gauges.refresh()
+        self.gauges.refresh()
         page = self._series.page()
         if self._vllm is not None:
-            page += self._vllm.page(self._gauges)
+            page += self._vllm.page(self.gauges)
         self._series.numbers["sojourn_telemetry_render_seconds_total"][()] += self._clock_ns() - begin_ns
         return page.encode()
 

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from metrics.export.prometheus_series import Series
 from metrics.steps import Steps
 
-_TOLD = ("waiting", "blocks_free", "blocks_active", "blocks_reusable", "blocks_pinned", "slots_written")
-
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """KV blocks by state; together they are the pool."""
 
     free: int
-    active: int
-    reusable: int
-    pinned: int
+    active: int = 0
+    reusable: int = 0
+    pinned: int = 0
 
     @property
     def usage(self) -> float:
@@ -41,13 +39,15 @@ class PoolGauges:
 
     def observe_steps(self, steps: Steps) -> None:
         """The last of them left this state."""
-        last = {name: int(steps[name][-1]) for name in _TOLD}
-        self.running, self.waiting = int(steps.sequences[-1]), last["waiting"]
-        self.pool = Pool(*(last[f"blocks_{state}"] for state in ("free", "active", "reusable", "pinned")))
-        self._used = (last["slots_written"], self.pool.active + self.pool.pinned)
+        self.running, self.waiting = int(steps.sequences[-1]), int(steps["waiting"][-1])
+        self.pool = Pool(*(int(steps[f"blocks_{state}"][-1]) for state in ("free", "active", "reusable", "pinned")))
+        self._used = (int(steps["slots_written"][-1]), self.pool.active + self.pool.pinned)
 
     def observe_state(self, pool: Pool | None, waiting: int = 0, running: int = 0) -> None:
-        """Now, whatever the last step left; without a pool there is no core. What slots hold, only steps tell."""
+        """Now, whatever the last step left: its record arrives after its tokens, and an idle core makes no steps.
+
+        Without a pool there is no core. What slots hold, only steps tell.
+        """
         self.running, self.waiting, self.pool = running, waiting, pool
         if not running:
             self._used = (0, 0)

@@ -7,6 +7,7 @@ nanoseconds, so that sums are exact, and become seconds in the text (format 0.0.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import add, attrgetter
 from typing import Any
@@ -66,11 +67,13 @@ class Series:
         self._openings: dict[tuple[str, Labels], list[str]] = {}  # what stands before the values, made once
         for name, metric in self.metrics.items():
             if metric.kind == "histogram":
-                bounds = [_stored(metric, bound) for bound in metric.buckets]
-                self.histograms[name] = _Histograms(bounds, metric.values)
+                per_unit = metric.stored_per_unit
+                bounds = [round(bound * per_unit) if per_unit > 1 else bound for bound in metric.buckets]
+                declared = {labels: Histogram(bounds) for labels in metric.values}
+                self.histograms[name] = defaultdict(partial(Histogram, bounds), declared)
             else:
-                declared = metric.values if metric.kind == "counter" else ()
-                self.numbers[name] = defaultdict(int, dict.fromkeys(declared, 0))
+                known = metric.values if metric.kind == "counter" else ()
+                self.numbers[name] = defaultdict(int, dict.fromkeys(known, 0))
 
     def page(self) -> str:
         """All families as text; those without a sample yet are declared all the same."""
@@ -105,18 +108,6 @@ class Series:
             else:
                 self._openings[key] = [f"{metric.name}{{{inner[:-1]}}} "]
         return self._openings[key]
-
-
-class _Histograms(dict[Labels, Histogram]):
-    """Histograms of one metric; a label value that was not declared gets its own at its first observation."""
-
-    def __init__(self, bounds: list[float], values: Iterable[Labels]):
-        super().__init__((value, Histogram(bounds)) for value in values)
-        self._bounds = bounds
-
-    def __missing__(self, labels: Labels) -> Histogram:
-        self[labels] = Histogram(self._bounds)
-        return self[labels]
 
 
 class Sums:
@@ -163,11 +154,6 @@ class Spectra:
 def _head(metric: Metric) -> str:
     words = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {metric.name} {words}\n# TYPE {metric.name} {metric.kind}"
-
-
-def _stored(metric: Metric, value: float) -> float:
-    """A value in the metric's unit → the stored value."""
-    return round(value * metric.stored_per_unit) if metric.stored_per_unit > 1 else value
 
 
 def _escaped(value: str) -> str:

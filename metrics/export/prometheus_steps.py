@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from metrics.catalog.metric import NS_PER_SECOND
-from metrics.export.prometheus_series import Series
+from metrics.export.prometheus_series import Series, Tallies
 from metrics.records import COMPOSITIONS, KINDS, STAGES
 from metrics.steps import Steps
 
@@ -27,9 +27,7 @@ SUMS = {
     ("sojourn_memory_shadow_evicted_blocks_total",): "shadow_evicted_blocks",
 }
 # Counters whose label values are the keys of a map.
-TALLIES = {
-    "sojourn_request_refusals_total": "refusals",
-}
+TALLIES = {"sojourn_request_refusals_total": "refusals"}
 # Histograms of list fields that are empty in most steps.
 SAMPLES = {
     "sojourn_memory_reuse_gap_seconds": "reuse_gap_ns",
@@ -67,7 +65,7 @@ class StepFold:
     def __init__(self, series: Series):
         numbers, histograms = series.numbers, series.histograms
         self._sums = ColumnSums(series, SUMS)
-        self._tallies = {field: numbers[name] for name, field in TALLIES.items()}
+        self._tallies = Tallies(series, TALLIES)
         self._samples = {field: histograms[name][()] for name, field in SAMPLES.items()}
         self._phases = [
             ColumnSums(series, {(name, made_of): field for name, field in PHASES.items()}) for made_of in COMPOSITIONS
@@ -103,10 +101,7 @@ class StepFold:
             self._graphs[(graph,)] += count
         for field, histogram in self._samples.items():
             histogram.observe_all(steps.samples(field))
-        for field, samples in self._tallies.items():
-            for record in steps.records:
-                for label, number in getattr(record, field).items():
-                    samples[(label,)] += number
+        self._tallies.add_all(steps.records)
         for victim, cause, tokens in steps.preemptions():
             self._preemptions[()] += 1
             self._given_up[("self" if cause == victim else "other",)] += tokens

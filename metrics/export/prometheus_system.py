@@ -44,11 +44,11 @@ class SystemFold:
         self._last = record
 
     def observe_loop_lag(self, counts: Sequence[int], total_ns: int) -> None:
-        """Takes over the front's own histogram, which has the bounds of ours."""
+        """Takes over the histogram of the front's event loop: counts between metric.LAG_BOUNDS, and their sum."""
         self._lag.counts, self._lag.total = list(counts), total_ns
 
     def observe_burst(self, class_ns: Mapping[str, int]) -> None:
-        """Adds a profile burst: nanoseconds by class of kernel."""
+        """Adds a profile burst: nanoseconds by kernels.CLASSES."""
         for klass, duration_ns in class_ns.items():
             self._kernels[(klass,)] += duration_ns
 

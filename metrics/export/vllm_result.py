@@ -12,6 +12,7 @@ Percentiles are given from any number of samples, as there: the report refuses t
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from metrics.request.goodput import judged, total_tokens, window_ns
 from metrics.request.latencies import gaps_ms, inter_chunk_ms, with_origins
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, asked_for, objectives_of
 from metrics.results.summary import load_summary, steady_of
+from metrics.run.directory import section
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 # vLLM's name of a latency → ours. The last two vLLM gives for runs with --max-concurrency only.
@@ -58,10 +60,8 @@ def vllm_result(
 
 
 def _head(meta: Mapping[str, Any], prompts: int) -> dict[str, Any]:
-    scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
-    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
-    target = scenario.get("target") or {}
-    anchor = meta.get("wall_anchor") or {}
+    scenario, anchor = section(meta, "scenario"), section(meta, "wall_anchor")
+    target = section(scenario, "target")
     backend = "openai-chat" if target.get("api") == "chat" else "openai"
     begun = anchor["unix_ns"] / 1e9 if "unix_ns" in anchor else time.time()
     return {
@@ -69,7 +69,7 @@ def _head(meta: Mapping[str, Any], prompts: int) -> dict[str, Any]:
         "endpoint_type": backend,
         "backend": backend,
         "label": scenario.get("name"),
-        "model_id": engine.get("model"),
+        "model_id": section(meta, "engine").get("model"),
         "tokenizer_id": target.get("tokenizer"),
         "num_prompts": prompts,
     }
@@ -77,8 +77,7 @@ def _head(meta: Mapping[str, Any], prompts: int) -> dict[str, Any]:
 
 def _traffic(meta: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, Any]:
     """The offered rate: "inf" where all came at once, the mean of the schedule where the process names none."""
-    scenario = meta.get("scenario") if isinstance(meta.get("scenario"), dict) else {}
-    arrivals = scenario.get("arrivals") or {}
+    arrivals = section(section(meta, "scenario"), "arrivals")
     process, rate = arrivals.get("process"), arrivals.get("rate_rps")
     burstiness = {"constant": "inf", "trace": None, "times": None}.get(process, 1.0)
     if process == "gamma":
@@ -139,15 +138,10 @@ def _samples(rows: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def _summary(name: str, values_ms: np.ndarray, percentiles: Sequence[float]) -> dict[str, float | None]:
+    figures = {"mean": np.mean, "median": np.median, "std": np.std}
+    figures |= {f"p{percentile:g}": partial(np.percentile, q=percentile) for percentile in percentiles}
     known = len(values_ms) > 0
-    result = {
-        f"mean_{name}_ms": float(np.mean(values_ms)) if known else None,
-        f"median_{name}_ms": float(np.median(values_ms)) if known else None,
-        f"std_{name}_ms": float(np.std(values_ms)) if known else None,
-    }
-    for percentile in percentiles:
-        result[f"p{percentile:g}_{name}_ms"] = float(np.percentile(values_ms, percentile)) if known else None
-    return result
+    return {f"{word}_{name}_ms": float(figure(values_ms)) if known else None for word, figure in figures.items()}
 
 
 def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentiles: Sequence[float]) -> dict[str, Any]:

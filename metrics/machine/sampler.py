@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -141,7 +141,9 @@ class CpuEnergy:
     memory. Most kernels let only root read them, and most virtual machines have none."""
 
     def __init__(self, powercap: Path = POWERCAP):
-        self._packages = [zone for zone in _zones(powercap) if _number(zone / "energy_uj") is not None]
+        zones = sorted(powercap.glob("intel-rapl:*"))  # the kernel's name for AMD's counters, too
+        packages = [zone for zone in zones if zone.name.count(":") == 1]  # without their parts, which they include
+        self._packages = [zone for zone in packages if _number(zone / "energy_uj") is not None]
         self._last: tuple[int, list[int]] | None = None
 
     def watts(self, now_ns: int) -> float | None:
@@ -157,13 +159,6 @@ class CpuEnergy:
             wraps = 0 if after >= before else (_number(zone / "max_energy_range_uj") or 0)
             microjoules += after - before + wraps
         return microjoules * 1000 / (now_ns - last[0])
-
-
-def _zones(powercap: Path) -> Iterator[Path]:
-    """The packages; not their parts, which they include."""
-    for zone in sorted(powercap.glob("intel-rapl:*")):  # the kernel's name for AMD's counters, too
-        if zone.name.count(":") == 1:
-            yield zone
 
 
 def _number(file: Path) -> int | None:

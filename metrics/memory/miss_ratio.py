@@ -4,7 +4,7 @@ The core draws the curve while it runs (`engine/memory/shadow/index.py`: Mattson
 and writes one point a size and request. Its shares are of the prompt tokens that asked the cache.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 import pandas as pd
@@ -41,14 +41,12 @@ def miss_ratio_curve(requests: pd.DataFrame) -> list[CurvePoint]:
     if "resized_hit_tokens" not in requests.columns or "prefix_outcomes" not in requests.columns:
         return []
     queried = hits_of_infinite = 0
-    hits = [0] * len(RATIOS)
-    judged = len(RATIOS)
+    hits, judged = [0] * len(RATIOS), len(RATIOS)
     rows = zip(requests.prefix_outcomes, requests.resized_hit_tokens, requests.infinite_hit_tokens, strict=True)
     for outcomes, resized, infinite in rows:
-        tokens = _total(outcomes)
-        if not tokens:
+        if not outcomes or not isinstance(outcomes, dict):  # it did not ask, or no server recorded it
             continue
-        queried += tokens
+        queried += sum(outcomes.values())
         hits_of_infinite += int(infinite)
         judged = min(judged, len(resized))
         for index in range(judged):
@@ -63,19 +61,7 @@ def prefix_outcomes(requests: pd.DataFrame) -> dict[str, int]:
     """Prompt tokens of all rows by the outcome of their first lookup; {} without a lookup."""
     if "prefix_outcomes" not in requests.columns:
         return {}
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for outcomes in requests.prefix_outcomes:
-        for outcome, tokens in _items(outcomes):
-            totals[outcome] = totals.get(outcome, 0) + int(tokens)
-    return totals
-
-
-def _total(outcomes: object) -> int:
-    return sum(int(tokens) for _, tokens in _items(outcomes))
-
-
-def _items(outcomes: object) -> Iterable[tuple[str, int]]:
-    """A map column's cell: a dictionary, as DuckDB gives it, or pairs, as pyarrow does; nothing in an old row."""
-    if isinstance(outcomes, dict):
-        return outcomes.items()
-    return outcomes if isinstance(outcomes, list) else ()
+        totals.update(outcomes if isinstance(outcomes, dict) else {})
+    return dict(totals)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from metrics.run.directory import section
+
 FOREIGN_SHARE = 0.02  # of the prompt tokens: what a chat template puts before all prompts may be as much
 KNOWN_BEFORE = (
     "More than these prompts share: it is the chat template's, or the server had prompts of this seed before the run, "
@@ -37,9 +39,8 @@ class PrefixShare:
 def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | None:
     """Of the measured requests of a run (client and server joined); None where its load shares nothing and nothing was
     found either."""
-    workload = meta.get("workload")
-    ideal = workload.get("prefix") if isinstance(workload, dict) else None
-    if not isinstance(ideal, dict) or not isinstance(ideal.get("ideal_hit_rate"), int | float):
+    ideal = section(section(meta, "workload"), "prefix")
+    if not isinstance(ideal.get("ideal_hit_rate"), int | float):
         return None
     served = requests[requests.status == "ok"]
     cached, prompt = (client_or_server(served, name) for name in ("cached_tokens", "prompt_tokens"))
@@ -92,6 +93,5 @@ def _rate(found: pd.Series, asked: pd.Series) -> float | None:
 
 def workload_lines(meta: dict[str, Any], requests: pd.DataFrame) -> list[str]:
     """What a reader of the results has to know of the workload: cache rates, scaled blocks, rows left out."""
-    share, workload = prefix_share(meta, requests), meta.get("workload")
-    notes = workload.get("notes", []) if isinstance(workload, dict) else []
+    share, notes = prefix_share(meta, requests), section(meta, "workload").get("notes", [])
     return ([in_words(share)] if share else []) + [f"Workload: {note}" for note in notes]

@@ -2,30 +2,28 @@
 
 from typing import Any
 
+from metrics.run.directory import section
+
 CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 
 
 def load_notes(meta: dict[str, Any]) -> list[str]:
     """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
-    arrivals = meta.get("arrivals")
-    told = arrivals.get("told") if isinstance(arrivals, dict) else None
+    told = section(meta, "arrivals").get("told")
     return [str(sentence) for sentence in told] if isinstance(told, list) else []
 
 
 def is_closed(meta: dict[str, Any]) -> bool:
     """Whether the load waited for the server: its due times then tell of the server too, not of the load alone."""
-    arrivals = meta.get("arrivals")
-    return isinstance(arrivals, dict) and arrivals.get("loop") == "closed"
+    return section(meta, "arrivals").get("loop") == "closed"
 
 
 def rate_was_to_change(meta: dict[str, Any]) -> bool:
     """Whether the scenario itself moves the rate: requests in flight then grow with it, and not for the server."""
-    facts = meta.get("arrivals")
-    if isinstance(facts, dict) and "rate_changes" in facts:  # older runs do not say it
+    facts = section(meta, "arrivals")
+    if "rate_changes" in facts:  # older runs do not say it
         return facts["rate_changes"] is True
-    scenario = meta.get("scenario")
-    arrivals = scenario.get("arrivals") if isinstance(scenario, dict) else None
-    return isinstance(arrivals, dict) and arrivals.get("process") in ("ramp", "phases")
+    return section(section(meta, "scenario"), "arrivals").get("process") in ("ramp", "phases")
 
 
 def declared_window_s(meta: dict[str, Any]) -> float | None:
@@ -33,11 +31,10 @@ def declared_window_s(meta: dict[str, Any]) -> float | None:
 
     The warm-up is taken to begin with the schedule: it begins with the first request, a gap later.
     """
-    scenario = meta.get("scenario")
-    told = meta.get("arrivals")
-    if not isinstance(scenario, dict) or not isinstance(told, dict) or told.get("loop") != "open":
+    scenario = section(meta, "scenario")
+    arrivals, warmup_s = section(scenario, "arrivals"), section(scenario, "measure").get("warmup_s") or 0.0
+    if section(meta, "arrivals").get("loop") != "open":
         return None
-    arrivals, warmup_s = scenario.get("arrivals") or {}, (scenario.get("measure") or {}).get("warmup_s") or 0.0
     if arrivals.get("process") == "trace" or arrivals.get("count") is not None:
         return None
     phases = arrivals.get("phases") or [arrivals]

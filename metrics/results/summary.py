@@ -11,6 +11,7 @@ from metrics.request.latencies import LatencySummary, summaries
 from metrics.results.energy import EnergyUse
 from metrics.results.load import is_closed
 from metrics.results.prices import TokenCost, token_cost
+from metrics.run.directory import section
 from metrics.statistics.steadiness import Steadiness, steadiness, untold
 
 
@@ -41,7 +42,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
         steady=steady_of(rows, meta),
         deadlines=class_deadlines(rows, meta.get("objectives")),
         load=load_summary(rows),
-        cost=token_cost(rows, machine_price(meta), energy),
+        cost=token_cost(rows, section(section(meta, "scenario"), "measure").get("usd_per_hour"), energy),
         closed=is_closed(meta),
     )
 
@@ -51,28 +52,16 @@ def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
     return untold("the run is not valid") if meta.get("valid") is False else steadiness(rows)
 
 
-def machine_price(meta: dict[str, Any]) -> float | None:
-    """Dollars an hour of the machine, as the scenario's `measure` block states them."""
-    scenario = meta.get("scenario")
-    measure = (scenario.get("measure") if isinstance(scenario, dict) else None) or {}
-    return measure.get("usd_per_hour")
-
-
 def load_summary(rows: pd.DataFrame) -> LoadSummary:
     """How the generator kept its schedule."""
     due, sent = rows.due_ns.dropna().astype("float64"), rows.sent_ns.dropna().astype("float64")
     lag = ((rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6).dropna()
-    known = len(lag) > 0
+    delays = {"mean": lag.mean(), "p50": lag.quantile(0.5), "p99": lag.quantile(0.99), "max": lag.max()}
     return LoadSummary(
         requested_rps=_rate(due),
         achieved_rps=_rate(sent),
         send_duration_s=float(sent.max() - sent.min()) / 1e9 if len(sent) else 0.0,
-        schedule_delay_ms={
-            "mean": float(lag.mean()) if known else None,
-            "p50": float(lag.quantile(0.5)) if known else None,
-            "p99": float(lag.quantile(0.99)) if known else None,
-            "max": float(lag.max()) if known else None,
-        },
+        schedule_delay_ms={name: float(delay) if len(lag) else None for name, delay in delays.items()},
     )
 
 

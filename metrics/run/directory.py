@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class RunDirectory:
         if missing:
             raise RunDataError(f"run.json lacks {', '.join(missing)}")
         run.path.mkdir(parents=True, exist_ok=True)
-        run._write_json("run.json", meta)
+        run.write_json("run.json", meta)
         return run
 
     @classmethod
@@ -82,11 +83,15 @@ class RunDirectory:
         return meta
 
     def update_meta(self, **changes: Any) -> None:
-        self._write_json("run.json", self.meta() | changes)
+        self.write_json("run.json", self.meta() | changes)
 
     def write_json(self, name: str, content: Any) -> Path:
         """Writes a document such as `diagnosis.json`, all or nothing."""
-        return self._write_json(name, content)
+        partial = self.path / f".{name}.tmp"
+        text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, self.path / name)
+        return self.path / name
 
     def sources(self, table: str) -> list[Path]:
         """The files that hold a table: the compacted one, and the segments that are not in it yet."""
@@ -137,13 +142,6 @@ class RunDirectory:
         joined = client.merge(server, on="request_id", how="left").sort_values("due_ns", ignore_index=True)
         return _with_latencies(_with_client_accounts(joined))
 
-    def _write_json(self, name: str, content: Any) -> Path:
-        partial = self.path / f".{name}.tmp"
-        text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, self.path / name)
-        return self.path / name
-
 
 def _fault(meta: Any) -> str | None:
     """What is wrong with the content of a `run.json`: which field has which value, and what it should be."""
@@ -182,14 +180,18 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object of that name in `run.json`, or in an object of it; {} where there is none."""
+    found = meta.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def engine_settings(meta: dict[str, Any]) -> dict[str, Any]:
     """The settings in force: what the server said of itself (`engine.served.engine`), and above it what it was started
     with, as far as they are known."""
-    engine = meta.get("engine") if isinstance(meta.get("engine"), dict) else {}
-    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
-    told = served.get("engine") if isinstance(served.get("engine"), dict) else {}
+    engine = section(meta, "engine")
     chosen = {name: value for name, value in engine.items() if name != "served" and value is not None}
-    return told | chosen
+    return section(section(engine, "served"), "engine") | chosen
 
 
 def wall_anchor() -> dict[str, int]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from metrics.errors import RunDataError
 from metrics.run.clocks import ClockOffset, estimate_offset
-from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings
+from metrics.run.directory import SERVER_KEYS, RunDirectory, engine_settings, section
 from metrics.run.segments import read_segment, replace_table
 
 # When a row of a server's table happened.
@@ -98,7 +98,7 @@ def uncertainty_sentence(meta: dict[str, Any]) -> str:
 
 def _same_host(client: dict[str, Any], server: dict[str, Any]) -> bool:
     """Whether both saw the same start of the same kernel, whose monotonic clock they then share."""
-    boots = [(meta.get("hardware") or {}).get("boot_id") for meta in (client, server)]
+    boots = [section(meta, "hardware").get("boot_id") for meta in (client, server)]
     return boots[0] is not None and boots[0] == boots[1]
 
 
@@ -121,9 +121,9 @@ def _offset(both: pd.DataFrame) -> ClockOffset:
 
 def _described(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
     """What the client's run could not know of the server."""
-    engine = client.get("engine") or {}
-    served = engine.get("served") if isinstance(engine.get("served"), dict) else {}
-    changes: dict[str, Any] = {"engine": engine | {"served": served | {"engine": engine_settings(server)}}}
+    engine = section(client, "engine")
+    served = section(engine, "served") | {"engine": engine_settings(server)}
+    changes: dict[str, Any] = {"engine": engine | {"served": served}}
     changes |= {key: server[key] for key in SERVER_KEYS if server.get(key) is not None}
     return changes | {"server_hardware": server.get("hardware"), "server_versions": server.get("versions")}
 

@@ -1,5 +1,6 @@
 """Records → segments in a run directory, in the background, bounded, complete up to the last second."""
 
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from metrics.records import SCHEMAS, columns
 from metrics.run.segments import STREAM, StreamSegment
 
+log = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.4
 CAPACITY = 65_536  # records of a table that may wait for the writer; more are dropped and counted
 
@@ -28,7 +30,6 @@ class Recorder:
         self.capacity = capacity
         self.dropped = 0
         self.failed = 0
-        self.last_error: str | None = None
         self._pending: dict[str, deque] = {table: deque() for table in tables}
         self._segments: dict[str, StreamSegment] = {}
         self._closing = threading.Event()
@@ -82,8 +83,9 @@ class Recorder:
             self._end_segment(table)
 
     def _count_failed(self, table: str, count: int, error: Exception) -> None:
+        if not self.failed:
+            log.warning("records of the table %s cannot be written: %s", table, error)
         self.failed += count
-        self.last_error = f"{table}: {error}"
 
     def _end_segment(self, table: str) -> None:
         segment = self._segments.pop(table, None)

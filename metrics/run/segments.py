@@ -71,15 +71,10 @@ def sources(directory: Path, table: str) -> list[Path]:
 def replace_table(final: Path, content: pa.Table) -> Path:
     """Writes one Parquet file, all or nothing."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.parent / f".{final.stem}.tmp"
-    pq.write_table(content, partial)
-    os.replace(partial, final)
-    return final
+    return replace_in_pieces(final, content.schema, [content])
 
 
-def replace_in_pieces(
-    final: Path, schema: pa.Schema, pieces: Iterable[pa.Table], holds: Iterable[Path] = ()
-) -> Path:  # fmt: skip
+def replace_in_pieces(final: Path, schema: pa.Schema, pieces: Iterable[pa.Table], holds: Iterable[Path] = ()) -> Path:
     """The same of a table that never stands in memory as a whole. `holds` are the segments whose rows are in it."""
     partial = final.parent / f".{final.stem}.tmp"
     with pq.ParquetWriter(partial, schema) as writer:

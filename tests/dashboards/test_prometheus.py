@@ -49,10 +49,10 @@ class GrowingPage:
         for _ in range(20):
             self.exporter.observe_steps(Steps([random_step(self._rng, self.scrapes)]))
             self.exporter.observe_request(random_request(self._rng, self.scrapes))
-        self.exporter.observe_system(random_system(self._rng, self.scrapes))
-        self.exporter.observe_burst({klass: 1000 * (self.scrapes + 1) for klass in CLASSES})
+        self.exporter.system.observe(random_system(self._rng, self.scrapes))
+        self.exporter.system.observe_burst({klass: 1000 * (self.scrapes + 1) for klass in CLASSES})
         self._lag.observe(3_000_000)
-        self.exporter.observe_loop_lag(self._lag.counts, self._lag.total)
+        self.exporter.system.observe_loop_lag(self._lag.counts, self._lag.total)
         self.exporter.observe_rejection("queue_full")
         self.exporter.observe_recorder(dropped=self.scrapes, failed=self.scrapes)
         self.exporter.observe_tracer({"head": self.scrapes}, {"exported": self.scrapes, "dropped": self.scrapes})

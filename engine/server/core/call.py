@@ -117,10 +117,6 @@ class Call:
         """The server failed on it; its log says why."""
         self._error = self._error or "the server failed on this request"
 
-    def ledger_now(self, sequence: SequenceStream) -> list[int]:
-        """The ledger of a write, at this moment, of the sequence's last piece."""
-        return sequence.write(time.monotonic_ns()).ledger()
-
     async def record(self) -> RequestRecord:
         """Waits for the core's part of the record."""
         for sequence in self.sequences:
@@ -149,7 +145,8 @@ class Call:
             **msgspec.structs.asdict(combined(ended.prefix for ended in ends if ended.prefix is not None)),
             first_step=min((ended.first_step for ended in ends if ended.first_step is not None), default=None),
             last_step=max((ended.last_step for ended in ends if ended.last_step is not None), default=None),
-            token_ns=self._token_ns(),
+            # When each token left the core, in order, without those behind a stop string.
+            token_ns=list(merge(*(sequence.token_ns[: sequence.output_tokens] for sequence in self.sequences))),
             written_ns=self._last and self._last.ns,
             first_written_ns=first and first.ns,
             encoded_ns=self.encoded_ns,
@@ -169,8 +166,3 @@ class Call:
     def _fail(self, error: ApiError) -> None:
         self._error = error.message
         raise error
-
-    def _token_ns(self) -> list[int]:
-        """When each token left the core, of all sequences in order, without those behind a stop string."""
-        times = [sequence.token_ns[: sequence.output_tokens] for sequence in self.sequences]
-        return times[0] if len(times) == 1 else list(merge(*times))

@@ -47,9 +47,6 @@ class QueueSpeed:
         else:
             self._times.extend([now] * num_admitted)
 
-    def reset(self) -> None:
-        self._times.clear()
-
     def seconds_to_clear(self, num_waiting: int) -> int:
         """At the speed of the last admissions, or of one until now; between 1 and 60."""
         if not self._times:
@@ -297,7 +294,7 @@ class CoreClient:
         self.streams.clear()
         self._core_has_queue = False
         self._end_burst(None)
-        self.queue_speed.reset()
+        self.queue_speed = QueueSpeed()
 
     def _end_burst(self, burst: Burst | None) -> None:
         if self._burst is not None and not self._burst.done():

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.sampling import Grammar
 from engine.server.errors import ApiError
-from engine.server.grammar.worker import LENGTH_BYTES
+from engine.server.grammar.worker import LENGTH_BYTES, frame
 
 WORKERS = 2
 REPLY_SECONDS = 5  # wall time: a busy machine may leave a worker without CPU time
@@ -83,7 +83,7 @@ class GrammarChecks:
             message = "too many grammars wait to be checked; try again"
             raise ApiError(503, message, code="grammars_busy", retry_after_seconds=1) from None
         try:
-            process.stdin.write(_frame(msgspec.msgpack.encode(grammar)))
+            process.stdin.write(frame(grammar))
             async with asyncio.timeout(REPLY_SECONDS):
                 error = await _read(process)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
@@ -118,10 +118,6 @@ class GrammarChecks:
         self._processes.discard(process)
         if not self._stopped:
             self._start_one()
-
-
-def _frame(encoded: bytes) -> bytes:
-    return len(encoded).to_bytes(LENGTH_BYTES) + encoded
 
 
 async def _read(process: asyncio.subprocess.Process) -> str | None:

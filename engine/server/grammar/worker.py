@@ -61,9 +61,13 @@ def complaint(compiler: GrammarCompiler, grammar: Grammar) -> str | None:
     return guide.error
 
 
+def frame(content: Grammar | str | None) -> bytes:
+    encoded = msgspec.msgpack.encode(content)
+    return len(encoded).to_bytes(LENGTH_BYTES) + encoded
+
+
 def _write(error: str | None) -> None:
-    encoded = msgspec.msgpack.encode(error)
-    sys.stdout.buffer.write(len(encoded).to_bytes(LENGTH_BYTES) + encoded)
+    sys.stdout.buffer.write(frame(error))
     sys.stdout.buffer.flush()
 
 

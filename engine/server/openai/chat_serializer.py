@@ -6,7 +6,6 @@ from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from engine.server.openai.protocol import StreamOptions
 from engine.server.openai.serializer import (
     Chunks,
     Serializer,
@@ -30,8 +29,7 @@ class ChatSerializer(Serializer):
         self._call = call
         self._body = body
         self._base = base
-        options = (body.stream and body.stream_options) or StreamOptions()
-        self._chunks = Chunks(call, base | {"object": "chat.completion.chunk"}, options)
+        self._chunks = Chunks(call, base | {"object": "chat.completion.chunk"}, body)
         self._vocabulary = tokenizer.vocabulary
         self._roles_are_out = False
         self._calls_tools = plan is not None

@@ -5,7 +5,7 @@ from typing import Any
 from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from engine.server.openai.protocol import CompletionRequest, StreamOptions
+from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.serializer import (
     Chunks,
     Serializer,
@@ -26,8 +26,7 @@ class CompletionSerializer(Serializer):
         self._body = body
         self._base = base | {"object": "text_completion"}
         self._tokenizer = tokenizer
-        options = (body.stream and body.stream_options) or StreamOptions()
-        self._chunks = Chunks(call, self._base, options)
+        self._chunks = Chunks(call, self._base, body)
         self._started: set[int] = set()  # indexes that had their first chunk
         self._echoes: dict[int, str] = {}  # prompts as they are shown
 

@@ -183,10 +183,6 @@ class GenerationRequest(Strict):
         """Alternatives to each output token; None where log-probabilities are not wanted."""
         raise NotImplementedError
 
-    @property
-    def asks_for_grammar(self) -> bool:
-        return any(getattr(self, name) is not None for name in GRAMMAR_FIELDS)
-
     def refuse_contradictions(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "`stream_options` needs `stream`: true; leave it out", param="stream_options")

@@ -1,5 +1,6 @@
 """Calls as the bytes of an API, apart from HTTP: the part that all formats share."""
 
+import time
 from typing import Any, Protocol
 
 import msgspec
@@ -58,10 +59,10 @@ def event(value: Any) -> bytes:
 class Chunks:
     """The chunks of one stream. Their common fields are encoded once, because each token has a chunk."""
 
-    def __init__(self, call: Call, base: dict[str, Any], options: StreamOptions):
+    def __init__(self, call: Call, base: dict[str, Any], body: GenerationRequest):
         self._call = call
         self._base = base
-        self._options = options
+        self._options = options = (body.stream and body.stream_options) or StreamOptions()
         self._head = b"data: " + to_json(base)[:-1] + b',"choices":['
         self._no_usage_yet = b',"usage":null' if options.include_usage else b""
 
@@ -122,7 +123,7 @@ def timings_of(call: Call, last: SequenceStream) -> dict[str, Any]:
     """
     if not call.has_ledgers:
         return {}
-    ledger = call.ledger_now(last)
+    ledger = last.write(time.monotonic_ns()).ledger()
     timings: dict[str, Any] = {"ledger": {info.name: _ms(ledger[info.account]) for info in SERVER_ACCOUNTS}}
     times = last.token_ns[: last.output_tokens]
     if len(call.sequences) == 1 and times:

@@ -62,10 +62,6 @@ class ToolPlan:
     beside: Callable[[str], Grammar]  # the grammar of calls, or of an answer with this JSON schema
     shown_token_ids: frozenset[int]  # special tokens that mark calls: the text must show them
 
-    def parser(self) -> ToolCallParser:
-        """For the text of one sequence."""
-        return ToolCallParser(self.format, set(self.names))
-
 
 @dataclass(slots=True)
 class ToolCall:
@@ -86,7 +82,7 @@ class AssistantTurn:
     def __init__(self, plan: ToolPlan | None):
         self.calls: list[ToolCall] = []
         self._plan = plan
-        self._parser = plan.parser() if plan is not None else None
+        self._parser = ToolCallParser(plan.format, plan.names) if plan is not None else None
         self._content: list[str] = []
 
     @property

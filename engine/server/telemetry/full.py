@@ -13,13 +13,13 @@ import msgspec
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
 from engine.server.telemetry.loop_lag import LoopLag
-from engine.server.telemetry.off import NoTelemetry
 from engine.server.telemetry.recent import Recent
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.compute.step_costs import StepCosts
 from metrics.errors import CalibrationError, RunDataError
 from metrics.export.opentelemetry import Tracer
 from metrics.export.prometheus import Exporter
+from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
 from metrics.machine.host import SAMPLE_SECONDS, hardware, versions
 from metrics.machine.sampler import SystemSampler
@@ -30,6 +30,10 @@ from metrics.steps import Steps
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.5  # between two folds: a batch costs some milliseconds, however many steps it has
+# What `run.json` says of the core: fields of its Ready message.
+DESCRIBED = (
+    "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
+)  # fmt: skip
 OBSERVED_SECONDS = 0.5  # the longest wait for the record of a step whose tokens are here: its core may be dead
 FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 
@@ -122,24 +126,11 @@ class Telemetry:
         try:
             run.update_meta(
                 model_shape=msgspec.to_builtins(message.shape),
-                core={
-                    "device": message.device,
-                    "dtype": message.dtype,
-                    "weights": message.weights,
-                    "threads": message.threads,
-                    "num_kv_blocks": message.num_kv_blocks,
-                    "block_size": message.block_size,
-                    "num_parameters": message.num_parameters,
-                    "weight_bytes": message.weight_bytes,
-                },
+                core={name: getattr(message, name) for name in DESCRIBED},
                 ceilings=None if ceilings is None else msgspec.to_builtins(ceilings),
             )
         except (OSError, RunDataError) as error:
             log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
-
-    @property
-    def is_tracing(self) -> bool:
-        return self.tracer is not None
 
     def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
         """Takes an ended request; `asked` are its attributes in a trace."""
@@ -152,10 +143,10 @@ class Telemetry:
 
     def scrape(self) -> bytes:
         if (last := self._last) is not None:
-            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
+            self.exporter.gauges.observe_state(Pool(*last.blocks), last.waiting, last.running)
         if self.recorder is not None:
             self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
-        self.exporter.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
+        self.exporter.system.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
         if self.tracer is not None:
             self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
         return self.exporter.render()
@@ -187,7 +178,7 @@ class Telemetry:
                 raise
 
     def _observe_system(self, record: SystemRecord) -> None:
-        self.exporter.observe_system(record)
+        self.exporter.system.observe(record)
         if self.recorder is not None:
             self.recorder.append("system", record)
 
@@ -213,11 +204,6 @@ def _failure_told(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         log.warning("%s: %s: %s", what, type(error).__name__, error)
-
-
-def make_telemetry(config: EngineConfig) -> Telemetry | NoTelemetry:
-    """What the setting `telemetry` asks for. Raises as Telemetry does."""
-    return Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
 
 
 def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:

@@ -26,7 +26,6 @@ class LoopLag:
     ):
         self.counts = [0] * (len(self.bounds_ns) + 1)  # the last: above all bounds
         self.total_ns = 0
-        self.worst_ns = 0
         self._clock_ns, self._sleep = clock_ns, sleep
 
     async def run(self) -> None:
@@ -39,4 +38,3 @@ class LoopLag:
     def observe(self, late_ns: int) -> None:
         self.counts[bisect_left(self.bounds_ns, late_ns)] += 1
         self.total_ns += late_ns
-        self.worst_ns = max(self.worst_ns, late_ns)

@@ -7,13 +7,13 @@ from engine import messages
 from engine.config import EngineConfig, model_folder
 from engine.server.telemetry.recent import Recent
 from metrics.export.prometheus import Exporter
+from metrics.export.prometheus_pool import Pool
 from metrics.records import RequestRecord
 
 
 class NoTelemetry:
     """In the place of Telemetry. Keeps the core's last message: a scrape shows its state."""
 
-    is_tracing = False
     recorder = None
 
     def __init__(self, config: EngineConfig):
@@ -28,7 +28,7 @@ class NoTelemetry:
             self.exporter.observe_core_restart()
 
     def ready(self, message: messages.Ready) -> None:
-        self.exporter.observe_state(message.num_kv_blocks, 0, 0, 0)
+        self.exporter.gauges.observe_state(Pool(message.num_kv_blocks))
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message
@@ -44,7 +44,7 @@ class NoTelemetry:
 
     def scrape(self) -> bytes:
         if (last := self._last) is not None:
-            self.exporter.observe_state(*last.blocks, waiting=last.waiting, running=last.running)
+            self.exporter.gauges.observe_state(Pool(*last.blocks), last.waiting, last.running)
         return self.exporter.render()
 
     def watches(self, core_pid) -> list[Coroutine]:

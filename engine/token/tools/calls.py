@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from engine.token.tools.json_object import CallObject, ValueEnd, skip_space
@@ -111,7 +112,7 @@ class ToolCallParser:
     around calls is dropped.
     """
 
-    def __init__(self, tool_format: ToolFormat, names: set[str]):
+    def __init__(self, tool_format: ToolFormat, names: AbstractSet[str]):
         self.num_calls = 0
         self._format = tool_format
         self._names = names

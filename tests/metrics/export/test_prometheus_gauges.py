@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from metrics.export.prometheus import Exporter
+from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
 from metrics.steps import Steps
 from tests.metrics.export.test_prometheus import scraped, value
@@ -25,7 +26,7 @@ def test_gauges_follow_the_last_step_and_do_not_lie_when_the_engine_idles_or_die
     assert sum(number for (name, _), number in busy.items() if name == "sojourn_memory_kv_blocks") == pool
     in_use = (step.blocks_active + step.blocks_pinned) / pool
     assert value(busy, "memory_kv_usage_ratio") == pytest.approx(in_use)
-    exporter.observe_state(blocks_free=30, blocks_active=0, blocks_reusable=10, blocks_pinned=0)
+    exporter.gauges.observe_state(Pool(free=30, reusable=10))
     idle = scraped(exporter)
     assert value(idle, "request_running") == value(idle, "request_waiting") == 0
     assert value(idle, "memory_kv_usage_ratio") == 0

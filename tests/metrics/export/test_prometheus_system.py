@@ -21,7 +21,7 @@ BARE = SystemRecord(
 def page(*records: SystemRecord) -> dict:
     exporter = Exporter("tiny")
     for record in records:
-        exporter.observe_system(record)
+        exporter.system.observe(record)
     return scraped(exporter)
 
 
@@ -71,9 +71,9 @@ def test_lag_of_the_loop_is_taken_over_as_it_is_and_bursts_add_up():
     counts = [0] * (len(LAG_BOUNDS) + 1)
     counts[3] = 5
     for _ in range(2):
-        exporter.observe_loop_lag(counts, 7 * MS)
+        exporter.system.observe_loop_lag(counts, 7 * MS)
     for _ in range(2):
-        exporter.observe_burst({"gemm": 40 * MS, "gap": 10 * MS})
+        exporter.system.observe_burst({"gemm": 40 * MS, "gap": 10 * MS})
     seen = scraped(exporter)
     assert value(seen, "request_loop_lag_seconds_count") == 5
     assert value(seen, "request_loop_lag_seconds_sum") == 0.007

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.export.prometheus import Exporter
+from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
 from metrics.records import RequestRecord
 from metrics.steps import Steps
@@ -76,7 +77,7 @@ def test_what_an_endpoint_picker_reads_of_a_pool():
     (info,) = families(source)["cache_config_info"].samples
     assert info.value == 1 and info.labels["engine"] == "0"
     assert info.labels["block_size"] == "16" and info.labels["num_gpu_blocks"] == "100"
-    source.observe_state(70, 0, 30, 0)
+    source.gauges.observe_state(Pool(free=70, reusable=30))
     assert value(source, "num_requests_running") == value(source, "kv_cache_usage_perc") == 0
 
 

@@ -12,7 +12,7 @@ from engine.server.errors import ApiError
 from engine.server.openai.tools import FunctionTool, plan_tools
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
-from engine.token.tools.calls import FORMATS
+from engine.token.tools.calls import FORMATS, ToolCallParser
 from tests.engine.token.tools.test_calls import tokenizer_with
 
 MODEL = "tiny-model"
@@ -292,7 +292,7 @@ def test_special_tokens_that_mark_calls_are_seen_and_others_are_not(tmp_path):
     assert plan.shown_token_ids == {ids["[TOOL_CALLS]"]}
     written = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
     tokens = [ids["[OTHER]"], *tokenizer.encode(written), 2]
-    stream, parser = tokenizer.stream(shown_token_ids=plan.shown_token_ids), plan.parser()
+    stream, parser = tokenizer.stream(shown_token_ids=plan.shown_token_ids), ToolCallParser(plan.format, plan.names)
     texts = [stream.push(token) for token in tokens]
     assert "".join(texts) == written
     assert [delta.name for text in texts for delta in parser.push(text) if delta.name] == ["f"]

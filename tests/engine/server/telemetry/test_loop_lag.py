@@ -15,7 +15,7 @@ def test_a_lateness_is_counted_once_at_its_bound(late_ns):
     lag = LoopLag()
     lag.observe(late_ns)
     place = lag.counts.index(1)
-    assert sum(lag.counts) == 1 and lag.total_ns == lag.worst_ns == late_ns
+    assert sum(lag.counts) == 1 and lag.total_ns == late_ns
     assert place == len(lag.bounds_ns) or late_ns <= lag.bounds_ns[place]
     assert place == 0 or late_ns > lag.bounds_ns[place - 1]
 
@@ -33,7 +33,7 @@ def test_the_lateness_is_what_the_loop_slept_too_long():
     lag = LoopLag(lambda: now, sleep)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(lag.run())
-    assert lag.total_ns == 253 * MS and lag.worst_ns == 250 * MS and sum(lag.counts) == 3
+    assert lag.total_ns == 253 * MS and sum(lag.counts) == 3
 
 
 @pytest.mark.slow  # real time; the test above has a clock of its own
@@ -48,4 +48,4 @@ def test_a_block_of_the_real_loop_shows():
         return lag
 
     lag = asyncio.run(block())
-    assert lag.worst_ns >= 0.4 * 1e9 - TICK_NS - 50 * MS
+    assert lag.total_ns >= 0.4 * 1e9 - TICK_NS - 50 * MS
