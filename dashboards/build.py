@@ -9,10 +9,11 @@ import yaml
 from dashboards.content import DASHBOARDS
 from dashboards.factory import dashboard
 from dashboards.rules import rules
-from dashboards.stack import FILES
 
-GENERATED = Path(__file__).parent / "generated"
-_RULES_HEADER = (
+GENERATED = Path(__file__).with_name("generated")
+# The files that make Prometheus and Grafana find each other: `docker compose up`, nothing else.
+STACK = Path(__file__).with_name("stack")
+RULES_HEADER = (
     "# Made from metrics/catalog/catalog.py and dashboards/rules.py by `sojourn dashboards`; change it there.\n"
 )
 
@@ -35,8 +36,9 @@ def contents() -> dict[str, str]:
         f"sojourn-{lifecycle}.json": json.dumps(dashboard(lifecycle, rows), indent=1, ensure_ascii=False) + "\n"
         for lifecycle, rows in DASHBOARDS.items()
     }
-    rules_text = _RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
-    return {**boards, "rules.yaml": rules_text, **FILES}
+    rules_text = RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
+    stack = {path.name: path.read_text(encoding="utf-8") for path in sorted(STACK.iterdir())}
+    return {**boards, "rules.yaml": rules_text, **stack}
 
 
 def _write(path: Path, text: str) -> Path:

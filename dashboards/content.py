@@ -46,9 +46,8 @@ REQUEST = (
         rates("Rejected before admission, by reason", "sojourn_request_rejected_total", by="reason"),
     )),
     Row("Objectives and workload", (
-        Panel("Objectives met, by class", "percentunit", (Query(
-            rate(_OBJECTIVE, by="klass, objective", where='outcome="met"')
-            + " / " + rate(_OBJECTIVE, by="klass, objective"), "{{klass}} {{objective}}"),)),
+        share("Objectives met, by class", rate(_OBJECTIVE, by="klass, objective", where='outcome="met"'),
+              rate(_OBJECTIVE, by="klass, objective"), "{{klass}} {{objective}}"),
         quantiles("Prompt length", "sojourn_request_prompt_length_tokens"),
         quantiles("Output length", "sojourn_request_output_length_tokens"),
     )),
@@ -115,9 +114,9 @@ COMPUTE = (
               note="Share of wall time, mean over instances. The rest is a loop without work."),
         rates("Floating-point operations", "sojourn_compute_flops_total", width=6, note="Over wall time."),
         rates("Bytes moved at least", "sojourn_compute_moved_bytes_total", width=6, note="Over wall time."),
-        Panel("Arithmetic intensity", "suffix: flop/B", (Query(
-            rate("sojourn_compute_flops_total") + " / " + rate("sojourn_compute_moved_bytes_total"), "intensity"),),
-            width=6, note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),
+        share("Arithmetic intensity", rate("sojourn_compute_flops_total"), rate("sojourn_compute_moved_bytes_total"),
+              "intensity", unit="suffix: flop/B", width=6,
+              note="Left of the roofline's ridge the bandwidth is the limit, right of it the arithmetic."),
     )),
     Row("Distance to the device's limits", (
         Panel("Arithmetic while busy, by composition", "flops", (
@@ -129,10 +128,10 @@ COMPUTE = (
             Query(rate("sojourn_compute_phase_moved_bytes_total", by="composition") + " / "
                   + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),
             Query(gauge("sojourn_compute_ceiling_bytes_per_second", operator="max"), "limit"))),
-        Panel("Busy time needed at the limits, by composition", "percentunit", (Query(
-            rate("sojourn_compute_roofline_seconds_total", by="composition") + " / "
-            + rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}"),),
-            note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
+        share("Busy time needed at the limits, by composition",
+              rate("sojourn_compute_roofline_seconds_total", by="composition"),
+              rate("sojourn_compute_phase_device_seconds_total", by="composition"), "{{composition}}",
+              note="100 % is a step that could not be faster; the rest is what kernels could still gain."),
         rates("FLOPs by part of the model", "sojourn_compute_part_flops_total", by="part", shape="stack"),
     )),
     Row("Measured against predicted time", (

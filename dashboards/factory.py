@@ -19,9 +19,8 @@ GRID_COLUMNS = 24
 PANEL_HEIGHT = 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-_PANEL_KEYS = ("id", "type", "title", "description", "gridPos", "fieldConfig", "options")
-_DASHBOARD_KEYS = ("title", "uid", "description", "tags", "editable", "annotations", "timezone", "time", "refresh")
-_VARIABLE_KEYS = ("name", "label", "type", "query", "refresh", "sort", "includeAll", "multi", "allValue", "hide")
+PANEL_KEYS = ("id", "type", "title", "description", "gridPos", "fieldConfig", "options")
+ON_LOAD, ON_TIME_RANGE_CHANGE = 1, 2  # when Grafana reads the values of a variable
 
 
 def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
@@ -29,8 +28,10 @@ def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     top = 0
     for row in rows:
-        header = grafana.RowPanel(title=row.title, id=len(panels) + 1, gridPos=grafana.GridPos(1, GRID_COLUMNS, 0, top))
-        panels.append({**_normalised_panel(header), "collapsed": False, "panels": []})
+        panels.append({
+            "id": len(panels) + 1, "type": "row", "title": row.title,
+            "gridPos": {"h": 1, "w": GRID_COLUMNS, "x": 0, "y": top}, "collapsed": False, "panels": [],
+        })  # fmt: skip
         top += 1
         left = 0
         for panel in row.panels:
@@ -40,54 +41,73 @@ def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
             panels.append(_panel(panel, lifecycle, len(panels) + 1, place))
             left += panel.width
         top += PANEL_HEIGHT
-    board = grafana.Dashboard(
-        title=f"Sojourn: {lifecycle}",
-        uid=f"sojourn-{lifecycle}",
-        description=f"The {lifecycle} lifecycle of a Sojourn server. Made from the catalogue by `sojourn dashboards`.",
-        tags=["sojourn"],
-        timezone="browser",
-        time=grafana.Time("now-15m", "now"),
-    )
-    data = _as_json(board)
+    link_to_the_others = {
+        "title": "Lifecycles", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
+        "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
+    }  # fmt: skip
+    source = {
+        "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": ON_LOAD,
+        "sort": 1, "includeAll": False, "multi": False, "hide": 0,
+    }  # fmt: skip
+    models = _variable("model_name", "Model", "label_values(sojourn_request_running, model_name)")
+    servers = 'label_values(sojourn_request_running{model_name=~"$model_name"}, instance)'
+    made_from = "Made from the catalogue by `sojourn dashboards`."
     return {
-        **{key: data[key] for key in _DASHBOARD_KEYS},
+        "title": f"Sojourn: {lifecycle}",
+        "uid": f"sojourn-{lifecycle}",
+        "description": f"The {lifecycle} lifecycle of a Sojourn server. {made_from}",
+        "tags": ["sojourn"],
+        "editable": True,
+        "annotations": {"list": []},
+        "timezone": "browser",
+        "time": {"from": "now-15m", "to": "now"},
+        "refresh": "10s",
         "graphTooltip": 1,  # one crosshair in all panels
-        "links": [_LINK_TO_THE_OTHERS],
+        "links": [link_to_the_others],
         "panels": panels,
         "schemaVersion": SCHEMA_VERSION,
-        "templating": {"list": [_variable(template) for template in _TEMPLATES]},
+        "templating": {"list": [source, models, _variable("instance", "Instance", servers)]},
     }
+
+
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+    """A choice among the values of a label, all of them at first."""
+    return {
+        "name": name, "label": label, "type": "query", "query": query, "refresh": ON_TIME_RANGE_CHANGE, "sort": 1,
+        "includeAll": True, "multi": True, "allValue": ".+", "hide": 0, "datasource": DATASOURCE, "definition": query,
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }  # fmt: skip
 
 
 def _panel(panel: Panel, lifecycle: str, panel_id: int, place: grafana.GridPos) -> dict[str, Any]:
     common = {"title": panel.title, "description": panel.description, "id": panel_id, "gridPos": place}
     if panel.shape == "number":
-        built = _normalised_panel(grafana.Stat(**common, format=panel.unit, reduceCalc="lastNotNull"))
+        built = _normalised(grafana.Stat(**common, format=panel.unit, reduceCalc="lastNotNull"))
         built["fieldConfig"]["defaults"]["noValue"] = "no data"
     elif panel.shape == "heatmap":
-        built = _normalised_panel(grafana.Heatmap(**common))
+        built = _normalised(grafana.Heatmap(**common))
         built["fieldConfig"] = {"defaults": {"custom": {}}, "overrides": []}
         built["options"] = _heatmap_options(panel.unit)
     else:
         stacked = panel.shape == "stack"
         lines = grafana.TimeSeries(
-            **common,
-            unit=panel.unit,
-            fillOpacity=60 if stacked else 5,
-            stacking={"group": "A", "mode": "normal" if stacked else "none"},
-            showPoints="auto",
-            tooltipMode="multi",
-            tooltipSort="desc",
-            valueMin=0,
-        )
-        built = _normalised_panel(lines)
+            **common, unit=panel.unit, valueMin=0, showPoints="auto", tooltipMode="multi", tooltipSort="desc",
+            fillOpacity=60 if stacked else 5, stacking={"group": "A", "mode": "normal" if stacked else "none"},
+        )  # fmt: skip
+        built = _normalised(lines)
     if panel.shape != "heatmap":
         # Series told apart by a label need distinct colours; quantiles and single series wear the lifecycle's.
         distinct = any("{{" in query.legend for query in panel.queries)
         defaults = built["fieldConfig"]["defaults"]
         defaults["color"] = {"mode": "palette-classic"} if distinct else _shades(lifecycle)
         defaults["thresholds"] = {"mode": "absolute", "steps": [{"color": COLOURS[lifecycle], "value": None}]}
-        built["fieldConfig"]["overrides"] = _account_colours() if panel.by_account else []
+        built["fieldConfig"]["overrides"] = [  # an account's series is called `<lifecycle>.<noun>`
+            {
+                "matcher": {"id": "byRegexp", "options": f"/^{name}\\./"},
+                "properties": [{"id": "color", "value": _shades(name)}],
+            }
+            for name in (LIFECYCLES if panel.by_account else ())
+        ]
     built["datasource"] = DATASOURCE
     built["targets"] = [
         {
@@ -108,17 +128,6 @@ def _shades(lifecycle: str) -> dict[str, str]:
     return {"mode": "shades", "fixedColor": COLOURS[lifecycle]}
 
 
-def _account_colours() -> list[dict[str, Any]]:
-    """Every account in a shade of its lifecycle's colour; a series is called `<lifecycle>.<noun>`."""
-    return [
-        {
-            "matcher": {"id": "byRegexp", "options": f"/^{lifecycle}\\./"},
-            "properties": [{"id": "color", "value": _shades(lifecycle)}],
-        }
-        for lifecycle in LIFECYCLES
-    ]
-
-
 def _heatmap_options(unit: str) -> dict[str, Any]:
     return {
         "calculate": False,
@@ -132,47 +141,10 @@ def _heatmap_options(unit: str) -> dict[str, Any]:
     }
 
 
-_LINK_TO_THE_OTHERS = {
-    "title": "Lifecycles", "type": "dashboards", "tags": ["sojourn"], "asDropdown": False, "icon": "external link",
-    "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": "",
-}  # fmt: skip
-
-_ON_TIME_RANGE_CHANGE = 2
-_TEMPLATES = (
-    grafana.Template(name="datasource", label="Data source", type="datasource", query="prometheus"),
-    grafana.Template(
-        name="model_name", label="Model", query="label_values(sojourn_request_running, model_name)",
-        includeAll=True, multi=True, allValue=".+", refresh=_ON_TIME_RANGE_CHANGE,
-    ),
-    grafana.Template(
-        name="instance", label="Instance",
-        query='label_values(sojourn_request_running{model_name=~"$model_name"}, instance)',
-        includeAll=True, multi=True, allValue=".+", refresh=_ON_TIME_RANGE_CHANGE,
-    ),
-)  # fmt: skip
-
-
-def _variable(template: grafana.Template) -> dict[str, Any]:
-    data = _as_json(template)
-    variable = {key: data[key] for key in _VARIABLE_KEYS if data.get(key) is not None}
-    if template.type == "query":
-        variable["datasource"] = DATASOURCE
-        variable["definition"] = template.query
-        variable["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
-    return variable
-
-
-def _normalised_panel(panel: grafana.Panel) -> dict[str, Any]:
+def _normalised(panel: grafana.Panel) -> dict[str, Any]:
     """What grafanalib wrote, without empty values and the keys that today's schema does not know."""
-    data = _as_json(panel)
-    known = {key: data[key] for key in _PANEL_KEYS if key in data}
-    if data["type"] == "row":
-        del known["fieldConfig"]  # a row draws nothing
-    return _without_none(known)
-
-
-def _as_json(item: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(item.to_json_data(), cls=DashboardEncoder))
+    data = json.loads(json.dumps(panel.to_json_data(), cls=DashboardEncoder))
+    return _without_none({key: data[key] for key in PANEL_KEYS if key in data})
 
 
 def _without_none(value: Any) -> Any:

@@ -108,9 +108,9 @@ def heatmap(title: str, name: str, **options) -> Panel:
     return Panel(title, VALUE_UNITS[METRIC_BY_NAME[name].unit], (query,), shape="heatmap", **options)
 
 
-def share(title: str, part: str, whole: str, legend: str, **options) -> Panel:
-    """One expression as a share of another."""
-    return Panel(title, "percentunit", (Query(f"{part} / {whole}", legend),), **options)
+def share(title: str, part: str, whole: str, legend: str, unit: str = "percentunit", **options) -> Panel:
+    """One expression over another."""
+    return Panel(title, unit, (Query(f"{part} / {whole}", legend),), **options)
 
 
 def per_request(title: str, name: str) -> Panel:
