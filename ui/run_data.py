@@ -151,11 +151,8 @@ def _during(system: pd.DataFrame, starts: pd.Series) -> pd.DataFrame:
 
 def _numeric(table: pd.DataFrame) -> pd.DataFrame:
     """Numeric columns as float64 also where every value is null, which no type can be told from."""
-    kinds: dict[str, str] = {}
-    for schema in SCHEMAS.values():
-        for field in schema:
-            if str(field.type) in ("int64", "double"):
-                kinds[field.name] = kinds[f"server_{field.name}"] = "float64"
-    derived = ("unaccounted_ns", "ttft_unaccounted_ns", "ttft_ms", "tpot_ms", "e2e_ms")
-    wanted = [name for name in table.columns if name in kinds or name in derived]
-    return table.astype(dict.fromkeys(wanted, "float64"))
+    fields = [field for schema in SCHEMAS.values() for field in schema]
+    numeric = {field.name for field in fields if str(field.type) in ("int64", "double")}
+    numeric |= {f"server_{name}" for name in numeric}
+    numeric |= {"unaccounted_ns", "ttft_unaccounted_ns", "ttft_ms", "tpot_ms", "e2e_ms"}
+    return table.astype({name: "float64" for name in table.columns if name in numeric})

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.subplots import make_subplots
@@ -34,6 +35,7 @@ COHORT_COLOURS = ("#334155", "#D55E00", "#56B4E9", "#7C5CBF", "#8A6D3B", "#0F766
 CONFIG = {"displayModeBar": False, "responsive": True}
 RUN_CLOCK = "time since the begin of the run (s)"
 NOTE_CHARACTERS = 64  # of a line: what fits into the narrowest column
+MOST_POINTS = 4000  # of a scatter
 LABELLED_SHARE = 0.06  # of a bar: room for its label
 
 
@@ -144,6 +146,11 @@ def log_axis(values: Sequence[float]) -> dict[str, Any]:
         "type": "log", "range": [math.log10(first), math.log10(last)], "tickvals": ticks,
         "ticktext": [f"{tick:,g}" for tick in ticks],
     }  # fmt: skip
+
+
+def thinned(points: pd.DataFrame) -> pd.DataFrame:
+    """At most MOST_POINTS of them, evenly, so that the picture stays the same and the page light."""
+    return points.iloc[:: len(points) // (MOST_POINTS + 1) + 1]
 
 
 def note(text: str, height_px: int = 120) -> go.Figure:

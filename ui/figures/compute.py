@@ -36,7 +36,6 @@ KERNEL_COLOURS = {
     "sampling": theme.COLOURS["token"], "communication": "#CC79A7", "copy": "#56B4E9", "other": "#8C8C8C",
     "gap": theme.UNACCOUNTED_COLOUR,
 }  # fmt: skip
-MOST_POINTS = 4000
 
 
 def roofline(points: pd.DataFrame, ceilings: Ceilings | None, precision: str) -> go.Figure:
@@ -44,7 +43,7 @@ def roofline(points: pd.DataFrame, ceilings: Ceilings | None, precision: str) ->
     if points.empty:
         return theme.note(NO_WORK)
     fig = theme.figure(440)
-    shown = points.iloc[:: len(points) // MOST_POINTS + 1] if len(points) > MOST_POINTS else points
+    shown = theme.thinned(points)
     low, high = float(points.intensity.min()) / 1.6, float(points.intensity.max()) * 1.6
     top = float(points.gflops.max())
     if ceilings is not None and precision in ceilings.precisions:

@@ -102,14 +102,11 @@ def blocks_over_time(steps: pd.DataFrame, begin_ns: float, block_size: int | Non
     if steps.empty:
         return theme.note("The server recorded no step.")
     series = step_series(steps, begin_ns)
-    untold = pd.Series(np.nan, steps.index)
-    written = steps.get("slots_written", untold).astype("float64") if block_size else untold
-    told = bool((written > 0).any())  # an older server's steps say 0 throughout; a 0 among others is an idle pool
-    series["blocks_written"] = written / (block_size or 1) if told else untold
+    series["blocks_written"] = steps.slots_written.astype("float64") / (block_size or np.nan)
     rows, _ = binned(series, bins)
     fig = theme.figure(320)
     add_blocks(fig, rows)
-    if told:
+    if (series.blocks_written > 0).any():  # an older server's steps say 0 throughout; a 0 among others is an idle pool
         fig.add_scatter(
             name="full of what is written", x=rows.at_s, y=rows.blocks_written, mode="lines",
             line=dict(color=theme.INK, width=1.2, dash="dot", shape="hv"),

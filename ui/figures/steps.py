@@ -115,8 +115,7 @@ def expected_against_actual(steps: pd.DataFrame, begin_ns: float) -> go.Figure:
     known = series[series.predicted_ms.notna()]
     if known.empty:
         return theme.note("The step model had not seen enough steps to expect anything of this run's steps.")
-    if len(known) > 4000:  # evenly, so that the picture stays the same and the page light
-        known = known.iloc[:: len(known) // 4000 + 1]
+    known = theme.thinned(known)
     fig = theme.figure(330)
     prompt = (known.tokens_prefill > 0) | (known.tokens_recompute > 0)
     groups = (

@@ -50,17 +50,20 @@ def slowed_steps(steps: pd.DataFrame) -> str:
 def waits_by_reason(requests: pd.DataFrame) -> pd.DataFrame:
     """Nanoseconds waited by reason, a row a cohort, and `requests`: its size. Reasons as the scheduler booked them;
     where an older run tells none, the accounts."""
-    told = [reasons(cell) for cell in requests.waits] if "waits" in requests.columns else []
+    told = [reasons(cell) for cell in requests.waits]
     if any(told):
         waited = pd.DataFrame(told, index=requests.index).fillna(0.0)
     else:
         names = {"request_queue": "queue", "memory_blocked": "kv_blocks", "memory_preempted": "preempted"}
         waited = pd.DataFrame({name: requests[f"ledger_{column}_ns"] for column, name in names.items()}).fillna(0.0)
     waited["prompts of others"] = requests.ledger_request_interference_ns.fillna(0.0)
-    known = requests.ledger_request_queue_ns.notna()
-    sums = {name: waited.loc[members.index].sum() for name, members in cohorts(requests[known]).items() if len(members)}
-    table = pd.DataFrame.from_dict(sums, orient="index")
-    return table.assign(requests=[len(members) for members in cohorts(requests[known]).values() if len(members)])
+    groups = cohorts(requests[requests.ledger_request_queue_ns.notna()])
+    sums = {
+        name: waited.loc[members.index].sum().to_dict() | {"requests": len(members)}
+        for name, members in groups.items()
+        if len(members)
+    }
+    return pd.DataFrame.from_dict(sums, orient="index")
 
 
 def worst_offenders(book: Book, count: int = 10) -> pd.DataFrame:

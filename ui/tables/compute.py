@@ -9,7 +9,6 @@ from metrics.compute.utilisation import TokenNumbers, phases
 from metrics.compute.utilisation import utilisation as metrics_of
 from metrics.records import COMPOSITIONS
 
-TOKEN_KINDS = ("computed", "cached", "recomputed", "drafted", "accepted", "padding", "overrun")
 TOKEN_MEANING = {
     "computed": "prompt and output tokens that went through the model the first time",
     "cached": "prompt tokens whose keys and values were in the prefix cache",
@@ -58,18 +57,17 @@ def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None, precision: str) 
 
 
 def tokens(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
-    """Tokens of the run by TOKEN_KINDS, those that are more than 0. Padding and overrun are the steps'."""
-    cached = requests["server_cached_tokens"] if "server_cached_tokens" in requests else requests["cached_tokens"]
+    """Tokens of the run by kind, as TOKEN_MEANING names them; those that are more than 0."""
     sums = {
         "computed": requests.computed_tokens.sum(),
-        "cached": cached.sum(),
+        "cached": requests.server_cached_tokens.sum(),
         "recomputed": requests.recomputed_tokens.sum(),
         "drafted": requests.drafted_tokens.sum(),
         "accepted": requests.accepted_tokens.sum(),
         "padding": steps.padding_tokens.sum(),
-        "overrun": steps.overrun_tokens.sum() if "overrun_tokens" in steps else 0,
+        "overrun": steps.overrun_tokens.sum(),
     }
-    found = pd.Series({name: float(np.nan_to_num(float(sums[name]))) for name in TOKEN_KINDS})
+    found = pd.Series(sums, dtype="float64")
     return found[found > 0]
 
 
@@ -90,7 +88,7 @@ def in_words(numbers: TokenNumbers) -> str:
 def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:
     """FLOPs of each phase (rows) by part of the model (columns PARTS), `tokens` and `steps`; empty where untold."""
     columns = [f"flops_{part}" for part in PARTS]
-    if steps.empty or any(name not in steps.columns for name in columns) or not steps[columns].sum().sum():
+    if not steps[columns].sum().sum():
         return pd.DataFrame(columns=[*PARTS, "tokens"])
     summed = steps[columns].astype("float64").fillna(0.0).set_axis(list(PARTS), axis=1)
     summed["tokens"] = steps.new_tokens.map(lambda cell: float(np.sum(cell)))
@@ -138,4 +136,4 @@ SENSORS = (
 
 def sensors(system: pd.DataFrame) -> list[tuple[str, str, str, float, str]]:
     """Those of SENSORS that this machine has."""
-    return [sensor for sensor in SENSORS if sensor[0] in system.columns and system[sensor[0]].notna().any()]
+    return [sensor for sensor in SENSORS if system[sensor[0]].notna().any()]

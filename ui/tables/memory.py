@@ -24,8 +24,6 @@ BLOCK_EVENTS = ("evicted_age_ns", "evicted_idle_ns", "reuse_gap_ns", "reuse_dist
 
 def outcome_tokens(requests: pd.DataFrame) -> pd.DataFrame:
     """Prompt tokens by outcome (columns OUTCOMES), a row a cohort; empty where no request tells."""
-    if "prefix_outcomes" not in requests.columns:
-        return pd.DataFrame(columns=list(OUTCOMES))
     told = pd.DataFrame([reasons(cell) for cell in requests.prefix_outcomes], index=requests.index)
     told = told.reindex(columns=list(OUTCOMES)).fillna(0.0)
     groups = {name: members for name, members in cohorts(requests).items() if name != "slowest 10 %"}
@@ -36,25 +34,23 @@ def outcome_tokens(requests: pd.DataFrame) -> pd.DataFrame:
 
 def hit_rates(requests: pd.DataFrame, begin_ns: float, bins: int = 40) -> pd.DataFrame:
     """Share of the prompt tokens that were hit, and that an infinite cache would have hit, over the time of arrival."""
-    columns = ["at_s", "hit", "infinite"]
     if outcome_tokens(requests).empty:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["at_s", "hit", "infinite"])
     outcomes = [reasons(cell) for cell in requests.prefix_outcomes]
-    queried = np.array([sum(cell.values()) for cell in outcomes], dtype="float64")
-    hit = np.array([cell.get("hit", 0) for cell in outcomes], dtype="float64")
-    infinite = requests.infinite_hit_tokens.astype("float64").fillna(0).to_numpy()
-    at = (requests.arrived_ns.astype("float64").to_numpy() - begin_ns) / 1e9
-    known = np.isfinite(at) & (queried > 0)
-    count = int(min(bins, max(1, known.sum() // 4)))
-    edges = np.linspace(at[known].min(), at[known].max() + 1e-9, count + 1)
-    place = np.clip(np.searchsorted(edges, at[known], side="right") - 1, 0, count - 1)
-    total = np.bincount(place, weights=queried[known], minlength=count)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = {
-            "hit": np.bincount(place, weights=hit[known], minlength=count) / total,
-            "infinite": np.bincount(place, weights=infinite[known], minlength=count) / total,
-        }
-    return pd.DataFrame({"at_s": (edges[:-1] + edges[1:]) / 2} | shares)
+    tokens = pd.DataFrame(
+        {
+            "queried": [sum(cell.values()) for cell in outcomes],
+            "hit": [cell.get("hit", 0) for cell in outcomes],
+            "infinite": requests.infinite_hit_tokens.astype("float64").fillna(0).to_numpy(),
+        },
+        index=(requests.arrived_ns.astype("float64").to_numpy() - begin_ns) / 1e9,
+    )
+    tokens = tokens[tokens.index.notna() & (tokens.queried > 0)]
+    count = min(bins, max(1, len(tokens) // 4))
+    edges = np.linspace(tokens.index.min(), tokens.index.max() + 1e-9, count + 1)
+    sums = tokens.groupby(pd.cut(tokens.index, edges, right=False), observed=False).sum()
+    shares = sums[["hit", "infinite"]].div(sums.queried, axis=0).reset_index(drop=True)
+    return shares.assign(at_s=(edges[:-1] + edges[1:]) / 2)
 
 
 def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
@@ -69,12 +65,7 @@ def miss_ratios(requests: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
 
 def block_events(steps: pd.DataFrame) -> dict[str, np.ndarray]:
     """All sampled events of blocks, by column of BLOCK_EVENTS."""
-    return {name: _all(steps[name]) if name in steps.columns else np.zeros(0) for name in BLOCK_EVENTS}
-
-
-def _all(cells: pd.Series) -> np.ndarray:
-    lists = [np.asarray(cell, dtype="float64") for cell in cells if cell is not None and not isinstance(cell, float)]
-    return np.concatenate(lists) if lists else np.zeros(0)
+    return {name: np.array([event for cell in steps[name] for event in _cell(cell)], float) for name in BLOCK_EVENTS}
 
 
 def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, count: int = 20) -> pd.DataFrame:
@@ -82,8 +73,7 @@ def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, co
     facts = requests.drop_duplicates("request_id").set_index("request_id")
     rows = []
     for record in steps[steps.preempted_ids.map(len) > 0].itertuples():
-        takers = _cell(getattr(record, "preempted_for", None))
-        thrown = _cell(getattr(record, "preempted_tokens", None))
+        takers, thrown = _cell(record.preempted_for), _cell(record.preempted_tokens)
         for place, victim in enumerate(record.preempted_ids):
             taker = takers[place] if place < len(takers) else ""
             call = call_of(victim)
@@ -109,4 +99,5 @@ def preemptions(steps: pd.DataFrame, requests: pd.DataFrame, begin_ns: float, co
 
 
 def _cell(value: object) -> list:
+    """The elements of a list, none of a null."""
     return list(value) if value is not None and not isinstance(value, float) else []
