@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from commands import sweep_options as options
-from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json
+from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
 from metrics.errors import InputError
 from metrics.search.bisection import Goal, Judgement, Outcome, Proposal, bracket_sentence
 
@@ -88,16 +87,12 @@ def _trial_line(number: int, proposal: Proposal, known: list[Judgement]) -> str:
 
 
 def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
-    table = Table(box=None, padding=(0, 2))
-    for name in ("requests/s", "trials", "sent", "kept", "interval", "verdict"):
-        table.add_column(name, justify="left" if name == "verdict" else "right")
+    rows = table("requests/s", "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
     for each in outcome.judgements:
-        verdict = each.verdict
-        if each.died or each.growing:
-            verdict += f", {each.died}" if each.died else ", latencies grow"
+        doubt = each.died or ("latencies grow" if each.growing else "")
         cells = (f"{each.rate_rps:g}", f"{each.trials}", f"{each.sent:,}", f"{each.attainment:.1%}")
-        table.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", verdict)
-    out.print(table)
+        rows.add_row(*cells, f"{each.low:.1%}–{each.high:.1%}", f"{each.verdict}, {doubt}" if doubt else each.verdict)
+    out.print(rows)
     out.print(f"\nlargest rate   {bracket_sentence(outcome, goal)}")
     out.print(f"resolved       {'yes' if outcome.resolved else 'no'}: {outcome.reason}")
     out.print(f"search         {folder}")

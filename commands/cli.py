@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from metrics.errors import SojournError
 
@@ -54,6 +55,14 @@ out = PipeSafeConsole(highlight=False)
 
 def print_json(document: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def table(*columns: str, text: Collection[str] = ()) -> Table:
+    """A table without lines. The columns in `text` stand left and may wrap; all others are numbers."""
+    made = Table(box=None, padding=(0, 1))
+    for name in columns:
+        made.add_column(name, justify="left" if name in text else "right", no_wrap=name not in text)
+    return made
 
 
 def program_name() -> str:

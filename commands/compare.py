@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from commands.cli import find_run, open_run, out, print_json
+from commands.cli import find_run, open_run, out, print_json, table
 from metrics.compare.runs import compare_runs
 from metrics.compare.samples import METRICS
 from metrics.compare.verdict import Compared, Comparison
@@ -96,14 +95,13 @@ def _runs(path: Path) -> list[RunDirectory]:
 
 
 def _print(found: Comparison) -> None:
-    table = Table(box=None, padding=(0, 1))
-    for name in ("metric", "A", "B", "B / A", f"{found.confidence:.0%} bounds", "verdict"):
-        table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", no_wrap=True)
+    columns = ("metric", "A", "B", "B / A", f"{found.confidence:.0%} bounds", "verdict")
+    rows = table(*columns, text=["metric", "verdict"])
     for each in found.metrics:
         bounds = "–" if each.low is None else f"{each.low:.3f}–{each.high:.3f}"
         ratio = "–" if each.ratio is None else f"{each.ratio:.3f}"
-        table.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
-    out.print(table)
+        rows.add_row(each.metric, _number(each.a), _number(each.b), ratio, bounds, each.verdict)
+    out.print(rows)
     if found.work is not None:
         out.print(_work(*found.work))
     for each in found.metrics:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from commands import sweep_options as options
-from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json
+from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
 from loadgen.exit_code import exit_code
 from metrics.errors import InputError
 from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
@@ -62,17 +61,16 @@ def sweep(
     found = by_rate(search.points)
     best = frontier(found, search.plan["objectives_ms"])
     if json:
-        print_json(result(found, best))
+        print_json({"rates": found, "frontier": best, "largest_rate": largest_rate(found)})
     else:
         _print(search.points, found, best)
-        _report(folder)
-    told = all(rate.points > rate.invalid for rate in found)
-    raise typer.Exit(exit_code(told, sum(point.completed for point in search.points if point.tells)))
+        if importlib.util.find_spec("plotly"):
+            from ui.markup.sweep_report import write_sweep_report
 
-
-def result(rates: list[Rate], best: list[Frontier]) -> dict:
-    """What `--json` prints: the rates, the frontier, and the largest rate that keeps 90 % (DistServe's goodput)."""
-    return {"rates": rates, "frontier": best, "largest_rate": largest_rate(rates)}
+            out.print(f"HTML report    {write_sweep_report(folder)}")
+        out.print(f"sweep          {folder}")
+    valid = all(rate.points > rate.invalid for rate in found)
+    raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.tells)))
 
 
 def _rates(
@@ -93,9 +91,7 @@ def _rates(
 
 def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None:
     out.print("[bold]Goodput against the rate")
-    table = _table()
-    for name in ("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
     for rate in rates:
         kept, interval = "–", "–"
         if rate.attainment is not None:
@@ -104,8 +100,8 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
         cells += [_number(rate.goodput_rps), _number(rate.goodput_tokens_per_s)]
         for latency in ("ttft_ms", "tpot_ms"):
             cells += [_number(rate.quantiles_ms.get(latency, {}).get(name)) for name in ("p50", "p90")]
-        table.add_row(*cells)
-    out.print(table)
+        rows.add_row(*cells)
+    out.print(rows)
     for rate in rates:
         if rate.invalid:
             out.print(
@@ -117,29 +113,15 @@ def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None
     for note in (note for point in points for note in point.notes):
         out.print(note, markup=False)
     out.print("\n[bold]Frontier: the most goodput, were the objectives so many times as long")
-    table = _table()
-    for name in ("times", "objectives", "good/s", "rate/s"):
-        table.add_column(name, justify="left" if name == "objectives" else "right", no_wrap=True)
+    rows = table("times", "objectives", "good/s", "rate/s", text=["objectives"])
     for each in best:
         bounds = " ".join(f"{name.removesuffix('_ms')}:{bound:g}" for name, bound in each.objectives_ms.items())
         offered = _number(each.rate_rps) + (" (largest valid)" if each.at_edge else "")
-        table.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
-    out.print(table)
+        rows.add_row(f"{each.scale:g}", bounds or "per class", _number(each.goodput_rps), offered)
+    out.print(rows)
     out.print(f"\nlargest rate   {rate_sentence(largest_rate(rates))}")
     out.print("latencies in ms, from the intended send; –: too few requests for the claim, or no valid run")
 
 
-def _table() -> Table:
-    return Table(box=None, padding=(0, 1))
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _report(folder: Path) -> None:
-    if importlib.util.find_spec("plotly"):
-        from ui.markup.sweep_report import write_sweep_report
-
-        out.print(f"HTML report    {write_sweep_report(folder)}")
-    out.print(f"sweep          {folder}")

@@ -23,7 +23,6 @@ def _share(part: str, whole: str) -> str:
     return f"{_rate(part)} / {_rate(whole)}"
 
 
-_SCHEDULED = 'sojourn_token_scheduled_tokens_total{kind="%s"}'
 _OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _RESIDUAL = 'sojourn_compute_residual_seconds_total{direction="%s"}'
 RATIOS = {
@@ -106,7 +105,8 @@ ALERTS = (
     ),
     _alert(
         "SojournRecomputing",
-        f"{_rate(_SCHEDULED % 'recompute')} / {_rate('sojourn_token_scheduled_tokens_total')} > 0.1",
+        _share('sojourn_token_scheduled_tokens_total{kind="recompute"}', "sojourn_token_scheduled_tokens_total")
+        + " > 0.1",
         "5m", "warning",
         "{{ $value | humanizePercentage }} of the tokens that {{ $labels.model_name }} computes rebuild lost KV",
         "Dashboard sojourn-memory, row `Preemption and its price`. Admit fewer, or add blocks.",

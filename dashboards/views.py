@@ -74,11 +74,6 @@ def rate(name: str, by: str = "", where: str = "", operator: str = "sum") -> str
     return f"{operator}{grouping} (rate({name}{{{matchers}}}[$__rate_interval]))"
 
 
-def quantile(q: float, name: str, by: str = "") -> str:
-    """A quantile of a histogram, estimated between its bucket bounds."""
-    return f"histogram_quantile({q:g}, {rate(f'{name}_bucket', by=f'le, {by}' if by else 'le')})"
-
-
 def gauge(name: str, by: str = "", operator: str = "sum") -> str:
     grouping = f" by ({by})" if by else ""
     return f"{operator}{grouping} ({name}{{{SELECTOR}}})"
@@ -98,7 +93,8 @@ def gauges(title: str, *names: str, by: str = "", operator: str = "sum", **optio
 def quantiles(title: str, name: str, by: str = "", **options) -> Panel:
     """Median, p90 and p99 of a histogram; the exact ones are in the run directory."""
     legend = f" {{{{{by}}}}}" if by else ""
-    queries = tuple(Query(quantile(q, name, by), f"p{100 * q:g}{legend}") for q in QUANTILES)
+    buckets = rate(f"{name}_bucket", by=f"le, {by}" if by else "le")
+    queries = tuple(Query(f"histogram_quantile({q:g}, {buckets})", f"p{100 * q:g}{legend}") for q in QUANTILES)
     return Panel(title, VALUE_UNITS[METRIC_BY_NAME[name].unit], queries, **options)
 
 

@@ -9,31 +9,12 @@ from ui.launch import PAGES
 from ui.run_data import run_names
 from ui.text import markdown
 
-ICONS = (
-    "speed",
-    "troubleshoot",
-    "target",
-    "view_timeline",
-    "stacked_bar_chart",
-    "memory",
-    "developer_board",
-    "ssid_chart",
-)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
-    parser.add_argument("--run", default=None, help="name of the run to show first")
-    return parser.parse_args()
-
 
 def choose_run(runs: Path, first: str | None) -> None:
     """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
     names = run_names(runs)
-    st.session_state.runs_folder = runs
+    st.session_state.runs_folder, st.session_state.run_path = runs, None
     if not names:
-        st.session_state.run_path = None
         st.session_state.no_run = (
             f"There is no run in {markdown(runs)}. Record one with `sojourn run demo`, or name another folder: "
             "`sojourn ui --runs FOLDER`."
@@ -51,14 +32,17 @@ def choose_run(runs: Path, first: str | None) -> None:
 folder = Path(__file__).parent
 st.set_page_config(page_title="Sojourn", page_icon=str(folder / "icon.svg"), layout="wide")
 st.logo(str(folder / "logo.svg"), size="large")
-options = arguments()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
+parser.add_argument("--run", default=None, help="name of the run to show first")
+options = parser.parse_args()
 # In "views", not "pages": Streamlit would serve a folder of that name by itself, past this file, to a deep link.
 page = st.navigation([
     st.Page(
         folder / "views" / f"{name}.py", title=name.capitalize(), icon=f":material/{icon}:", url_path=name,
-        default=name == PAGES[0],
+        default=name == "overview",
     )
-    for name, icon in zip(PAGES, ICONS, strict=True)
+    for name, icon in PAGES.items()
 ])  # fmt: skip
 choose_run(options.runs, options.run)
 page.run()

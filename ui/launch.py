@@ -10,7 +10,17 @@ from metrics.run.directory import RunDirectory
 
 APP = Path(__file__).with_name("app.py")
 DEFAULT_PORT = 8501
-PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute", "sweep")
+# Each page with its icon of Material Symbols.
+PAGES = {
+    "overview": "speed",
+    "diagnose": "troubleshoot",
+    "goodput": "target",
+    "requests": "view_timeline",
+    "steps": "stacked_bar_chart",
+    "memory": "memory",
+    "compute": "developer_board",
+    "sweep": "ssid_chart",
+}
 
 
 def app_command(runs: Path | str, run: Path | str | None = None, port: int = DEFAULT_PORT) -> list[str]:

@@ -1,6 +1,7 @@
 """What every page of the app shares: the chosen run, read once, and the head of a page."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -30,8 +31,7 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
         st.markdown(reading)
     path: Path | None = st.session_state.get("run_path")
     if path is None:
-        st.info(st.session_state.get("no_run", "No run is chosen."), icon=":material/folder_off:")
-        st.stop()
+        stop_with(st.session_state.get("no_run", "No run is chosen."), "folder_off")
     try:
         run = read(str(path), fingerprint(path))
     except RunDataError as error:
@@ -45,11 +45,14 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
             icon=":material/hourglass_top:",
         )
     if run.requests.empty and run.steps.empty:
-        st.info(
-            f"The run {markdown(run.name)} has recorded no request and no step yet.", icon=":material/hourglass_empty:"
-        )
-        st.stop()
+        stop_with(f"The run {markdown(run.name)} has recorded no request and no step yet.", "hourglass_empty")
     return run
+
+
+def stop_with(sentence: str, icon: str) -> NoReturn:
+    """Ends a page with a sentence in place of what it cannot show."""
+    st.info(sentence, icon=f":material/{icon}:")
+    st.stop()
 
 
 def draw(title: str, figure: go.Figure, caption: str) -> None:

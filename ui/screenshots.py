@@ -9,11 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -38,9 +36,9 @@ class PagePicture:
     page: str
     file: Path
     text: str
-    exceptions: list[str] = field(default_factory=list)  # boxes that Streamlit shows for an exception
-    console_errors: list[str] = field(default_factory=list)
-    overflows: list[str] = field(default_factory=list)  # labels of figures that reach out of their figure
+    exceptions: list[str]  # boxes that Streamlit shows for an exception
+    console_errors: list[str]
+    overflows: list[str]  # labels of figures that reach out of their figure
 
 
 def chromium() -> str | None:
@@ -57,24 +55,21 @@ def serving(run: Path | str) -> Iterator[str]:
     with TemporaryFile() as log:
         process = subprocess.Popen(app_command("", run, port), stdout=log, stderr=log)
         try:
-            url = f"http://127.0.0.1:{port}"
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not _healthy(f"{url}/_stcore/health"):
+            while not _listens(port):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise ServerError(f"the app did not start: {log.read().decode(errors='replace')[-2000:]}")
                 time.sleep(0.2)
-            yield url
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(timeout=10)
 
 
-def _healthy(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(url, timeout=2).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -85,15 +80,14 @@ def browser() -> Iterator[Any]:
         raise SojournError("no Chromium was found; install Debian's package chromium")
     from playwright.sync_api import sync_playwright  # only this needs it, and the app is installed without it
 
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_FLAGS))
-        try:
-            yield opened
-        finally:
-            opened.close()
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_FLAGS)) as opened,
+    ):
+        yield opened
 
 
-def take(run: Path | str, out: Path | str, width_px: int = 1440, pages: tuple[str, ...] = PAGES) -> list[PagePicture]:
+def take(run: Path | str, out: Path | str, width_px: int = 1440, pages: Iterable[str] = PAGES) -> list[PagePicture]:
     """Saves `<page>.png` of each page of a run below `out`, each as high as its page is long."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)

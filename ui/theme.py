@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-import plotly.io as pio
 from plotly.subplots import make_subplots
 
 from metrics.ledger import ACCOUNTS, COLOURS, UNACCOUNTED
@@ -97,10 +96,6 @@ _AXIS = dict(
     automargin=True, title=dict(font=dict(size=13, color=MUTED), standoff=8), tickformat=",",
     tickfont=dict(size=12, color=MUTED),
 )  # fmt: skip
-_LEGEND = dict(
-    orientation="h", yanchor="bottom", y=1.0, xanchor="left", x=0, font=dict(size=12), title_text="",
-    traceorder="normal",
-)  # fmt: skip
 TEMPLATE = go.layout.Template(
     layout=dict(
         font=dict(family=FONT, size=13, color=INK),
@@ -111,13 +106,12 @@ TEMPLATE = go.layout.Template(
         yaxis=_AXIS,
         title=dict(font=dict(size=14, color=INK), x=0, xref="container", xanchor="left", y=0.99, yanchor="top"),
         margin=dict(l=8, r=16, t=34, b=8),
-        legend=_LEGEND,
+        legend=dict(orientation="h", yanchor="bottom", y=1, xanchor="left", x=0, font_size=12, traceorder="normal"),
         hoverlabel=dict(bgcolor=PAPER, bordercolor="#C5CCD5", font=dict(family=FONT, size=12, color=INK)),
         bargap=0.28,
         barcornerradius=0,
     )
 )
-pio.templates["sojourn"] = TEMPLATE
 
 
 def figure(height_px: int, **layout) -> go.Figure:
@@ -160,6 +154,27 @@ def note(text: str, height_px: int = 120) -> go.Figure:
         text="<br>".join(wrap(text, NOTE_CHARACTERS)), showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper",
         font=dict(size=13, color=MUTED),
     )  # fmt: skip
+
+
+def labelled_bars(
+    height_px: int, lengths: pd.Series, labels: list[str], colours: list[str], hover: str, x_title: str, y_title: str,
+    **more: Any,
+) -> go.Figure:  # fmt: skip
+    """A bar for each row of `lengths`, from the top down, with its label behind its end."""
+    fig = figure(height_px, showlegend=False)
+    fig.add_bar(
+        name=y_title, y=list(lengths.index), x=lengths.to_numpy(), text=labels, marker_color=colours, orientation="h",
+        textposition="outside", cliponaxis=False, hovertemplate=f"{hover}<extra></extra>", **more,
+    )  # fmt: skip
+    fig.update_xaxes(title_text=x_title, range=[0, 1.35 * lengths.max() or 1])
+    return fig.update_yaxes(title_text=y_title, autorange="reversed", ticks="")
+
+
+def stacked_bars(rows: Sequence[str], x_title: str, y_title: str, **x_axis: Any) -> go.Figure:
+    """A figure with a place for the bar of each of `rows`, from the top down; `add_share_bars` fills it."""
+    fig = figure(150 + 46 * len(rows), barmode="stack")
+    fig.update_xaxes(title_text=x_title, **x_axis)
+    return fig.update_yaxes(title_text=y_title, autorange="reversed", ticks="", ticklabelstandoff=6)
 
 
 def row_label(name: str, detail: str) -> str:

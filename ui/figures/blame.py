@@ -62,7 +62,7 @@ def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
         theme.row_label(label(name, 22), f"n = {count:,.0f}")
         for name, count in zip(waited_ns.index, waited_ns.requests, strict=True)
     ]
-    fig = theme.figure(150 + 46 * len(rows), barmode="stack")
+    fig = theme.stacked_bars(rows, "waited for, mean of a request (ms)", "cohort", rangemode="tozero")
     total = waited_ns[reasons].sum(axis=1)
     for reason in reasons:
         mean_ms = waited_ns[reason] / waited_ns.requests / 1e6
@@ -71,8 +71,6 @@ def waits_by_reason(waited_ns: pd.DataFrame) -> go.Figure:
             fig, reason, rows, mean_ms, part.fillna(0), WAIT_COLOURS.get(reason, theme.UNACCOUNTED_COLOUR),
             f"<b>{reason}</b>: %{{x:,.1f}} ms a request, %{{customdata:.1f}} % of the waiting", customdata=100 * part,
         )  # fmt: skip
-    fig.update_xaxes(title_text="waited for, mean of a request (ms)", rangemode="tozero")
-    fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
     return fig
 
 

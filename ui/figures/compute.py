@@ -106,18 +106,12 @@ def tokens_by_kind(tokens: pd.Series) -> go.Figure:
     """Tokens of the run by kind."""
     if tokens.empty:
         return theme.note("No request of this run tells its tokens.")
-    fig = theme.figure(110 + 34 * len(tokens))
-    whole = tokens.sum()
-    fig.add_bar(
-        name="tokens", y=list(tokens.index), x=tokens.to_numpy(), orientation="h", cliponaxis=False,
-        marker_color=[TOKEN_COLOURS[name] for name in tokens.index], textposition="outside",
-        text=[f"{number(value)} · {percent(value / whole)}" for value in tokens],
+    labels = [f"{number(value)} · {percent(value / tokens.sum())}" for value in tokens]
+    return theme.labelled_bars(
+        110 + 34 * len(tokens), tokens, labels, [TOKEN_COLOURS[name] for name in tokens.index],
+        "<b>%{y}</b>: %{x:,.0f} tokens<br>%{customdata}", "tokens of the run (tokens)", "kind",
         customdata=[TOKEN_MEANING[name] for name in tokens.index],
-        hovertemplate="<b>%{y}</b>: %{x:,.0f} tokens<br>%{customdata}<extra></extra>",
     )  # fmt: skip
-    fig.update_xaxes(title_text="tokens of the run (tokens)", range=[0, float(tokens.max()) * 1.25])
-    fig.update_yaxes(title_text="kind", autorange="reversed", ticks="")
-    return fig.update_layout(showlegend=False)
 
 
 def flops_by_part(table: pd.DataFrame) -> go.Figure:
@@ -125,7 +119,7 @@ def flops_by_part(table: pd.DataFrame) -> go.Figure:
     if table.empty:
         return theme.note("This run does not tell its FLOPs by part: its server was an older or another one.")
     rows = [theme.row_label(name, f"{count:,.0f} tokens") for name, count in table.tokens.items()]
-    fig = theme.figure(130 + 46 * len(rows), barmode="stack")
+    fig = theme.stacked_bars(rows, "work for a token (MFLOPs)", "steps", rangemode="tozero")
     per_token = table[list(PARTS)].div(table.tokens, axis=0) / 1e6
     whole = table[list(PARTS)].sum(axis=1)
     for part in PARTS:
@@ -134,8 +128,6 @@ def flops_by_part(table: pd.DataFrame) -> go.Figure:
             fig, part, rows, per_token[part], share, PART_COLOURS[part],
             f"<b>{part}</b>: %{{x:,.2f}} MFLOPs a token, %{{customdata:.1f}} %", customdata=100 * share,
         )  # fmt: skip
-    fig.update_xaxes(title_text="work for a token (MFLOPs)", rangemode="tozero")
-    fig.update_yaxes(title_text="steps", autorange="reversed", ticks="", ticklabelstandoff=6)
     return fig
 
 
@@ -143,17 +135,12 @@ def kernels_by_class(times_ns: pd.Series) -> go.Figure:
     """Where the device's time in profile bursts went; the classes sum to the bursts' wall time."""
     if times_ns.empty:
         return theme.note("No profile burst was taken in this run: POST /debug/profile takes one.")
-    fig = theme.figure(110 + 30 * len(times_ns))
-    whole = float(times_ns.sum())
-    fig.add_bar(
-        name="kernels", y=list(times_ns.index), x=times_ns.to_numpy() / 1e6, orientation="h", cliponaxis=False,
-        marker_color=[KERNEL_COLOURS.get(name, "#8C8C8C") for name in times_ns.index], textposition="outside",
-        text=[f"{number(ns / 1e6, 'ms')} · {percent(ns / whole)}" for ns in times_ns],
-        hovertemplate="<b>%{y}</b>: %{x:,.2f} ms of the bursts<extra></extra>",
+    labels = [f"{number(ns / 1e6, 'ms')} · {percent(ns / times_ns.sum())}" for ns in times_ns]
+    return theme.labelled_bars(
+        110 + 30 * len(times_ns), times_ns / 1e6, labels,
+        [KERNEL_COLOURS.get(name, KERNEL_COLOURS["other"]) for name in times_ns.index],
+        "<b>%{y}</b>: %{x:,.2f} ms of the bursts", "time in profile bursts (ms)", "class of kernel",
     )  # fmt: skip
-    fig.update_xaxes(title_text="time in profile bursts (ms)", range=[0, float(times_ns.max()) / 1e6 * 1.3])
-    fig.update_yaxes(title_text="class of kernel", autorange="reversed", ticks="")
-    return fig.update_layout(showlegend=False)
 
 
 def machine(system: pd.DataFrame, begin_ns: float) -> go.Figure:

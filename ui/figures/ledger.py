@@ -46,7 +46,9 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
         theme.row_label(label(cohort, 22), f"n = {row.requests:,.0f}, mean {duration(row.mean_ms * 1e6)}")
         for cohort, row in zip(shares.index, shares.itertuples(), strict=True)
     ]
-    fig = theme.figure(150 + 46 * len(shares), barmode="stack")
+    until = "last byte" if prefix == "ledger" else "first token"
+    x_title = f"share of the time from the intended send to the {until} (%)"
+    fig = theme.stacked_bars(rows, x_title, "cohort", range=[0, 100])
     for name in NAMES:
         share = shares[name].clip(lower=0)
         if (share < 0.0005).all():
@@ -56,9 +58,6 @@ def where_the_time_went(requests: pd.DataFrame, prefix: str = "ledger") -> go.Fi
             f"<b>{name}</b>: %{{x:.1f}} %, %{{customdata:,.1f}} ms a request<br>{MEANING[name]}",
             marker_line=dict(color="#FFFFFF", width=0.5), customdata=share * shares.mean_ms,
         )  # fmt: skip
-    until = "last byte" if prefix == "ledger" else "first token"
-    fig.update_xaxes(title_text=f"share of the time from the intended send to the {until} (%)", range=[0, 100])
-    fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
     return fig
 
 

@@ -34,7 +34,7 @@ def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
         return theme.note(NO_OUTCOMES)
     total = tokens.sum(axis=1)
     rows = [theme.row_label(label(name, 22), f"{number(count)} tokens") for name, count in total.items()]
-    fig = theme.figure(150 + 46 * len(rows), barmode="stack")
+    fig = theme.stacked_bars(rows, "share of the prompt tokens (%)", "cohort", range=[0, 100])
     for outcome in OUTCOMES:
         share = tokens[outcome] / total.where(total > 0)
         if not (share > 0.0005).any():
@@ -46,8 +46,6 @@ def prefix_outcomes(tokens: pd.DataFrame) -> go.Figure:
             customdata=tokens[outcome], marker_line=dict(color="#FFFFFF", width=0.5),
             textfont_color="#FFFFFF" if dark else theme.INK,
         )  # fmt: skip
-    fig.update_xaxes(title_text="share of the prompt tokens (%)", range=[0, 100])
-    fig.update_yaxes(title_text="cohort", autorange="reversed", ticks="", ticklabelstandoff=6)
     return fig
 
 

@@ -26,22 +26,22 @@ def parts_of_the_time(diagnosis: Diagnosis) -> go.Figure:
         return theme.note(NOTHING_SEEN)
     rows = {"the last byte": diagnosis.ledger_share, "the first token": diagnosis.ttft_share}
     named = {ACCOUNT_SEPARATOR.join(span.accounts): span for span in view.spans}
-    fig = theme.figure(210, barmode="stack")
+    x_title = "share of the client’s mean time from the intended send (%)"
+    fig = theme.stacked_bars(list(rows), x_title, "until", range=[0, 100])
     for name in diagnosis.ledger_share:
         span = named.get(name)
         shares = [max(part.get(name, 0.0), 0.0) for part in rows.values()]
         if max(shares) < 0.0005:
             continue
+        colour = theme.ACCOUNT_COLOURS.get(name.split(ACCOUNT_SEPARATOR)[0], theme.UNACCOUNTED_COLOUR)
         means = [span.mean_ms, span.ttft_ms] if span is not None else [None, None]
         theme.add_share_bars(
             fig, span.name if span is not None else name, list(rows), [100 * share for share in shares], shares,
-            _colour(name), "%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}",
+            colour, "%{x:.1f} %, %{customdata[0]} on average<br>%{customdata[1]}",
             marker_line=dict(color="#FFFFFF", width=0.5),
             customdata=[[number(mean, "ms"), name if name != UNACCOUNTED else "what no metric explains"]
                         for mean in means],
         )  # fmt: skip
-    fig.update_xaxes(title_text="share of the client’s mean time from the intended send (%)", range=[0, 100])
-    fig.update_yaxes(title_text="until", autorange="reversed", ticks="", ticklabelstandoff=6)
     return fig
 
 
@@ -85,7 +85,3 @@ def _preemptions(fig: go.Figure, at_s, series: pd.DataFrame) -> None:
         customdata=series[PREEMPTIONS][found], row=2, col=1,
         hovertemplate="%{customdata:,.0f} preemptions since the scrape before<extra></extra>",
     )  # fmt: skip
-
-
-def _colour(name: str) -> str:
-    return theme.ACCOUNT_COLOURS.get(name.split(ACCOUNT_SEPARATOR)[0], theme.UNACCOUNTED_COLOUR)

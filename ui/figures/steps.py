@@ -145,19 +145,11 @@ def stage_breakdown(steps: pd.DataFrame) -> go.Figure:
     """Where the host's time in steps went: share of each stage of all steps' wall time."""
     if steps.empty:
         return theme.note(NO_STEPS)
-    totals = {stage: float(steps[f"stage_{stage}_ns"].sum()) for stage in STAGES}
-    wall = float((steps.end_ns - steps.begin_ns).sum())
-    fig = theme.figure(330)
-    shares = [totals[stage] / wall if wall else 0.0 for stage in STAGES]
-    fig.add_bar(
-        name="stage", y=list(STAGES), x=[100 * share for share in shares], orientation="h",
-        marker_color=[theme.STAGE_COLOURS[stage] for stage in STAGES], textposition="outside", cliponaxis=False,
-        text=[f"{percent(share)} · {number(totals[stage] / 1e6 / len(steps), 'ms')}"
-              for stage, share in zip(STAGES, shares, strict=True)],
-        hovertemplate="<b>%{y}</b>: %{x:.2f} % of the steps' wall time<extra></extra>",
+    totals_ns = pd.Series({stage: float(steps[f"stage_{stage}_ns"].sum()) for stage in STAGES})
+    shares = totals_ns / max(float((steps.end_ns - steps.begin_ns).sum()), 1.0)
+    means = [number(ns / 1e6 / len(steps), "ms") for ns in totals_ns]
+    return theme.labelled_bars(
+        330, 100 * shares, [f"{percent(share)} · {mean}" for share, mean in zip(shares, means, strict=True)],
+        [theme.STAGE_COLOURS[stage] for stage in STAGES], "<b>%{y}</b>: %{x:.2f} % of the steps' wall time",
+        "share of all steps' wall time (%)", "stage",
     )  # fmt: skip
-    fig.update_xaxes(
-        title_text="share of all steps' wall time (%)", range=[0, 100 * max(shares, default=0) * 1.35 or 1]
-    )
-    fig.update_yaxes(title_text="stage", autorange="reversed", ticks="")
-    return fig.update_layout(showlegend=False)

@@ -5,7 +5,7 @@ import streamlit as st
 from metrics.compute.utilisation import token_numbers
 from ui.figures import compute
 from ui.markup import fragments
-from ui.page import NO_STEPS, draw, open_page
+from ui.page import NO_STEPS, draw, open_page, stop_with
 from ui.tables.compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
 
 run = open_page(
@@ -18,8 +18,7 @@ run = open_page(
     "than its composition explains is on the page Steps.",
 )
 if run.steps.empty:
-    st.info(NO_STEPS, icon=":material/info:")
-    st.stop()
+    stop_with(NO_STEPS, "info")
 if run.no_ceilings:
     st.info(run.no_ceilings, icon=":material/info:")
 draw(

@@ -5,7 +5,7 @@ import streamlit as st
 from ui import drawings
 from ui.figures import goodput
 from ui.markup import fragments, results
-from ui.page import draw_all, open_page
+from ui.page import draw_all, open_page, stop_with
 
 run = open_page(
     "Goodput",
@@ -17,8 +17,7 @@ run = open_page(
     "crosses the objective’s line. Requests of the declared warm-up are left out; failures count against attainment.",
 )
 if run.requests.empty:
-    st.info("No request has been recorded.", icon=":material/hourglass_empty:")
-    st.stop()
+    stop_with("No request has been recorded.", "hourglass_empty")
 measured = run.diagnosis.results if run.diagnosis is not None else None
 if measured is not None:
     st.html(results.steady(measured.steady) + results.load_and_cost(measured))

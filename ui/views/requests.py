@@ -9,7 +9,7 @@ from ui import drawings
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
 from ui.markup import fragments
-from ui.page import draw, open_page
+from ui.page import draw, open_page, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
 from ui.tables.request import chosen, classes, failures, request_facts
 from ui.text import label, markdown, number
@@ -33,8 +33,7 @@ run = open_page(
     "through whom it waited, and why one of its tokens came late.",
 )
 if run.requests.empty:
-    st.info("No request has been recorded.", icon=":material/hourglass_empty:")
-    st.stop()
+    stop_with("No request has been recorded.", "hourglass_empty")
 if not run.has_ledger:
     st.info("No server recorded these requests: only the client’s own times are shown.", icon=":material/info:")
 

@@ -5,7 +5,7 @@ import streamlit as st
 from metrics.errors import RunDataError
 from metrics.search.points import sweeps
 from ui.markup import fragments, sweep_report
-from ui.page import draw
+from ui.page import draw, stop_with
 from ui.text import markdown
 
 st.html(fragments.CSS_FILE)
@@ -20,12 +20,11 @@ with st.expander("How to read this page"):
     )
 folders = {folder.name: folder for folder in sweeps(st.session_state.runs_folder)}
 if not folders:
-    st.info(
+    stop_with(
         f"There is no sweep in {markdown(st.session_state.runs_folder)}. Make one with "
         "`sojourn sweep SCENARIO --rates 1,2,4,8`.",
-        icon=":material/folder_off:",
+        "folder_off",
     )
-    st.stop()
 chosen = st.selectbox("Sweep", list(folders), key="sweep")
 try:
     data = sweep_report.load_sweep(folders[chosen])
