@@ -103,7 +103,6 @@ def utilisation(table: pd.DataFrame) -> go.Figure:
 
 
 def tokens_by_kind(tokens: pd.Series) -> go.Figure:
-    """Tokens of the run by kind."""
     if tokens.empty:
         return theme.note("No request of this run tells its tokens.")
     labels = [f"{number(value)} · {percent(value / tokens.sum())}" for value in tokens]

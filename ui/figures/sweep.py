@@ -54,10 +54,7 @@ def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
         customdata=[[rate.sent] for rate in known],
         hovertemplate="%{y:.1f} % kept at %{x:g} requests/s<br>n = %{customdata[0]:,}<extra></extra>",
     )  # fmt: skip
-    fig.add_scatter(
-        name=f"{wanted:.0%}", x=_ends(rates), y=[100 * wanted] * 2, mode="lines",
-        line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"), hoverinfo="skip",
-    )  # fmt: skip
+    _objective_line(fig, rates, f"{wanted:.0%}", 100 * wanted)
     _over_the_rates(fig, rates)
     fig.update_yaxes(title_text="requests that kept the objectives (% of sent)", range=[0, 104])
     return fig
@@ -102,10 +99,7 @@ def latency_against_rate(rates: Sequence[Rate], latency: str, bound: float | Non
     if len(drawn) == (bound is not None):
         return theme.note(f"Too few requests for a quantile of the {OBJECTIVE_NAMES[latency]}.")
     if bound is not None:
-        fig.add_scatter(
-            name=f"objective ≤ {number(bound, 'ms')}", x=_ends(rates), y=[bound, bound],
-            mode="lines", line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"), hoverinfo="skip",
-        )  # fmt: skip
+        _objective_line(fig, rates, f"objective ≤ {number(bound, 'ms')}", bound)
     _over_the_rates(fig, rates)
     fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **theme.log_axis(drawn))
     return fig
@@ -122,8 +116,11 @@ def _over_the_rates(fig: go.Figure, rates: Sequence[Rate]) -> None:
             )  # fmt: skip
 
 
-def _ends(rates: Sequence[Rate]) -> list[float]:
-    return [rates[0].rate_rps, rates[-1].rate_rps]
+def _objective_line(fig: go.Figure, rates: Sequence[Rate], name: str, level: float) -> None:
+    fig.add_scatter(
+        name=name, x=[rates[0].rate_rps, rates[-1].rate_rps], y=[level, level], mode="lines", hoverinfo="skip",
+        line=dict(color=theme.OBJECTIVE_COLOUR, width=1.5, dash="dash"),
+    )  # fmt: skip
 
 
 def _bounds(each: Frontier) -> str:

@@ -17,8 +17,6 @@ from ui.tables.blame import slowed_steps, traits
 from ui.tables.request import chosen, failures, longest_steps, slowest_requests
 from ui.text import safe
 
-Section = tuple[str, str, str]  # anchor, heading, HTML
-
 
 def write_report(run: RunDirectory, diagnosis: Diagnosis, path: Path | str) -> Path:
     """Writes the report of a run as one HTML file and returns its path. Raises RunDataError."""
@@ -26,7 +24,6 @@ def write_report(run: RunDirectory, diagnosis: Diagnosis, path: Path | str) -> P
 
 
 def render(run: RunData) -> str:
-    """The whole page."""
     sections = list(_sections(run))
     links = "".join(f'<a href="#{anchor}">{safe(title)}</a>' for anchor, title, _ in sections)
     body = "".join(
@@ -36,7 +33,8 @@ def render(run: RunData) -> str:
     return document(f"Sojourn: {run.name}", head + fragments.tiles(fragments.key_numbers(run)) + body)
 
 
-def _sections(run: RunData) -> Iterator[Section]:
+def _sections(run: RunData) -> Iterator[tuple[str, str, str]]:
+    """Anchor, heading and HTML of each."""
     if not run.requests.empty:
         yield "goodput", "Goodput", _goodput(run)
         yield "time", "Where the time went", _time(run)

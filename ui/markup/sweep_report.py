@@ -16,23 +16,18 @@ from ui.text import number, percent, safe
 
 @dataclass(frozen=True, slots=True)
 class SweepData:
-    """A sweep, read once."""
-
     name: str
     search: Search
+    objectives_ms: dict[str, float]
     rates: list[Rate]
     best: list[Frontier]
-
-    @property
-    def objectives_ms(self) -> dict[str, float]:
-        return self.search.plan.get("objectives_ms") or {}
 
 
 def load_sweep(folder: Path) -> SweepData:
     """Raises RunDataError where there is none."""
     search = read_search(folder / "sweep.json")
-    rates = by_rate(search.points)
-    return SweepData(folder.resolve().name, search, rates, frontier(rates, search.plan.get("objectives_ms") or {}))
+    rates, objectives_ms = by_rate(search.points), search.plan.get("objectives_ms") or {}
+    return SweepData(folder.resolve().name, search, objectives_ms, rates, frontier(rates, objectives_ms))
 
 
 def summary(data: SweepData) -> str:
@@ -75,7 +70,6 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
 
 
 def rate_table(data: SweepData) -> str:
-    """A row a rate."""
     head = ["requests/s", "runs", "invalid", "counted", "kept", "95 % interval", "good req/s", "good tok/s", "tok/s"]
     rows = []
     for rate in data.rates:
@@ -90,13 +84,9 @@ def rate_table(data: SweepData) -> str:
 
 def remarks(data: SweepData) -> str:
     """What the figures leave out."""
-    notes = [
-        f"{rate.rate_rps:g} requests/s: latencies grew to the end; a longer run would be worse."
-        for rate in data.rates
-        if rate.growing
-    ]
-    for point in data.search.points:
-        notes += point.notes
+    growing = [rate.rate_rps for rate in data.rates if rate.growing]
+    notes = [f"{rps:g} requests/s: latencies grew to the end; a longer run would be worse." for rps in growing]
+    notes += [note for point in data.search.points for note in point.notes]
     return fragments.wrap("".join(f'<div class="sj-warning">{safe(note)}</div>' for note in notes))
 
 
@@ -106,7 +96,6 @@ def write_sweep_report(folder: Path) -> Path:
 
 
 def render(data: SweepData) -> str:
-    """The whole page."""
     rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
     figures = "".join(drawn(drawing, "h2") for drawing in drawings(data))
     return document(

@@ -124,17 +124,12 @@ def binned(series: pd.DataFrame, bins: int = 200) -> tuple[pd.DataFrame, float]:
 
 def steps_of(steps: pd.DataFrame, request_id: str) -> pd.DataFrame:
     """The steps that a request took part in: `step, begin_ns, end_ns, kind, new_tokens, past_tokens, batch`."""
-    columns = ("step", "begin_ns", "end_ns", "kind", "new_tokens", "past_tokens", "batch")
-    rows = []
-    for record in steps.itertuples():
-        ids = list(record.request_ids)
-        for position, member in enumerate(ids):
-            if member == request_id:
-                rows.append(
-                    (record.step, record.begin_ns, record.end_ns, record.kinds[position],
-                     int(record.new_tokens[position]), int(record.past_tokens[position]), len(ids))
-                )  # fmt: skip
-    return pd.DataFrame(rows, columns=list(columns))
+    rows = [
+        (record.step, record.begin_ns, record.end_ns, record.kinds[place], int(record.new_tokens[place]),
+         int(record.past_tokens[place]), len(record.request_ids))
+        for record in steps.itertuples() for place, member in enumerate(record.request_ids) if member == request_id
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["step", "begin_ns", "end_ns", "kind", "new_tokens", "past_tokens", "batch"])
 
 
 def throughput_tokens_per_s(requests: pd.DataFrame) -> float | None:
