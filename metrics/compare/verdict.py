@@ -190,19 +190,14 @@ def together(
         if each.verdict != "worse" or each.p_worse > alpha / (len(ordered) - place):
             break
         worse.add(each.metric)
+    reason = "worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs"
     corrected = [
-        msgspec.structs.replace(
-            each,
-            verdict="cannot tell",
-            reason="worse on its own, not among so many metrics; compare fewer of them, or give more requests or runs",
-        )
-        if each.verdict == "worse" and each.metric not in worse
-        else each
+        each if each.verdict != "worse" or each.metric in worse else
+        msgspec.structs.replace(each, verdict="cannot tell", reason=reason)
         for each in found
-    ]
-    verdict: Verdict = (
-        "worse" if worse else "no worse" if all(each.verdict == "no worse" for each in corrected) else "cannot tell"
-    )
+    ]  # fmt: skip
+    all_fine = all(each.verdict == "no worse" for each in corrected)
+    verdict: Verdict = "worse" if worse else "no worse" if all_fine else "cannot tell"
     return Comparison(verdict=verdict, margin=margin, confidence=confidence, metrics=corrected, notes=list(notes),
                       work=work)  # fmt: skip
 

@@ -207,16 +207,14 @@ def _warnings(facts: Facts, closed: Closure) -> list[str]:
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         warnings.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
-    unsent = facts.errors.get(NO_END, 0)
-    if unsent:
+    if unsent := facts.errors.get(NO_END, 0):
         sentence = f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end"
         warnings.append(f"{sentence}: they count as not good, and say nothing of the server")
     if facts.served + unsent < facts.sent:
         errors = [f"{count} × {error}" for error, count in facts.errors.items() if error != NO_END]
-        named = ", ".join(errors[:3])
-        warnings.append(f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served: {named}")
-    unmeasured = int(facts.rows.tpot_unmeasured.sum())
-    if unmeasured:
+        unserved = f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served"
+        warnings.append(f"{unserved}: {', '.join(errors[:3])}")
+    if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
         warnings.append(
             f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "
             "their tokens came in one read): they are judged without it"
@@ -229,8 +227,7 @@ def _warnings(facts: Facts, closed: Closure) -> list[str]:
     if facts.server is not None:
         warnings += warnings_of(facts.server, facts.served)
     elif facts.served and not facts.joined:
-        accounts = ", ".join(LIFECYCLES)
-        warnings.append(f"no server records: the accounts of {accounts} cannot be seen, only client.lag")
+        warnings.append(f"no server records: the accounts of {', '.join(LIFECYCLES)} cannot be seen, only client.lag")
         if facts.scraped:
             known = ", ".join(source.title for source in SOURCES)
             warnings.append(f"its /metrics is of none of the servers that are known here: {known}")
@@ -240,10 +237,7 @@ def _warnings(facts: Facts, closed: Closure) -> list[str]:
         warnings.append("no step records: causes that show only in steps cannot be found")
     elif facts.steps is not None and facts.steps.model is None:
         warnings.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
-    if stolen := steal_sentence(facts.steal):
-        warnings.append(stolen)
-    if clocks := uncertainty_sentence(facts.meta):
-        warnings.append(clocks)
+    warnings += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
     if closed.closed < CLOSURE_WARNS * closed.joined:
         ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
         warnings.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")

@@ -49,7 +49,12 @@ def explain(run: RunDirectory, request_id: str, token: int | None = None) -> Ren
         gaps = slowest_gaps(book, request_id, MOST_GAPS)
     except RunDataError as error:
         return Group(*parts, _remark(str(error)))
-    return Group(*parts, _gaps(gaps) if gaps else _remark("it has one output token, so no gap between two"))
+    if not gaps:
+        return Group(*parts, _remark("it has one output token, so no gap between two"))
+    table = ruled_table(("token", "right"), ("ms before it", "right"), ("why", "left"))
+    for gap in gaps:
+        table.add_row(f"{gap.token:,}", _ms(gap.length_ns), Text(why(gap)))
+    return Group(*parts, table)
 
 
 def _remark(sentence: str) -> RenderableType:
@@ -134,13 +139,6 @@ def _offenders(book: Book, request_id: str) -> RenderableType:
     if abs(left) >= 1000:
         table.add_row(Text(UNEXPLAINED, style="dim"), *blank, _ms(left), f"{left / total:.1%}", "")
     return table if table.row_count else Text("Nobody delayed it.", style="dim")
-
-
-def _gaps(gaps: list[Gap]) -> RenderableType:
-    table = ruled_table(("token", "right"), ("ms before it", "right"), ("why", "left"))
-    for gap in gaps:
-        table.add_row(f"{gap.token:,}", _ms(gap.length_ns), Text(why(gap)))
-    return table
 
 
 def _one_gap(gap: Gap) -> RenderableType:

@@ -222,11 +222,8 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
     seconds = window.seconds
     sent, served = len(rows), rows[rows.status == "ok"]
     good = rows[rows.good]
-    kept, counted = {}, {}
-    for name in OBJECTIVES:
-        answers = rows[f"{short(name)}_met"].dropna()
-        if len(answers):
-            kept[name], counted[name] = float(answers.mean()), len(answers)
+    answers = {name: rows[f"{short(name)}_met"].dropna() for name in OBJECTIVES}
+    answers = {name: met for name, met in answers.items() if len(met)}
     return ClassGoodput(
         klass=klass,
         objectives=bounds,
@@ -234,12 +231,12 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
         completed=len(served),
         good=len(good),
         attainment=len(good) / sent if sent else 0.0,
-        attainment_by_objective=kept,
+        attainment_by_objective={name: float(met.mean()) for name, met in answers.items()},
         goodput_rps=len(good) / seconds if seconds else 0.0,
         goodput_tokens_per_s=tokens_per_s(good.output_tokens, seconds),
         quantiles_ms={name: quantiles(served[name], failed=sent - len(served)) for name in OBJECTIVES},
         attainment_interval=share_interval(rows.good.to_numpy()) if sent else None,
-        judged_by_objective=counted,
+        judged_by_objective={name: len(met) for name, met in answers.items()},
         window=window,
     )
 

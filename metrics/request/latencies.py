@@ -108,8 +108,6 @@ def itl_ms(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None = None) -
     that told text but no new token (the end of a character) adds its gap to the next token's.
     """
     stamps, tokens = reads(chunk_ns, chunk_tokens)
-    if len(stamps) < 2:
-        return np.empty(0)
     kept = tokens[1:] > 0
     if not kept.any():
         return np.empty(0)

@@ -60,10 +60,6 @@ class Gap:
         return self.end_ns - self.begin_ns
 
     @property
-    def unaccounted_ns(self) -> int:
-        return self.length_ns - sum(self.accounts.values())
-
-    @property
     def residual_ns(self) -> float | None:
         """By how much the steps took longer than their composition explains; None where no step was predicted."""
         known = [step.residual_ns for step in self.steps if step.residual_ns is not None]

@@ -196,10 +196,9 @@ def _rate(rate_rps: float, points: list[Point]) -> Rate:
     told = [point for point in points if point.tells]
     sent, good = sum(point.sent for point in told), sum(point.good for point in told)
     share = good / sent if sent else None
-    low = high = None
     effective = sum(point.effective for point in told)
-    if share is not None:
-        low, high = wilson_bounds(share, effective, t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2)))
+    quantile = t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2))
+    low, high = (None, None) if share is None else wilson_bounds(share, effective, quantile)
 
     def mean(name: str) -> float | None:
         known = [getattr(point, name) for point in told]

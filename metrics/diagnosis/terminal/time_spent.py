@@ -18,7 +18,6 @@ BAR_CELLS = 28
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 UNACCOUNTED_COLOUR = "bright_black"
 SMALLEST_SHOWN = 0.005  # an account below half a percent is noise in a table of shares
-NO_MEANS = "no request finished, so no means"
 SERVER_BAR_CELLS = 20
 SIGHT_STYLES = {"seen": "green", "partly": "yellow", "unseen": "dim"}
 LATENCIES = {
@@ -99,7 +98,9 @@ def sight(visibility: str, title: str) -> str:
 
 def _head(view: ServerView) -> str:
     failed = f", {view.failed_scrapes} failed" if view.failed_scrapes else ""
-    means = f"means over {view.finished:,.0f} finished requests" if view.finished else NO_MEANS
+    means = (
+        f"means over {view.finished:,.0f} finished requests" if view.finished else "no request finished, so no means"
+    )
     scrapes = f"{view.scrapes} scrapes in {view.seconds:,.0f} s{failed}"
     return f"{view.title}'s metrics, {scrapes}: {means}; gauges are samples. The client's side is exact."
 
@@ -122,16 +123,11 @@ def _spans(diagnosis: Diagnosis) -> RenderableType:
         until_first = f"{first:.1%}" if first is not None else "–"
         grid.add_row(label, mean, f"{share:.1%}", bar(share, colour, SERVER_BAR_CELLS), until_first)
     notes = [Text(f"{span.name}: {span.meaning}", style="dim") for span in view.spans if span.name not in span.accounts]
-    return Group(grid, *notes, *_unaccounted(view))
-
-
-def _unaccounted(view: ServerView) -> list[Text]:
-    """Where the time without a metric lies, inside or outside the server's own end-to-end latency."""
-    if view.inside_ms is None or view.outside_ms is None:
-        return []
-    inside = f"{_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency"
-    outside = f"{_ms(view.outside_ms)} ms outside of it ({', '.join(view.outside)})"
-    return [Text(f"{UNACCOUNTED}: {inside}, {outside}", style="dim")]
+    if view.inside_ms is not None and view.outside_ms is not None:
+        inside = f"{_ms(view.inside_ms)} ms inside {view.title}'s own end-to-end latency"
+        outside = f"{_ms(view.outside_ms)} ms outside of it ({', '.join(view.outside)})"
+        notes.append(Text(f"{UNACCOUNTED}: {inside}, {outside}", style="dim"))
+    return Group(grid, *notes)
 
 
 def _account_sights(view: ServerView) -> RenderableType:
