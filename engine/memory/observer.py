@@ -15,12 +15,7 @@ class BlockOwner(Protocol):
     token_ids: list[int]
     cache_salt: str
     fork_of: str | None
-    preemptions: int
-    num_committed_tokens: int
     prefix_report: PrefixReport | None  # the observer writes it
-
-    @property
-    def num_tokens(self) -> int: ...
 
     @property
     def reads_cache(self) -> bool: ...
@@ -47,29 +42,29 @@ class BlockObserver:
     def __init__(self) -> None:
         self.now_ns = 0  # begin of the turn; the loop sets it
 
-    def on_lookup(self, owner: BlockOwner, count: int) -> None:
-        """The owner is about to take the first `count` blocks of its prefix from the cache, if it is admitted."""
+    def on_lookup(self, count: int) -> None:
+        """A request is about to take the first `count` blocks of its prefix from the cache, if it is admitted."""
 
     def on_lookup_failed(self, owner: BlockOwner) -> None:
-        """It was not admitted, and returned them."""
+        """The owner was not admitted, and returned them."""
 
-    def on_admit(self, owner: BlockOwner) -> None:
-        """It was admitted, and has all its blocks."""
+    def on_admit(self, owner: BlockOwner, num_tokens: int, is_first: bool) -> None:
+        """The owner was admitted, for the first time or again, and has the blocks of all its tokens."""
 
     def on_share(self, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
         """A waiting fork reads the first `count` blocks of its leader, or those of them that have become full."""
 
     def on_copy(self, owner: BlockOwner, index: int) -> None:
-        """It no longer reads that block, but a copy of its own that is not full."""
+        """The owner no longer reads that block, but a copy of its own that is not full."""
 
     def on_grow(self, owner: BlockOwner) -> None:
-        """It got more blocks while it runs."""
+        """The owner got more blocks while it runs."""
 
     def on_fill(self, owner: BlockOwner, count: int) -> None:
-        """Its first `count` blocks are full and committed."""
+        """The first `count` blocks of the owner are full and committed."""
 
-    def on_release(self, owner: BlockOwner) -> None:
-        """It frees all its blocks."""
+    def on_release(self, owner: BlockOwner, num_committed_tokens: int) -> None:
+        """The owner frees all its blocks."""
 
     def flush(self) -> None:
         """Books the events since the last call, after the tokens of a step were published. Each admitted owner that is

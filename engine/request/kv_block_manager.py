@@ -39,7 +39,7 @@ class KVBlockManager:
         if found > request.computed_high_water:  # also after a preemption: others may have computed more of its prompt
             request.cached_tokens += found - request.computed_high_water
             request.computed_high_water = found
-        self.observer.on_admit(request)
+        self.observer.on_admit(request, request.num_tokens, request.preemptions == 0)
         return True
 
     def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
@@ -133,7 +133,7 @@ class KVBlockManager:
 
     def free(self, request: Request) -> None:
         self._waiting_forks.pop(request.arrival_index, None)
-        self.observer.on_release(request)
+        self.observer.on_release(request, request.num_committed_tokens)
         self._clear(request)
 
     def _clear(self, request: Request) -> None:
@@ -145,7 +145,7 @@ class KVBlockManager:
     def _reuse(self, request: Request) -> None:
         size = self.pool.block_size
         request.blocks = self.pool.match(request.reusable_hashes(size))
-        self.observer.on_lookup(request, len(request.blocks))
+        self.observer.on_lookup(len(request.blocks))
         self.pool.take(request.blocks)
         request.published_blocks = len(request.blocks)
         request.num_computed_tokens = request.num_committed_tokens = len(request.blocks) * size

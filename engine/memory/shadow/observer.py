@@ -28,7 +28,9 @@ Forks (n > 1) read their leader's prompt: it counts once, for the leader. The se
 not count: the tokens that it computes again are `recomputed_tokens`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
@@ -43,18 +45,24 @@ class RequestPath:
 
     root: ShadowNode
     read: list[ShadowNode]  # its first full blocks, which it reads
-    known: list[ShadowNode] = field(
-        default_factory=list
-    )  # ... and those that it computes again, for the pool lost them
+    known: list[ShadowNode] = field(default_factory=list)  # ... and those that it computes again: the pool lost them
     prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
     partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled
+
+
+def _booked_by_flush(book: Callable[..., None]) -> Callable[..., None]:
+    """The event waits until `flush`. Then `book` gets the time and the number of active blocks that it had."""
+
+    def wait(self: "ShadowObserver", *arguments: Any) -> None:
+        self._events.append((book, self.now_ns, self._pool.num_active, *arguments))
+
+    return wait
 
 
 class ShadowObserver(BlockObserver):
     """Keeps the shadow index beside a pool. With prefix caching off it computes what a cache of this size would do.
 
-    Events wait, each with the values that will have changed by then, until `flush` books them in their order: no token
-    waits for the index.
+    Events wait until `flush` books them in their order: no token waits for the index.
     """
 
     def __init__(self, pool: BlockPool, shadow: ShadowIndex | None = None):
@@ -67,57 +75,36 @@ class ShadowObserver(BlockObserver):
         self._num_cached = 0  # blocks that the last lookup found
         self._occupied_before = 0  # ... and blocks of other requests then
         self._refreshed = (0, 0, 0)  # the last failed lookup: request, blocks, and the list's state after it
-        self._events: list[tuple] = []  # the method that books it, the time, and its other arguments
+        self._events: list[tuple] = []  # the function that books it, and its arguments
         self._times = BlockTimes()
         self.has_times = False
         self._forgotten = 0
-
-    def on_lookup(self, owner: BlockOwner, count: int) -> None:
-        self._events.append((ShadowObserver._lookup, self.now_ns, count, self._pool.num_active))
-
-    def on_lookup_failed(self, owner: BlockOwner) -> None:
-        self._events.append((ShadowObserver._lookup_failed, self.now_ns, owner))
-
-    def on_admit(self, owner: BlockOwner) -> None:
-        active = self._pool.num_active
-        self._events.append((ShadowObserver._admit, self.now_ns, owner, owner.num_tokens, owner.preemptions, active))
-
-    def on_share(self, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
-        self._events.append((ShadowObserver._share, self.now_ns, owner, leader, count))
-
-    def on_copy(self, owner: BlockOwner, index: int) -> None:
-        self._events.append((ShadowObserver._copy, self.now_ns, owner, index))
-
-    def on_grow(self, owner: BlockOwner) -> None:
-        self._events.append((ShadowObserver._grow, self.now_ns, owner, self._pool.num_active))
-
-    def on_fill(self, owner: BlockOwner, count: int) -> None:
-        self._events.append((ShadowObserver._fill, self.now_ns, owner, count))
-
-    def on_release(self, owner: BlockOwner) -> None:
-        self._events.append((ShadowObserver._release, self.now_ns, owner, owner.num_committed_tokens))
 
     def flush(self) -> None:
         events, self._events = self._events, []
         for book, *arguments in events:
             book(self, *arguments)
 
-    def _lookup(self, now_ns: int, count: int, active: int) -> None:
+    @_booked_by_flush
+    def on_lookup(self, now_ns: int, active: int, count: int) -> None:
         self._num_cached, self._occupied_before = count, self._occupied(active)
         self.shadow.evict_to(self._occupied_before)  # for requests that ended since
 
-    def _lookup_failed(self, now_ns: int, owner: BlockOwner) -> None:
+    @_booked_by_flush
+    def on_lookup_failed(self, now_ns: int, active: int, owner: BlockOwner) -> None:
         count = self._num_cached
         if count and self._refreshed != (owner.arrival_index, count, self.shadow.num_listings):
             self.shadow.refresh(owner.block_hashes(self._size, count))
             self._refreshed = (owner.arrival_index, count, self.shadow.num_listings)
 
-    def _admit(self, now_ns: int, owner: BlockOwner, tokens: int, preemptions: int, active: int) -> None:
+    @_booked_by_flush
+    def on_admit(self, now_ns: int, active: int, owner: BlockOwner, num_tokens: int, is_first: bool) -> None:
         if owner.arrival_index not in self._paths:
-            self._first_blocks(owner, now_ns, tokens, preemptions)
-        self._grow(now_ns, owner, active)
+            self._first_blocks(owner, now_ns, num_tokens, is_first)
+        self._evict_for(owner, now_ns, active)
 
-    def _share(self, now_ns: int, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
+    @_booked_by_flush
+    def on_share(self, now_ns: int, active: int, owner: BlockOwner, leader: BlockOwner, count: int) -> None:
         led = self._paths[leader.arrival_index]
         path = self._paths.get(owner.arrival_index)
         if path is None:
@@ -126,12 +113,17 @@ class ShadowObserver(BlockObserver):
             self.shadow.read(node)
             path.read.append(node)
 
-    def _copy(self, now_ns: int, owner: BlockOwner, index: int) -> None:
+    @_booked_by_flush
+    def on_copy(self, now_ns: int, active: int, owner: BlockOwner, index: int) -> None:
         read = self._paths[owner.arrival_index].read
         if len(read) > index:
             self.shadow.leave(read.pop(), now_ns)
 
-    def _grow(self, now_ns: int, owner: BlockOwner, active: int) -> None:
+    @_booked_by_flush
+    def on_grow(self, now_ns: int, active: int, owner: BlockOwner) -> None:
+        self._evict_for(owner, now_ns, active)
+
+    def _evict_for(self, owner: BlockOwner, now_ns: int, active: int) -> None:
         """`active` blocks are in use since the owner grew."""
         times = self._times
         for node in self.shadow.evict_to(self._occupied(active)):
@@ -141,7 +133,8 @@ class ShadowObserver(BlockObserver):
                 times.evicted_idle_ns.append(now_ns - node.idle_ns)
                 self.has_times = True
 
-    def _fill(self, now_ns: int, owner: BlockOwner, count: int) -> None:
+    @_booked_by_flush
+    def on_fill(self, now_ns: int, active: int, owner: BlockOwner, count: int) -> None:
         path, shadow, size = self._paths[owner.arrival_index], self.shadow, self._size
         read, known, in_flight = path.read, path.known, self._in_flight
         first = len(read)
@@ -165,7 +158,8 @@ class ShadowObserver(BlockObserver):
         if self.shadow.forgotten != self._forgotten:
             self.has_times = True
 
-    def _release(self, now_ns: int, owner: BlockOwner, committed_tokens: int) -> None:
+    @_booked_by_flush
+    def on_release(self, now_ns: int, active: int, owner: BlockOwner, committed_tokens: int) -> None:
         path = self._paths.pop(owner.arrival_index, None)
         if path is None:
             return
@@ -194,7 +188,7 @@ class ShadowObserver(BlockObserver):
             return active
         return max(0, active - self.shadow.num_extra_readers)
 
-    def _first_blocks(self, owner: BlockOwner, now_ns: int, tokens: int, preemptions: int) -> None:
+    def _first_blocks(self, owner: BlockOwner, now_ns: int, tokens: int, is_first: bool) -> None:
         """Splits the prefix: blocks to read, known blocks to compute again, and new ones."""
         shadow, size = self.shadow, self._size
         path = self._paths[owner.arrival_index] = RequestPath(shadow.root(root_hash(owner.cache_salt)), [])
@@ -205,7 +199,7 @@ class ShadowObserver(BlockObserver):
             self._read(now_ns, path, known, self._num_cached if self._pool.prefix_caching else hits[REAL])
         else:
             hits = [0] * len(hits)
-        if preemptions == 0 and owner.fork_of is None:
+        if is_first and owner.fork_of is None:
             owner.prefix_report = self._report(now_ns, owner, path, hashes, known, hits)
         self._expect(path, hashes, len(known))
 
