@@ -27,10 +27,6 @@ class KVLayout:
     num_heads: int
     head_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.planes * self.num_heads * self.head_dim
-
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -61,8 +57,8 @@ class KVCache:
 
 def bytes_per_token(layout: KVLayout, num_layers: int, dtype: torch.dtype) -> int:
     """Of a token in all layers, with the scales of 8-bit values."""
-    scales = layout.planes * layout.num_heads * SCALE_BYTES if dtype == KV_FP8 else 0
-    return num_layers * (layout.elements_per_token * dtype.itemsize + scales)
+    scale_bytes = SCALE_BYTES if dtype == KV_FP8 else 0
+    return num_layers * layout.planes * layout.num_heads * (layout.head_dim * dtype.itemsize + scale_bytes)
 
 
 def allocate(layout: KVLayout, num_layers: int, num_slots: int, dtype: torch.dtype, device: torch.device) -> KVCache:

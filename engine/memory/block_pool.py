@@ -27,22 +27,18 @@ class BlockPool:
         self.slots_written = 0  # positions in active blocks that hold a token: all of a findable one
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low indices first
-        self._active = 0
+        self.num_active = 0
         self._shared_ends: dict[int, int] = {}  # block → how many of its positions forks of its writer read
         self._index = PrefixIndex()
 
     @property
-    def num_active(self) -> int:
-        return self._active
-
-    @property
     def available(self) -> int:
         """Blocks that `allocate` can give: free ones, and cached ones without readers."""
-        return self.num_blocks - self._active
+        return self.num_blocks - self.num_active
 
     def counts(self) -> BlockCounts:
         free = len(self._free)
-        return BlockCounts(free, self._active, self.num_blocks - free - self._active, 0)
+        return BlockCounts(free, self.num_active, self.num_blocks - free - self.num_active, 0)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -55,7 +51,7 @@ class BlockPool:
         """Adds a reader to cached blocks."""
         for block in blocks:
             if self._references[block] == 0:
-                self._active += 1
+                self.num_active += 1
                 self.slots_written += self.block_size
                 self._index.busy(block)
             self._references[block] += 1
@@ -102,7 +98,7 @@ class BlockPool:
                 self.evicted_blocks += 1
             self._references[block] = 1
             blocks.append(block)
-        self._active += count
+        self.num_active += count
         return blocks
 
     def publish(self, block: int, key: bytes, parent: bytes | None) -> int:
@@ -140,7 +136,7 @@ class BlockPool:
                 if block in ends and not findable:
                     self.slots_written -= max(0, written - ends[block])
                 continue
-            self._active -= 1
+            self.num_active -= 1
             self.slots_written -= written
             ends.pop(block, None)
             if findable:

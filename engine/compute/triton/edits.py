@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.compute.logit_edits import LogitEdits
+from engine.compute.logits import LogitEdits
 
 BLOCK = 2048
 
@@ -50,7 +50,7 @@ def edit_rows(
     biases: torch.Tensor,
     masks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """engine.compute.logit_edits.edit_rows, whose arithmetic it follows."""
+    """engine.compute.logits.edit_rows, whose arithmetic it follows."""
     (_, vocab_size), num_edited = logits.shape, len(edits.rows)
     out = torch.empty((num_edited, vocab_size), dtype=torch.float32, device=logits.device)
     assert logits.stride(1) == 1 and logits.dtype == torch.float32, "rows of neighbours"

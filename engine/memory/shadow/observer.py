@@ -212,9 +212,7 @@ class ShadowObserver(BlockObserver):
             if node is None:
                 break
             known.append(node)
-            lost = node.too_small_below if node.too_small_below > node.lost_below else node.lost_below
-            if lost > len(hits):
-                hits += [index] * (lost - len(hits))
+            hits += [index] * (node.held_from - len(hits))
         hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
         return known, hits
 

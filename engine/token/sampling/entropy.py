@@ -13,7 +13,7 @@ import torch
 from engine.compute.transfer import to_device
 from engine.sampling import GREEDY_BELOW
 from engine.token.sampling.state import SamplingRequest
-from engine.token.sampling.truncation import Truncation, above_floors, truncate
+from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 EVERY = 192  # steps that sample a token
 LEAST_INTERVAL_NS = 500_000_000  # between two entropy samples
@@ -53,20 +53,13 @@ class EntropyProbe:
         return self._sample(plain[self._num_samples % len(plain)], requests) if plain else None
 
     def _sample(self, row: int, requests: Sequence[SamplingRequest]) -> EntropySample:
-        params, size = requests[row].sampling, self._vocab_size
+        params = requests[row].sampling
         greedy = params.temperature < GREEDY_BELOW
-        temperature, top_n_sigma = 1.0 if greedy else params.temperature, params.top_n_sigma or math.inf
-        values = [temperature, params.min_p, top_n_sigma, min(params.top_k or size, size), params.top_p]
-        sent = to_device(torch.tensor([values], dtype=torch.float64), self._device)
-        temperature, min_p, top_n_sigma, top_k, top_p = sent.split(1, dim=1)
-        floors, sorts = params.min_p > 0 or params.top_n_sigma > 0, params.top_k > 0 or params.top_p < 1
-        truncation = Truncation(
-            min_p if floors else None,
-            top_n_sigma if floors else None,
-            top_k if sorts else None,
-            top_p if sorts else None,
-        )
-        return EntropySample(row, greedy, temperature, truncation)
+        temperature = self._column([1.0 if greedy else params.temperature])
+        return EntropySample(row, greedy, temperature, truncation_of([params], self._vocab_size, self._column))
+
+    def _column(self, values: list[float]) -> torch.Tensor:
+        return to_device(torch.tensor(values, dtype=torch.float64)[:, None], self._device)
 
 
 def entropy_and_mass(logits: torch.Tensor, sample: EntropySample) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.compute.logit_edits import LogitEdits
+from engine.compute.logits import LogitEdits
 from engine.compute.transfer import to_device
 from engine.compute.triton.edits import edit_rows
 from engine.compute.triton.sampling import COLUMNS, draw_rows
@@ -21,24 +21,19 @@ class FusedSampler:
     def __init__(self, device: torch.device, history: TokenHistory, biases: RowTable, max_rows: int):
         self._device = device
         self._history, self._biases = history, biases
-        self._parameters = torch.zeros((max_rows, COLUMNS), dtype=torch.int64, device=device)
-        self._free = list(range(max_rows - 1, -1, -1))
+        self._parameters = RowTable(COLUMNS, torch.int64, device, max_rows)
 
     def enter(self, params: SamplingParams) -> int:
         """The row of a new request."""
-        if not self._free:
-            old = len(self._parameters)
-            self._parameters = torch.cat((self._parameters, torch.zeros_like(self._parameters)))
-            self._free = list(range(2 * old - 1, old - 1, -1))
-        row = self._free.pop()
+        row = self._parameters.take()
         temperature = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
         controls = torch.tensor([temperature, params.top_p, params.min_p, params.top_n_sigma], dtype=torch.float64)
         whole = torch.tensor([params.top_k, params.seed, 0, 0], dtype=torch.int64)
-        self._parameters[row] = to_device(torch.cat((controls.view(torch.int64), whole)), self._device)
+        self._parameters.values[row] = to_device(torch.cat((controls.view(torch.int64), whole)), self._device)
         return row
 
     def leave(self, row: int) -> None:
-        self._free.append(row)
+        self._parameters.give_back(row)
 
     def sample(
         self,
@@ -55,8 +50,8 @@ class FusedSampler:
             return self.draw_rows(logits, rows, positions)
         edited = edit_rows(logits, edits, *self._history.tables, self._biases.values, masks)
         edits.add(edited)
-        return draw_rows(logits, rows, positions, self._parameters, edited, edited_rows)
+        return draw_rows(logits, rows, positions, self._parameters.values, edited, edited_rows)
 
     def draw_rows(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Ids [rows] int64 for rows without edits; a row of -1 is padding and gives -1. A CUDA graph can hold it."""
-        return draw_rows(logits, rows, positions, self._parameters)
+        return draw_rows(logits, rows, positions, self._parameters.values)

@@ -1,7 +1,7 @@
 """How probable the model itself found tokens: natural log-probabilities before any sampling control, in float32."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +11,7 @@ from engine.sampling import TokenLogprobs
 CHUNK_ELEMENTS = 1 << 24  # of float32 logits scored together: a long prompt then needs little memory
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """Scores of some tokens, on the device or the host."""
 
     token_ids: torch.Tensor  # [rows] int64
@@ -23,17 +22,14 @@ class Scores:
 
     def to_host(self) -> "Scores":
         """Valid when the device's work up to here is done."""
-        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
-        return Scores(*map(to_host, columns))
+        return Scores(*map(to_host, self))
 
     def logprobs_of(self, tops: Sequence[int]) -> list[TokenLogprobs]:
         """`tops` says how many of the most probable tokens each row wants."""
-        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        columns = [column.tolist() for column in self]
         return [
             TokenLogprobs(token, logprob, rank, list(zip(ids[:top], logprobs[:top], strict=True)))
-            for token, logprob, rank, ids, logprobs, top in zip(
-                *(column.tolist() for column in columns), tops, strict=True
-            )
+            for token, logprob, rank, ids, logprobs, top in zip(*columns, tops, strict=True)
         ]
 
 

@@ -4,11 +4,11 @@ import torch
 
 
 class RowTable:
-    """Rows [vocab_size] of one type, by request. Grows by doubling; a given row is dirty until its owner fills it."""
+    """Rows [width] of one type, by request. Grows by doubling; a given row is dirty until its owner fills it."""
 
-    def __init__(self, vocab_size: int, dtype: torch.dtype, device: torch.device):
-        self.values = torch.empty((0, vocab_size), dtype=dtype, device=device)
-        self._free: list[int] = []
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device, num_rows: int = 0):
+        self.values = torch.empty((num_rows, width), dtype=dtype, device=device)
+        self._free = list(range(num_rows - 1, -1, -1))
 
     def take(self) -> int:
         if not self._free:

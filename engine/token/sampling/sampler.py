@@ -6,13 +6,12 @@ from importlib.util import find_spec
 
 import torch
 
-from engine.compute.greedy import argmax
-from engine.compute.logit_edits import LogitEdits, edit_rows
+from engine.compute.logits import LogitEdits, argmax, edit_rows
 from engine.compute.transfer import to_device
 from engine.token.sampling.penalties import TokenHistory
 from engine.token.sampling.row_table import RowTable
 from engine.token.sampling.state import SamplingRequest, SamplingState, logit_edits
-from engine.token.sampling.truncation import Truncation, above_floors, truncate
+from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 NOTHING = -1  # the id of a row whose masks leave no token
 
@@ -117,8 +116,8 @@ class Sampler:
         direct = [row for row, state in enumerate(states) if state.random and not state.sorts]
         cut = [row for row, state in enumerate(states) if state.random and state.sorts]
         return SamplingInputs(
-            self._rows(direct, edited, requests, positions, states) if direct else None,
-            self._rows(cut, edited, requests, positions, states) if cut else None,
+            self._rows(direct, edited, requests, positions) if direct else None,
+            self._rows(cut, edited, requests, positions) if cut else None,
             edits,
         )
 
@@ -180,12 +179,8 @@ class Sampler:
         edited: list[int],
         requests: Sequence[SamplingRequest],
         positions: Sequence[int],
-        states: list[SamplingState],
     ) -> SampledRows:
         params = [requests[row].sampling for row in chosen]
-        floors = any(states[row].floors for row in chosen)
-        sorts = states[chosen[0]].sorts
-        size = self.vocab_size
         among_edited = {row: place for place, row in enumerate(edited)}
         both = [(place, among_edited[row]) for place, row in enumerate(chosen) if row in among_edited]
         return SampledRows(
@@ -193,19 +188,14 @@ class Sampler:
             tuple(self._tensor(places, torch.int64) for places in zip(*both, strict=True)) if both else None,
             self._column([p.temperature for p in params]),
             self._column([uniform(p.seed, positions[row]) for p, row in zip(params, chosen, strict=True)]),
-            Truncation(
-                self._column([p.min_p for p in params]) if floors else None,
-                self._column([p.top_n_sigma or torch.inf for p in params]) if floors else None,
-                self._column([min(p.top_k or size, size) for p in params], torch.int64) if sorts else None,
-                self._column([p.top_p for p in params]) if sorts else None,
-            ),
+            truncation_of(params, self.vocab_size, self._column),
         )
 
     def _tensor(self, values: Sequence, dtype: torch.dtype) -> torch.Tensor:
         return to_device(torch.tensor(values, dtype=dtype), self.device)
 
-    def _column(self, values: Sequence, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return self._tensor(values, dtype)[:, None]
+    def _column(self, values: Sequence[float]) -> torch.Tensor:
+        return self._tensor(values, torch.float64)[:, None]
 
 
 def _sample_rows(logits: torch.Tensor, edited: torch.Tensor | None, rows: SampledRows) -> torch.Tensor:

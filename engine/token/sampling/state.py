@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.compute.logit_edits import LogitEdits
+from engine.compute.logits import LogitEdits
 from engine.sampling import GREEDY_BELOW, SamplingParams
 from engine.token.sampling.penalties import LzHistory, TokenHistory
 from engine.token.sampling.row_table import RowTable
@@ -28,7 +28,6 @@ class SamplingState:
         output = request.token_ids[request.prompt_tokens :]
         self.num_tokens = len(request.token_ids)  # that the histories include
         self.random = params.temperature >= GREEDY_BELOW
-        self.floors = params.min_p > 0 or params.top_n_sigma > 0
         self.sorts = params.top_k > 0 or params.top_p < 1
         self.penalty_row: int | None = None
         self.bias_row: int | None = None
@@ -98,10 +97,8 @@ def logit_edits(
         rows += [place] * len(added)
         tokens += added
         values += amounts
-    whole, counted = (
-        torch.int64,
-        [(row, history) for row, history in zip(edited, histories, strict=True) if history >= 0],
-    )
+    whole = torch.int64
+    counted = [(row, history) for row, history in zip(edited, histories, strict=True) if history >= 0]
     return LogitEdits(
         *(tensor(column, whole) for column in (edited, histories, biases, masks)),
         tensor(penalties, torch.float32),

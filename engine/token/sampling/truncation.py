@@ -4,9 +4,12 @@ Truncation goes top-n-sigma → min-p → top-k → top-p. The first two are flo
 depend on what the others leave; top-p adds up what is left, as vLLM does. (transformers adds up before min-p.)
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from engine.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +18,22 @@ class Truncation:
 
     min_p: torch.Tensor | None  # [rows, 1] float64; None where no row has a floor
     top_n_sigma: torch.Tensor | None  # [rows, 1] float64, inf keeps all
-    top_k: torch.Tensor | None  # [rows, 1] int64; None where no row is sorted
+    top_k: torch.Tensor | None  # [rows, 1] float64; None where no row is sorted
     top_p: torch.Tensor | None  # [rows, 1] float64
+
+
+def truncation_of(
+    params: Sequence[SamplingParams], vocab_size: int, column: Callable[[list[float]], torch.Tensor]
+) -> Truncation:
+    """The truncation of rows with these parameters. `column` makes [rows, 1] float64 of numbers."""
+    floors = any(p.min_p > 0 or p.top_n_sigma > 0 for p in params)
+    sorts = any(p.top_k > 0 or p.top_p < 1 for p in params)
+    return Truncation(
+        column([p.min_p for p in params]) if floors else None,
+        column([p.top_n_sigma or torch.inf for p in params]) if floors else None,
+        column([min(p.top_k or vocab_size, vocab_size) for p in params]) if sorts else None,
+        column([p.top_p for p in params]) if sorts else None,
+    )
 
 
 def above_floors(scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:

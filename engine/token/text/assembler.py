@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.token.text.tokenizer import NoText, TextStream
+from engine.token.tools.calls import overlap
 
 
 class TextAssembler:
@@ -48,7 +49,7 @@ class TextAssembler:
             begin, self.stop_string = min(hits)
             self._held_back = ""
             return text[: begin + len(self.stop_string) if self._show_stop else begin]
-        shown = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        shown = len(text) - max(overlap(text, stop) for stop in self._stops)
         self._held_back = text[shown:]
         return text[:shown]
 
@@ -56,8 +57,3 @@ class TextAssembler:
         """The text that was held back, once the output has ended without a stop string."""
         rest, self._held_back = self._held_back, ""
         return rest
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

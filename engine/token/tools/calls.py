@@ -184,7 +184,7 @@ class ToolCallParser:
     def _inside_content(self, text: str, at: int) -> int:
         found = self._find(text, at)
         if found is None:
-            end = len(text) - max(_overlap(text, at, literal) for literal in self._literals)
+            end = len(text) - max(overlap(text, literal, at) for literal in self._literals)
             self._content(text[at:end])
             return end
         self._content(text[at : found.start()])
@@ -297,7 +297,7 @@ class ToolCallParser:
         return at
 
 
-def _overlap(text: str, at: int, literal: str) -> int:
+def overlap(text: str, literal: str, at: int = 0) -> int:
     """Length of the longest end of text[at:] that is a beginning of `literal`, and shorter than it."""
     longest = min(len(text) - at, len(literal) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(literal[:n])), 0)

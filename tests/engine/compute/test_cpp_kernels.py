@@ -16,8 +16,8 @@ from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.cpp import extension
-from engine.compute.greedy import argmax
 from engine.compute.kv_cache import LayerCache
+from engine.compute.logits import argmax
 from engine.compute.operations import reference as ops
 from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from engine.compute.operations.cpp_backend import CppOperations
