@@ -43,8 +43,7 @@ class EngineConfig(BaseModel):
         description="format of a CPU's matrices, which multiply in float32; auto keeps the checkpoint's format: exact",
     )
     attention_backend: Literal["auto", "triton", "cpp", "torch"] = COMPUTE(
-        "auto",
-        description="kernels of attention; auto takes the fastest on the device, torch is the reference",
+        "auto", description="kernels of attention; auto takes the fastest on the device, torch is the reference"
     )
     fused_operations: Literal["auto", "off"] = COMPUTE(
         "auto", description="norms, rotation with cache write, and gates as fused kernels where the device has them"
@@ -54,8 +53,7 @@ class EngineConfig(BaseModel):
         description="auto is dtype; fp8 stores two to four times the tokens, with one scale for each token and head",
     )
     overlap: Literal["auto", "on", "off"] = COMPUTE(
-        "auto",
-        description="launch a step before the one before it is read; auto is on with CUDA and off on a CPU",
+        "auto", description="launch a step before the one before it is read; auto is on with CUDA and off on a CPU"
     )
     graphs: Literal["auto", "on", "off"] = COMPUTE(
         "auto", description="replay decode steps as CUDA graphs; auto goes on without where they cannot be captured"
@@ -114,8 +112,7 @@ class EngineConfig(BaseModel):
     )
     prefix_caching: bool = MEMORY(True, description="reuse the KV of prompts that begin alike")
     telemetry: Literal["full", "off"] = TELEMETRY(
-        "full",
-        description="off: no ledgers, no records of steps and requests, no overhead",
+        "full", description="off: no ledgers, no records of steps and requests, no overhead"
     )
     seed: int = TOKEN(0, ge=0, lt=2**63, description="seed of requests that bring none")
     objective_ttft_ms: float | None = TELEMETRY(
@@ -129,8 +126,7 @@ class EngineConfig(BaseModel):
         description="vllm adds the names of vLLM to /metrics, for its dashboards, KEDA rules and endpoint pickers",
     )
     otlp_endpoint: str | None = TELEMETRY(
-        None,
-        description="base address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318",
+        None, description="base address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318"
     )
     trace_sample_ratio: float | None = TELEMETRY(
         None,

@@ -20,8 +20,7 @@ from rich.table import Table
 from bench.results import Row
 from engine.compute.cpp.extension import library
 from engine.compute.linear import Linear
-from engine.compute.weight_formats.cpp_formats import cpp_formats
-from engine.compute.weight_formats.torch_formats import torch_formats
+from engine.compute.weight_formats import cpp_formats, torch_formats
 from engine.config import model_folder
 from engine.llm import LLM
 from engine.sampling import SamplingParams

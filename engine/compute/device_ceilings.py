@@ -13,9 +13,7 @@ from functools import partial
 import torch
 
 from engine.compute.cpp.extension import library
-from engine.compute.weight_formats.cpp_formats import cpp_formats
-from engine.compute.weight_formats.registry import has_bfloat16
-from engine.compute.weight_formats.torch_formats import torch_formats
+from engine.compute.weight_formats import cpp_formats, has_bfloat16, torch_formats
 from engine.process import num_cores
 from metrics.compute.roofline import Ceilings, Gemm, device_name
 from metrics.errors import CalibrationError
@@ -151,12 +149,5 @@ def _timed(device: torch.device, work: Callable[[], object], calls: int) -> floa
 
 def _launch_ns(device: torch.device) -> float:
     """Host nanoseconds of launching one kernel that does next to nothing."""
-    x, calls, best = torch.zeros(1, device=device), 2000, math.inf
-    for _ in range(5):
-        torch.cuda.synchronize(device)
-        begin = time.perf_counter_ns()
-        for _ in range(calls):
-            x.add_(1)
-        torch.cuda.synchronize(device)
-        best = min(best, (time.perf_counter_ns() - begin) / calls)
-    return best
+    x = torch.zeros(1, device=device)
+    return 1e9 * min(_timed(device, lambda: x.add_(1), 2000) for _ in range(5))

@@ -12,7 +12,7 @@ from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import KVCache, LayerCache
 from engine.compute.operations.backend import Gate, HeadSpec, Norm
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
-from engine.compute.weight_formats.cpp_formats import CppWeight
+from engine.compute.weight_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 

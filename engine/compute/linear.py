@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.compute.weight_formats.format import PackedWeight, WeightFormat
+from engine.compute.weight_formats import PackedWeight, WeightFormat
 
 
 class Linear(nn.Module):

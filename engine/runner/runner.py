@@ -8,8 +8,8 @@ import torch
 
 from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
+from engine.compute.buffers import to_device, to_host
 from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
-from engine.compute.transfer import to_device, to_host
 from engine.config import EngineConfig
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.compute.transfer import to_device
+from engine.compute.buffers import to_device
 from engine.runner.rows import PADDING_ROW, PackedStep, empty_step
 
 PARTS = (

@@ -5,8 +5,8 @@ import ctypes
 import torch
 
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.buffers import Workspace
 from engine.compute.cpp.extension import Library
-from engine.compute.cpp.workspace import Workspace
 from engine.compute.kv_cache import LayerCache
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64

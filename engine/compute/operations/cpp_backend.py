@@ -4,8 +4,8 @@ import ctypes
 
 import torch
 
+from engine.compute.buffers import Workspace
 from engine.compute.cpp.extension import Library
-from engine.compute.cpp.workspace import Workspace
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
 from engine.compute.operations.reference import gelu_gate, gemma_rms_norm, rms_norm, silu_gate

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 import torch
 import torch.nn.functional as F
 
-from engine.compute.weight_formats.format import PackedWeight
+from engine.compute.weight_formats import PackedWeight
 
 # One matrix of all experts: [num_experts, out_features, in_features], or packed one by one.
 Experts = torch.Tensor | Sequence[PackedWeight]

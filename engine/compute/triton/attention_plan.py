@@ -9,9 +9,7 @@ import triton.language as tl
 
 from engine.compute.triton.attention import ITEM_FIELDS
 
-PLAN_FIELDS = tl.constexpr(
-    4
-)  # of a sequence: its first item, segments of each block, first partial result, first split
+PLAN_FIELDS = tl.constexpr(4)  # of a sequence: first item, segments of each block, first partial result, first split
 
 
 @triton.jit
@@ -111,15 +109,7 @@ def plan_sequences_kernel(
 
 
 @triton.jit(do_not_specialize=["num_sequences", "search_steps", "max_items"])
-def plan_items_kernel(
-    plan,
-    items,
-    splits,
-    num_sequences,
-    search_steps,
-    max_items,
-    CHUNK: tl.constexpr,
-):
+def plan_items_kernel(plan, items, splits, num_sequences, search_steps, max_items, CHUNK: tl.constexpr):
     """Writes the work items, -1 as the sequence of those that are none; grid (ceil(max_items / CHUNK),).
 
     A sequence's last block of rows comes first: it sees most keys. `search_steps` halvings find a sequence.

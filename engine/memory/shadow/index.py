@@ -151,14 +151,10 @@ class ShadowIndex:
                 self._forget_oldest()
             node = self._nodes[key] = ShadowNode(key, parent, tokens, filled_ns=now_ns)
             parent.followed_by = with_branch(parent.followed_by, tokens)
-        elif node.newer is not None:
-            self._unlist(node)
-        elif node.readers:
-            self.num_extra_readers += 1
+        self.read(node)
         if node.lost_below > REAL:
             node.filled_ns = now_ns
         node.lost_below = 0
-        node.readers += 1
         return node
 
     def end(self, parent: ShadowNode, tokens: Sequence[int]) -> None:
@@ -302,6 +298,4 @@ def follow_branches(branches: Branches, tokens: bytes) -> tuple[int, bool]:
 def _shared(one: bytes, other: bytes) -> int:
     """Tokens with which both begin."""
     length = min(len(one), len(other))
-    if one[:length] == other[:length]:
-        return length // TOKEN_BYTES
-    return next(i for i in range(length) if one[i] != other[i]) // TOKEN_BYTES
+    return next((i for i in range(length) if one[i] != other[i]), length) // TOKEN_BYTES

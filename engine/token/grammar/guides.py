@@ -12,7 +12,7 @@ import torch
 
 from engine.sampling import contradiction
 from engine.token.grammar.grammar import GrammarCompiler, GrammarError, Guide
-from engine.token.grammar.masks import MaskFill, MaskWorkers
+from engine.token.grammar.masks import MaskFill
 from engine.token.sampling.state import SamplingRequest
 from metrics.errors import ModelError
 
@@ -52,7 +52,8 @@ class Guides:
         self._folder, self._vocab_size = folder, vocab_size
         self._compiling = ThreadPoolExecutor(COMPILER_THREADS, thread_name_prefix="grammar")
         self._compiler: Future[GrammarCompiler] | None = None
-        self._workers = MaskWorkers(max(1, min(4, cores // 2)))
+        self._mask_threads = max(1, min(4, cores // 2))
+        self._masking = self._mask_pool()
         self._live: dict[str, GrammarPreparation] = {}
         if (folder / "tokenizer.json").is_file():  # the first grammar shall not wait for it
             self._compiler = self._compiling.submit(GrammarCompiler, folder, vocab_size)
@@ -74,11 +75,13 @@ class Guides:
         if not constrained:
             return None
         guides = [self._live[request.id].guide for request in constrained]
-        return constrained, self._workers.begin(guides, [request.sampling.stop_token_ids for request in constrained])
+        fill = MaskFill(guides, [request.sampling.stop_token_ids for request in constrained])
+        self._start(fill)
+        return constrained, fill
 
     def masks(self, fill: MaskFill) -> torch.Tensor:
         """[rows, words] int32, as soon as they are filled."""
-        return self._workers.finish(fill)
+        return fill.wait(lambda: self._replace_threads(fill))
 
     def knows(self, request_id: str) -> bool:
         """It is live, and has a grammar."""
@@ -95,6 +98,19 @@ class Guides:
         if guide.error is not None:
             return "error", guide.error
         return ("stop", None) if guide.complete else None
+
+    def _start(self, fill: MaskFill) -> None:
+        for _ in range(min(self._mask_threads, len(fill.guides))):
+            self._masking.submit(fill.work)
+
+    def _replace_threads(self, fill: MaskFill) -> None:
+        """A thread is stuck in a mask: it is left to itself, and fresh ones take over."""
+        self._masking.shutdown(wait=False)
+        self._masking = self._mask_pool()
+        self._start(fill)
+
+    def _mask_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._mask_threads, thread_name_prefix="grammar masks")
 
     def _prepare(self, request: SamplingRequest, preparation: GrammarPreparation) -> None:
         try:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -90,32 +89,3 @@ class MaskFill:
         self._left -= 1
         if self._left == 0:
             self._done.set()
-
-
-class MaskWorkers:
-    """Owns the threads."""
-
-    def __init__(self, num_threads: int):
-        self._num_threads = num_threads
-        self._pool = self._new_pool()
-
-    def begin(self, guides: Sequence[Guide], stop_token_ids: Sequence[list[int]]) -> MaskFill:
-        fill = MaskFill(guides, stop_token_ids)
-        self._start(fill)
-        return fill
-
-    def finish(self, fill: MaskFill) -> torch.Tensor:
-        return fill.wait(lambda: self._replace(fill))
-
-    def _start(self, fill: MaskFill) -> None:
-        for _ in range(min(self._num_threads, len(fill.guides))):
-            self._pool.submit(fill.work)
-
-    def _replace(self, fill: MaskFill) -> None:
-        """A thread is stuck in a mask: it is left to itself, and fresh ones take over."""
-        self._pool.shutdown(wait=False)
-        self._pool = self._new_pool()
-        self._start(fill)
-
-    def _new_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar masks")

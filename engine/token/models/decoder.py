@@ -18,8 +18,7 @@ from engine.compute.linear import Linear
 from engine.compute.operations.backend import Norm, Operations, Rope, Step
 from engine.compute.operations.cpp_backend import GATES, SHIFTS, CppOperations
 from engine.compute.operations.reference import rms_norm
-from engine.compute.weight_formats.cpp_formats import CppWeight
-from engine.compute.weight_formats.format import WeightFormat
+from engine.compute.weight_formats import CppWeight, WeightFormat
 from engine.token.models.grouped import GroupedAttention
 from engine.token.models.mlp import GatedMLP
 from engine.token.models.moe import MixtureOfExperts

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.compute.operations.backend import Operations
-from engine.compute.weight_formats.format import PackedWeight, WeightFormat
+from engine.compute.weight_formats import PackedWeight, WeightFormat
 from engine.token.models.mlp import GatedMLP
 
 # (router logits [num_tokens, num_experts] float32, correction bias [num_experts] or None) → (weights, experts), each

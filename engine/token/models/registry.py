@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.compute.weight_formats.registry import has_bfloat16, weight_format
+from engine.compute.weight_formats import has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
 from engine.token.models.decoder import Decoder, DecoderConfig

@@ -17,11 +17,7 @@ NEUTRAL = {
 
 def count(config: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """A whole number of config.json; `default` where it has none, or null."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelError(f"config.json lacks {key}")
+    value = _given(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ModelError(f"config.json has {key}={value!r}; it must be a whole number of at least {least}")
     return value
@@ -29,16 +25,19 @@ def count(config: dict[str, Any], key: str, default: int | None = None, least: i
 
 def number(config: dict[str, Any], key: str, default: float | None = None, least: float | None = None) -> float:
     """A number of config.json; `default` where it has none, or null."""
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelError(f"config.json lacks {key}")
+    value = _given(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ModelError(f"config.json has {key}={value!r}; it must be a number")
     if least is not None and value < least:
         raise ModelError(f"config.json has {key}={value!r}; it must be at least {least}")
     return float(value)
+
+
+def _given(config: dict[str, Any], key: str, default: float | None) -> Any:
+    value = config.get(key)
+    if value is None and default is None:
+        raise ModelError(f"config.json lacks {key}")
+    return default if value is None else value
 
 
 def expert_counts(config: dict[str, Any], key: str, default: int | None = None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.transfer import to_device
+from engine.compute.buffers import to_device
 from engine.sampling import GREEDY_BELOW
 from engine.token.sampling.state import SamplingRequest
 from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of

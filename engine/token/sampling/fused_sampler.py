@@ -2,8 +2,8 @@
 
 import torch
 
+from engine.compute.buffers import to_device
 from engine.compute.logits import LogitEdits
-from engine.compute.transfer import to_device
 from engine.compute.triton.edits import edit_rows
 from engine.compute.triton.sampling import COLUMNS, draw_rows
 from engine.sampling import GREEDY_BELOW, SamplingParams

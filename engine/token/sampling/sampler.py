@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import torch
 
+from engine.compute.buffers import to_device
 from engine.compute.logits import LogitEdits, argmax, edit_rows
-from engine.compute.transfer import to_device
 from engine.token.sampling.penalties import TokenHistory
 from engine.token.sampling.row_table import RowTable
 from engine.token.sampling.state import SamplingRequest, SamplingState, logit_edits

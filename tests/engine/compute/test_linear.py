@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.compute import weight_formats
 from engine.compute.cpp.extension import library
 from engine.compute.linear import Linear
-from engine.compute.weight_formats import registry
-from engine.compute.weight_formats.cpp_formats import LARGEST_INNER, cpp_formats, quantize_channels
-from engine.compute.weight_formats.torch_formats import torch_formats
+from engine.compute.weight_formats import LARGEST_INNER, cpp_formats, quantize_channels, torch_formats
 from engine.config import model_folder
 from engine.token.models.moe import MixtureOfExperts
 from engine.token.models.registry import load_model
@@ -123,7 +122,7 @@ def test_torch_formats_agree_within_their_rounding(name):
 
 def test_packing_keeps_no_second_copy():
     layer = Linear(40, 70, bias=True).requires_grad_(False)
-    layer.pack(registry.weight_format("auto", torch.float32))
+    layer.pack(weight_formats.weight_format("auto", torch.float32))
     assert not list(layer.parameters()) and layer.weight is None
     assert layer.packed_parameters == 41 * 70
 
@@ -208,12 +207,12 @@ def test_sums_that_an_int32_cannot_hold_are_refused():
 
 
 def test_without_a_compiler_torch_multiplies_and_says_what_is_lost(monkeypatch, caplog):
-    monkeypatch.setattr(registry, "library", lambda: None)
-    assert registry.weight_format("auto", torch.bfloat16).name == "float32"
+    monkeypatch.setattr(weight_formats, "library", lambda: None)
+    assert weight_formats.weight_format("auto", torch.bfloat16).name == "float32"
     if "int8" in torch_formats():
         with caplog.at_level(logging.WARNING):
-            registry.weight_format("int8", torch.float32)
+            weight_formats.weight_format("int8", torch.float32)
         assert "depends on the others beside it" in caplog.text
-    monkeypatch.setattr(registry, "torch_formats", lambda: {"float32": torch_formats()["float32"]})
+    monkeypatch.setattr(weight_formats, "torch_formats", lambda: {"float32": torch_formats()["float32"]})
     with pytest.raises(ModelError, match=r"weights=int8 has no kernel here: .*; use float32"):
-        registry.weight_format("int8", torch.float32)
+        weight_formats.weight_format("int8", torch.float32)

@@ -17,11 +17,11 @@ def audit_pool(pool: BlockPool, owners: Sequence[Sequence[int]], written: Sequen
         for block in blocks:
             expected[block] += 1
     assert expected == pool._references, "references differ from the owners"
-    assert pool._active == sum(1 for count in expected if count)
+    assert pool.num_active == sum(1 for count in expected if count)
     assert len(set(pool._free)) == len(pool._free)
     assert all(expected[block] == 0 and not pool._index.holds(block) for block in pool._free)
     reusable = sum(1 for block in range(pool.num_blocks) if not expected[block] and pool._index.holds(block))
-    assert len(pool._free) + pool._active + reusable == pool.num_blocks, "a block is lost"
+    assert len(pool._free) + pool.num_active + reusable == pool.num_blocks, "a block is lost"
     if written is not None:
         assert pool.slots_written == _slots(pool, owners, written), "slots are miscounted"
 

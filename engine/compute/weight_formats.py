@@ -1,0 +1,214 @@
+"""How a CPU holds the matrices of linear layers, and multiplies by them: a swap point.
+
+Our own kernels (cpp/gemm_float.cpp, cpp/gemm_int8.cpp) come first: a row's result never depends on other rows. torch's
+kernels are for machines without a C++ compiler or without AVX512.
+"""
+
+import ctypes
+import logging
+import platform
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.compute.cpp.extension import Library, library, unavailable
+from metrics.errors import ModelError
+
+PANEL = 64  # output channels that lie together
+LARGEST_INNER = (2**31 - 1) // (127 * 255)  # of int8: more products may not fit into an int32
+ONEDNN_ROWS = 8  # of activations that a packed layout is chosen for: decoding
+
+BATCH_DEPENDENT = (
+    "weights=int8 runs in FBGEMM here, which has one scale for the activations of a whole step: what a request gets "
+    "depends on the others beside it. A C++ compiler and a CPU with AVX512 VNNI would change that"
+)
+
+log = logging.getLogger(__name__)
+
+_SIZES = (ctypes.c_int64,) * 3
+_POINTER = ctypes.c_void_p
+
+
+class PackedWeight(Protocol):
+    """A matrix and its bias in the order in which a kernel reads them."""
+
+    nbytes: int  # that a multiplication reads, padding included
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, in_features] float32 → x @ weight.T + bias [num_tokens, out_features] float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """One way to hold matrices. `pack` is given a weight [out_features, in_features] and a float32 bias or None."""
+
+    name: str
+    pack: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
+    caveat: str | None = None  # what is promised elsewhere and does not hold here, as a sentence
+
+
+def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
+    """The format of EngineConfig.weights on this machine, for a checkpoint that stores its matrices as `stored`.
+
+    `auto` keeps what is stored and multiplies in float32: exact, and since a step of few rows is bound by reading the
+    weights, 16-bit checkpoints run about twice as fast as in float32 and never slower (bench/kernels/linear.py,
+    docs/performance.md). Without our kernels it is float32, but for checkpoints in float16 where torch has FBGEMM.
+    float16 rounds what is not stored so; int8 rounds weights by channel and activations by token. Raises
+    ModelError.
+    """
+    formats = torch_formats()
+    if (kernels := library()) is not None:
+        formats |= cpp_formats(kernels)
+    if name == "auto":
+        name = str(stored).removeprefix("torch.")
+        return formats.get(name, formats["float32"]) if name in ("bfloat16", "float16") else formats["float32"]
+    if name not in formats:
+        reason = unavailable() or "this CPU lacks AVX512, or for int8 its VNNI"
+        raise ModelError(f"weights={name} has no kernel here: {reason}, and this torch has no FBGEMM; use float32")
+    chosen = formats[name]
+    if chosen.caveat:
+        log.warning("%s", chosen.caveat)
+    return chosen
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies in bfloat16. An x86 that does not has to convert: on a Cascade Lake Xeon torch's
+    products of 8 rows and more were slower than in float32, those of 64 four to five times. Others are not known."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def cpp_formats(library: Library) -> dict[str, WeightFormat]:
+    """Name → format, of those that this machine's instructions allow: AVX512, and its VNNI for int8."""
+    formats = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        if (kernel := _kernel(library, f"linear_{name}", 2)) is not None:
+            formats[name] = WeightFormat(name, partial(_pack_float, kernel, dtype))
+    if (kernel := _kernel(library, "linear_int8", 4)) is not None:
+        formats["int8"] = WeightFormat("int8", partial(_pack_int8, kernel))
+    return formats
+
+
+class CppWeight:
+    """A packed matrix and its kernel, which cpp/layers.cpp calls as well. The kernel takes pointers to `parts` last."""
+
+    def __init__(self, kernel: Callable[..., None], shape: torch.Size, *parts: torch.Tensor | None):
+        self.out_features, self.in_features = shape
+        self.kernel, self._parts = kernel, parts
+        self.pointers = tuple(None if part is None else part.data_ptr() for part in parts)
+        self.nbytes = sum(part.nbytes for part in parts if part is not None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # The kernels read memory, and would read whatever stands there.
+        fitting = x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == self.in_features
+        assert fitting, "float32 [num_tokens, in_features]"
+        x, y = x.contiguous(), torch.empty(len(x), self.out_features)
+        self.kernel(x.data_ptr(), y.data_ptr(), len(x), self.out_features, self.in_features, *self.pointers)
+        return y
+
+
+def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [out, in] → int8 of the same shape and float32 scales [out]; weight ≈ int8 * scale, symmetric."""
+    weight = weight.float()
+    scales = weight.abs().amax(1) / 127
+    safe = torch.where(scales > 0, scales, 1.0)
+    return (weight / safe[:, None]).round_().to(torch.int8), scales
+
+
+def _pack_float(
+    kernel: Callable[..., None], dtype: torch.dtype, weight: torch.Tensor, bias: torch.Tensor | None
+) -> CppWeight:
+    """Panels [out / 64, in, 64], the last one padded with zeros. The arithmetic is float32: weights of 16 bits become
+    float32 in a register, which is exact."""
+    narrow = weight.to(dtype)
+    if dtype == torch.float16 and weight.dtype != dtype and not narrow.isfinite().all():
+        raise ModelError(
+            "weights=float16 cannot hold this checkpoint: it has a weight beyond 65504, float16's largest number; use "
+            "auto"
+        )
+    panels = _padded(narrow, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    return CppWeight(kernel, weight.shape, panels, bias)
+
+
+def _pack_int8(kernel: Callable[..., None], weight: torch.Tensor, bias: torch.Tensor | None) -> CppWeight:
+    """Panels [out / 64, in / 4, 64, 4] of int8 by output channel; the scale of each channel; the sum of its weights.
+    The kernel rounds activations to int8 by token (dynamic quantisation)."""
+    if weight.shape[1] > LARGEST_INNER:
+        raise ModelError(
+            f"weights=int8 sums up to {LARGEST_INNER} products, and a layer of this model has {weight.shape[1]}; "
+            "use float16"
+        )
+    quantised, scales = quantize_channels(weight)
+    quantised = _padded(quantised, 4)
+    panels = quantised.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    scales = F.pad(scales, (0, len(quantised) - len(scales)))
+    return CppWeight(kernel, weight.shape, panels, scales, quantised.sum(1, dtype=torch.int32), bias)
+
+
+def _padded(weight: torch.Tensor, inner: int) -> torch.Tensor:
+    """Filled up with zeros to whole panels, and to a multiple of `inner` inputs."""
+    return F.pad(weight, (0, -weight.shape[1] % inner, 0, -len(weight) % PANEL))
+
+
+def _kernel(library: Library, name: str, num_pointers: int) -> Callable[..., None] | None:
+    """A function of x, y, three sizes and pointers to the weight's parts; None where the machine has not got it."""
+    try:
+        return library.function(name, _POINTER, _POINTER, *_SIZES, *(_POINTER,) * num_pointers)
+    except AttributeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchWeight:
+    """A matrix that torch has packed, and the operation that multiplies by it."""
+
+    multiply: Callable[[torch.Tensor], torch.Tensor]
+    nbytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)
+
+
+def torch_formats() -> dict[str, WeightFormat]:
+    """Name → format, of those that this build of torch has."""
+    formats = {"float32": WeightFormat("float32", _float32)}
+    if "fbgemm" in torch.backends.quantized.supported_engines:
+        formats["float16"] = WeightFormat("float16", _float16)
+        formats["int8"] = WeightFormat("int8", _int8, BATCH_DEPENDENT)
+    return formats
+
+
+def _float32(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
+    """oneDNN's blocked layout has not got MKL's slow cases at 4 to 16 rows."""
+    weight = weight.float()
+    nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+    if not torch.backends.mkldnn.is_available():
+        return TorchWeight(lambda x: F.linear(x, weight, bias), nbytes)
+    packed, linear = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_ROWS), torch.ops.mkldnn._linear_pointwise
+    return TorchWeight(lambda x: linear(x, packed, bias, "none", [], ""), nbytes)
+
+
+def _float16(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
+    packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)  # saturates what float16 cannot hold
+    multiply = torch.ops.quantized.linear_dynamic_fp16
+    return TorchWeight(lambda x: multiply(x, packed), 2 * weight.numel() + (0 if bias is None else bias.nbytes))
+
+
+def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
+    _, scales = quantize_channels(weight)
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    scales = torch.where(scales > 0, scales, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, but the only way into FBGEMM
+        quantised = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
+    packed, multiply = torch.ops.quantized.linear_prepack(quantised, bias), torch.ops.quantized.linear_dynamic
+    nbytes = weight.numel() + scales.nbytes + (0 if bias is None else bias.nbytes)
+    return TorchWeight(lambda x: multiply(x, packed, True), nbytes)

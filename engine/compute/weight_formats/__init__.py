@@ -1,1 +1,0 @@
-"""How a CPU holds the matrices of linear layers, and multiplies by them."""
