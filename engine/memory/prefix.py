@@ -52,7 +52,6 @@ class PrefixIndex:
         return blocks
 
     def find(self, key: bytes) -> int | None:
-        """The block that holds a prefix."""
         node = self._nodes.get(key)
         return None if node is None else node.block
 
@@ -72,7 +71,6 @@ class PrefixIndex:
         self._by_block[block].idle_since = None
 
     def idle(self, block: int) -> None:
-        """No request reads the block any more."""
         self._time += 1
         node = self._by_block[block]
         node.idle_since = self._time

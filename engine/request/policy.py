@@ -100,7 +100,6 @@ class Policy:
         return []
 
     def phases(self, running: Sequence[Request]) -> Phases:
-        """The phases of the next step."""
         return MIXED
 
     def admitted(self, request: Request) -> None:

@@ -84,8 +84,7 @@ class Request:
     @property
     def is_at_max_tokens(self) -> bool:
         """Its unread token is the last of `max_tokens`."""
-        unread = self.num_unread_tokens
-        return unread > 0 and len(self.token_ids) + unread - self.prompt_tokens >= self.sampling.max_tokens
+        return self.num_unread_tokens > 0 and self.num_tokens - self.prompt_tokens >= self.sampling.max_tokens
 
     @property
     def is_prefilling(self) -> bool:

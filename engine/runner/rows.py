@@ -1,7 +1,7 @@
 """A step as one array of integers. It names rows of the device's tables, instead of lists of blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, chain
 
 import numpy as np
@@ -11,12 +11,13 @@ from engine.request.request import Request
 
 UNKNOWN = -1  # a token that the device sampled and the host has not read
 ALIGNED = 4  # numbers: each part begins at 16 bytes, or kernels would be compiled for each other alignment
+_ROWS = (1, 1, 1, 1, 1, 1, 2, 3, 1, 2)  # of each part of a packed step
 PADDING_ROW = -1  # of a padding sequence; as an index it names the tables' last row, which no request has
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """Parts of one int32 array, on the host or on the device."""
+    """Parts of one int32 array: numpy's on the host, tensors on the device."""
 
     whole: np.ndarray
     rows: np.ndarray  # [num_sequences]
@@ -29,6 +30,11 @@ class PackedStep:
     block_table_updates: np.ndarray  # [3, n]: rows, columns, blocks
     blocks_to_zero: np.ndarray  # [n]: the step writes their first slots, and not the last
     copies: np.ndarray  # [2, n] blocks, from and to, before all else; all are read before any is written
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the parts."""
+        return [getattr(self, part.name).size for part in fields(self)[1:]]
 
 
 class StableRows:
@@ -88,12 +94,12 @@ def pack(
     for part in parts:
         whole += part
         whole += [0] * (-len(part) % ALIGNED)
-    return _split(np.array(whole, dtype=np.int32), [len(part) for part in parts])
+    return split(np.array(whole, dtype=np.int32), [len(part) for part in parts])
 
 
 def empty_step() -> PackedStep:
     """A step without sequences."""
-    return _split(np.zeros(ALIGNED, dtype=np.int32), (0, 1, *[0] * 8))
+    return split(np.zeros(ALIGNED, dtype=np.int32), (0, 1, *[0] * 8))
 
 
 def _add_updates(request: Request, row: int, fills: tuple[list, list], updates: tuple[list, list, list]) -> None:
@@ -110,12 +116,11 @@ def _add_updates(request: Request, row: int, fills: tuple[list, list], updates: 
     request.first_changed_block = len(request.blocks)
 
 
-def _split(whole: np.ndarray, lengths: Sequence[int]) -> PackedStep:
+def split(whole, lengths: Sequence[int]) -> PackedStep:
+    """The parts of an array or a tensor, which have these lengths."""
     parts, begin = [], 0
-    for length in lengths:
-        parts.append(whole[begin : begin + length])
+    for length, rows in zip(lengths, _ROWS, strict=True):
+        part = whole[begin : begin + length]
+        parts.append(part if rows == 1 else part.reshape(rows, length // rows))
         begin += length + -length % ALIGNED
-    *plain, fills, updates, blocks_to_zero, copies = parts
-    return PackedStep(
-        whole, *plain, fills.reshape(2, -1), updates.reshape(3, -1), blocks_to_zero, copies.reshape(2, -1)
-    )
+    return PackedStep(whole, *parts)

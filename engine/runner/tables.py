@@ -7,12 +7,7 @@ import numpy as np
 import torch
 
 from engine.compute.buffers import to_device
-from engine.runner.rows import PADDING_ROW, PackedStep, empty_step
-
-PARTS = (
-    "rows", "query_start", "past", "known_ids", "sample_tokens", "sample_rows", "row_fills", "block_table_updates",
-    "blocks_to_zero", "copies",
-)  # fmt: skip
+from engine.runner.rows import PADDING_ROW, PackedStep, empty_step, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +114,16 @@ class DeviceTables:
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
         sent = self._send(step)
-        rows, starts = sent["rows"], sent["query_start"]
-        made = self.made(rows, starts, sent["past"], sent["known_ids"])
+        made = self.made(sent.rows, sent.query_start, sent.past, sent.known_ids)
+        parts = (sent.sample_tokens, sent.sample_rows, sent.blocks_to_zero, sent.copies)
         return StepTensors(
-            made.ids, made.positions, made.slots, starts, made.contexts, self.blocks[rows.long()],
-            *(sent[name].long() for name in ("sample_tokens", "sample_rows", "blocks_to_zero", "copies")),
+            made.ids, made.positions, made.slots, sent.query_start, made.contexts, self.blocks[sent.rows.long()],
+            *(part.long() for part in parts),
         )  # fmt: skip
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sent = self._send(step)
-        return tuple(sent[name].long() for name in ("sample_rows", "blocks_to_zero", "copies"))
+        return sent.sample_rows.long(), sent.blocks_to_zero.long(), sent.copies.long()
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         self._last_ids[rows] = ids.clamp(min=0).int()
@@ -141,17 +136,16 @@ class DeviceTables:
         step = self._kernel.StepRows(rows, starts, past, known, self.blocks, self._last_ids)
         return self._kernel.step_inputs(step, self._block_size, room)
 
-    def _send(self, step: PackedStep) -> dict[str, torch.Tensor]:
-        """The step's parts on the device, after the block table updates."""
-        sent = to_device(torch.from_numpy(step.whole), self._device)
-        parts = {name: _same_part(sent, step.whole, getattr(step, name)) for name in PARTS}
+    def _send(self, step: PackedStep) -> PackedStep:
+        """The step on the device, after the block table updates."""
+        sent = split(to_device(torch.from_numpy(step.whole), self._device), step.lengths)
         if step.block_table_updates.size:
             if step.row_fills.size:
-                filled, first_blocks = parts["row_fills"].long()
+                filled, first_blocks = sent.row_fills.long()
                 self.blocks[filled] = first_blocks.int()[:, None]
-            rows, columns, blocks = parts["block_table_updates"].long()
+            rows, columns, blocks = sent.block_table_updates.long()
             self.blocks[rows, columns] = blocks.int()
-        return parts
+        return sent
 
 
 class DeviceStatic:
@@ -195,9 +189,3 @@ def padded(step: PackedStep, size: int) -> PackedStep:
         none, rows, starts, past, known, starts[:-1], rows, none.reshape(2, 0), none.reshape(3, 0), none,
         none.reshape(2, 0),
     )  # fmt: skip
-
-
-def _same_part(sent: torch.Tensor, whole: np.ndarray, part: np.ndarray) -> torch.Tensor:
-    """The part of the device's array that corresponds to `part` of the host's."""
-    offset = (part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]) // whole.itemsize
-    return sent[offset : offset + part.size].view(part.shape)

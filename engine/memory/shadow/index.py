@@ -115,7 +115,6 @@ class ShadowIndex:
         node.readers += 1
 
     def leave(self, node: ShadowNode, now_ns: int) -> None:
-        """One request less holds it."""
         node.readers -= 1
         if node.readers:
             self.num_extra_readers -= 1
@@ -269,7 +268,6 @@ def with_branch(branches: Branches, branch: bytes) -> Branches:
 
 
 def without_branch(branches: Branches, branch: bytes) -> Branches:
-    """The branches of a prefix without one of them."""
     several = branches_of(branches)
     at = bisect_left(several, branch)
     assert several[at] == branch, "a branch is lost"

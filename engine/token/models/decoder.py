@@ -135,13 +135,11 @@ class Decoder(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Of memory that the weights take."""
         packed = sum(module.packed_bytes for module in self._matrices())
         return packed + sum(p.nbytes for p in self.parameters())
 
     @property
     def kv_layout(self) -> KVLayout:
-        """What a slot of the KV cache holds in each layer."""
         return self.layers[0].attention.kv_layout
 
     def make_rope(self, max_len: int, device: torch.device) -> None:
@@ -251,7 +249,7 @@ class Decoder(nn.Module):
             raise ModelError(f"weights lack {len(missing)} tensors, among them {sorted(missing)[0]}")
 
     def _slices(self) -> dict[str, torch.Tensor]:
-        """Name → the part of our parameters that it fills, as views."""
+        """Checkpoint name → the part of our fused parameters that it fills, as views; each part of a layer has its own."""
         targets = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not self.config.tie_embeddings:
             targets["lm_head.weight"] = self.head.weight

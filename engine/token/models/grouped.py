@@ -63,7 +63,6 @@ class GroupedAttention(nn.Module):
         return self.o(step.attention.attend(query, layer_cache, self.spec).flatten(1))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the part of our fused parameters that it fills."""
         targets = {f"{prefix}.o_proj.weight": self.o.weight}
         for name, part in zip("qkv", self.qkv.weight.split(self.sizes), strict=True):
             targets[f"{prefix}.{name}_proj.weight"] = part

@@ -81,7 +81,6 @@ class LatentAttention(nn.Module):
         return self.o(values.flatten(1))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the part of our fused parameters that it fills."""
         query_rank, query = self.config.query_rank, self.sizes[0]
         first = "q_proj" if query_rank is None else "q_a_proj"
         targets = {

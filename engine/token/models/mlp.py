@@ -26,7 +26,6 @@ class GatedMLP(nn.Module):
         return self.down(operations.gate(self.gate, self.gate_up(x)))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the part of our fused parameters that it fills."""
         targets = {f"{prefix}.down_proj.weight": self.down.weight}
         targets[f"{prefix}.gate_proj.weight"], targets[f"{prefix}.up_proj.weight"] = self.gate_up.weight.chunk(2)
         if self.gate_up.bias is not None:

@@ -42,7 +42,6 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def packed_parameters(self) -> int:
-        """How many weights are packed: no parameters of the module any more."""
         return 0 if self.packed is None else self.num_experts * self.expert_parameters
 
     @property
@@ -57,7 +56,6 @@ class MixtureOfExperts(nn.Module):
         return self.packed_bytes // self.num_experts
 
     def hold_as(self, dtype: torch.dtype) -> None:
-        """Gives the experts' weights this dtype, before they are filled."""
         self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
 
     def pack(self, weight_format: WeightFormat) -> None:
@@ -78,7 +76,6 @@ class MixtureOfExperts(nn.Module):
         return mixed if self.shared is None else mixed + self.shared(x, operations)
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the part of our fused parameters that it fills."""
         targets = {f"{prefix}.gate.weight": self.router}
         if self.correction_bias is not None:
             targets[f"{prefix}.gate.e_score_correction_bias"] = self.correction_bias

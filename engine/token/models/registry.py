@@ -10,7 +10,7 @@ import torch
 
 from engine.compute.weight_formats import has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
-from engine.token.models import deepseek, gemma, llama, mistral, mixtral, mpt, qwen2, qwen3
+from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder, DecoderConfig
 from engine.token.models.settings import NEUTRAL
 from engine.token.models.weights import fill_with_random_weights, iterate_weights, stored_dtype
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "LlamaForCausalLM": llama.decoder_config,
     "MistralForCausalLM": mistral.decoder_config,
-    "MixtralForCausalLM": mixtral.decoder_config,
-    "Qwen2ForCausalLM": qwen2.decoder_config,
-    "Qwen3ForCausalLM": qwen3.decoder_config,
-    "Qwen3MoeForCausalLM": qwen3.moe_config,
+    "MixtralForCausalLM": mistral.mixtral_config,
+    "Qwen2ForCausalLM": qwen.qwen2_config,
+    "Qwen3ForCausalLM": qwen.qwen3_config,
+    "Qwen3MoeForCausalLM": qwen.qwen3_moe_config,
     "GemmaForCausalLM": gemma.decoder_config,
     "DeepseekV2ForCausalLM": deepseek.v2_config,
     "DeepseekV3ForCausalLM": deepseek.v3_config,

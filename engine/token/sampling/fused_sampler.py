@@ -24,7 +24,6 @@ class FusedSampler:
         self._parameters = RowTable(COLUMNS, torch.int64, device, max_rows)
 
     def enter(self, params: SamplingParams) -> int:
-        """The row of a new request."""
         row = self._parameters.take()
         temperature = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
         controls = torch.tensor([temperature, params.top_p, params.min_p, params.top_n_sigma], dtype=torch.float64)

@@ -33,7 +33,6 @@ class TokenHistory:
         return self._prompt.values, self._counts.values
 
     def enter(self, prompt: Sequence[int], output: Sequence[int]) -> int:
-        """The row of a new request."""
         row, twin = self._counts.take(), self._prompt.take()
         assert row == twin, "both tables give the same rows"
         vocab_size = self._counts.values.shape[1]

@@ -1,4 +1,7 @@
-"""Qwen3: Llama's layout with a norm on each query and key head, dense or with a mixture of experts."""
+"""Qwen2 and 2.5: Llama's layout with biases on queries, keys and values, and sliding windows in the upper layers.
+
+Qwen3 has a norm on each query and key head instead, and is dense or has a mixture of experts.
+"""
 
 from functools import partial
 from typing import Any
@@ -6,20 +9,25 @@ from typing import Any
 from engine.token.models.decoder import DecoderConfig
 from engine.token.models.llama import gated_mlps, grouped_decoder
 from engine.token.models.moe import MixtureOfExperts, softmax_top_k, split_experts
-from engine.token.models.qwen2 import upper_windows
 from engine.token.models.settings import count, expert_counts, layer_windows, listed
 
 
-def decoder_config(config: dict[str, Any]) -> DecoderConfig:
+def qwen2_config(config: dict[str, Any]) -> DecoderConfig:
+    """config.json of Qwen2ForCausalLM."""
+    mlps = gated_mlps(config)
+    return grouped_decoder(config, mlps, windows=_upper_windows(config, len(mlps)), qkv_bias=True)
+
+
+def qwen3_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3ForCausalLM."""
     mlps, bias = gated_mlps(config), bool(config.get("attention_bias"))
-    windows = upper_windows(config, len(mlps))
+    windows = _upper_windows(config, len(mlps))
     return grouped_decoder(
         {"head_dim": 128} | config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias
     )
 
 
-def moe_config(config: dict[str, Any]) -> DecoderConfig:
+def qwen3_moe_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of Qwen3MoeForCausalLM: every `decoder_sparse_step`-th layer is a mixture, but `mlp_only_layers`."""
     dense, bias = gated_mlps(config), bool(config.get("attention_bias"))
     # transformers 5 writes the other name
@@ -34,3 +42,10 @@ def moe_config(config: dict[str, Any]) -> DecoderConfig:
     return grouped_decoder(
         config, mlps, windows=windows, qk_norm=True, qkv_bias=bias, output_bias=bias, translate=split_experts
     )
+
+
+def _upper_windows(config: dict[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """Windows from `max_window_layers` on, where `use_sliding_window` asks for them."""
+    if not config.get("use_sliding_window", False):
+        return (None,) * num_layers
+    return layer_windows(config, num_layers, first=count(config, "max_window_layers", 28, least=0))
