@@ -5,6 +5,7 @@ import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from engine.runner import ModelRunner
 from metrics.compute.kernels import Burst, Kernel, Packing, StepWindow, classed, kernel_records, within
 from metrics.records import KernelRecord
 
+_begin = attrgetter("begin_ns")
 READ_AT_ONCE = 1_000  # events between two turns, and ...
 STEPS_AT_ONCE = 5  # ... steps: some milliseconds
 OTHERS = {  # how a profiled step differs, by the type of device
@@ -174,7 +176,3 @@ def _between(kernels: list[Kernel], begin_ns: int, end_ns: int | None) -> list[K
     """Those that began then, of kernels in the order of their begin."""
     first = bisect_left(kernels, begin_ns, key=_begin)
     return kernels[first : None if end_ns is None else bisect_left(kernels, end_ns, key=_begin)]
-
-
-def _begin(run: Kernel) -> int:
-    return run.begin_ns

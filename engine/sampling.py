@@ -44,6 +44,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each sampled token and of this many most probable ones
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None  # of each prompt token but the first, likewise
 
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        return self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Natural log-probabilities at one position under the model's own softmax, before any sampling control."""
@@ -66,8 +70,7 @@ def reads_output(params: SamplingParams) -> bool:
 
 def keeps_rows(params: SamplingParams) -> bool:
     """Whether the request needs rows of the sampler's device tables."""
-    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-    return penalties != (1, 0, 0) or bool(params.logit_bias or params.allowed_token_ids or params.bad_words)
+    return params.penalties != (1, 0, 0) or bool(params.logit_bias or params.allowed_token_ids or params.bad_words)
 
 
 def contradiction(params: SamplingParams) -> str | None:

@@ -249,7 +249,7 @@ class Decoder(nn.Module):
             raise ModelError(f"weights lack {len(missing)} tensors, among them {sorted(missing)[0]}")
 
     def _slices(self) -> dict[str, torch.Tensor]:
-        """Checkpoint name → the part of our fused parameters that it fills, as views; each part of a layer has its own."""
+        """Checkpoint name → the part of our fused parameters that it fills, as views. Layers ask their parts."""
         targets = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not self.config.tie_embeddings:
             targets["lm_head.weight"] = self.head.weight

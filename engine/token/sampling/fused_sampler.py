@@ -7,8 +7,7 @@ from engine.compute.logits import LogitEdits
 from engine.compute.triton.edits import edit_rows
 from engine.compute.triton.sampling import COLUMNS, draw_rows
 from engine.sampling import GREEDY_BELOW, SamplingParams
-from engine.token.sampling.penalties import TokenHistory
-from engine.token.sampling.row_table import RowTable
+from engine.token.sampling.state import RowTable, TokenHistory
 
 
 class FusedSampler:

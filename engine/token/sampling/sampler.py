@@ -8,9 +8,7 @@ import torch
 
 from engine.compute.buffers import to_device
 from engine.compute.logits import LogitEdits, argmax, edit_rows
-from engine.token.sampling.penalties import TokenHistory
-from engine.token.sampling.row_table import RowTable
-from engine.token.sampling.state import SamplingRequest, SamplingState, logit_edits
+from engine.token.sampling.state import RowTable, SamplingRequest, SamplingState, TokenHistory, logit_edits
 from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
 
 NOTHING = -1  # the id of a row whose masks leave no token
