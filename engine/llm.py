@@ -24,7 +24,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine import messages
 from engine.config import EngineConfig, complaint, model_folder
 from engine.core import build
-from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
 from engine.token.text.template import ChatTemplate
@@ -82,7 +81,6 @@ class LLM:
         self._ids = map(str, itertools.count())
         self._failure: BaseException | None = None
         self._on_steps = on_steps
-        self._engine: Engine | None
         self._engine, self.ready = build(config, 0, self._publish)
         self._costs = StepCosts(self.ready.shape)
         self._steps: list[StepRecord] = []  # not handed to `on_steps` yet

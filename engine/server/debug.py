@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.messages import Profile
 from engine.server.core.client import CoreClient
-from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.errors import ApiError, core_lost
 from engine.server.openai.protocol import Strict, parse
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
@@ -84,7 +84,6 @@ def add_debug_routes(
 
 
 def shown_step(record: StepRecord) -> dict[str, Any]:
-    """A step and its stages as a dictionary."""
     return msgspec.structs.asdict(record) | {"stages": dict(zip(STAGES, record.stages, strict=True))}
 
 
@@ -135,7 +134,7 @@ async def _burst(core: CoreClient, body: ProfileRequest) -> Burst:
         raise ApiError(409, "a profile burst is under way; wait for its answer", code="profile_running")
     burst = await core.profile(Profile(body.steps, round(body.timeout_s * 1000)))
     if burst is None:
-        raise shutting_down() if core.state == "draining" else core_died()
+        raise core_lost(core.state)
     if burst.failure is not None:
         raise ApiError(500, f"the profiler failed: {burst.failure}", code="profile_failed")
     if not burst.windows:

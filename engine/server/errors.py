@@ -59,13 +59,10 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 _TYPES = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 
-def shutting_down() -> ApiError:
-    """For requests that are still open when the time to drain is over."""
-    message = "the server is shutting down and could not finish this request; send it again"
-    return ApiError(503, message, code="engine_draining", retry_after_seconds=5)
-
-
-def core_died() -> ApiError:
-    """For every request that is open when the core process dies."""
+def core_lost(state: str) -> ApiError:
+    """For every request that is open when the core process dies, or when the time to drain is over."""
+    if state == "draining":
+        message = "the server is shutting down and could not finish this request; send it again"
+        return ApiError(503, message, code="engine_draining", retry_after_seconds=5)
     message = "the engine core died while it worked on this request; it is being restarted, send the request again"
     return ApiError(503, message, code="engine_core_died", retry_after_seconds=2)

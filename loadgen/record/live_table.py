@@ -10,7 +10,7 @@ import pyarrow as pa
 from loadgen.client.event_log import NO_REQUEST, STARTED, TERMINAL, event_files
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
 from loadgen.schedule.request import SCHEDULE_FILE, read_schedule
-from metrics.records import SCHEMAS, row
+from metrics.records import row
 from metrics.run.segments import write_segment
 
 
@@ -49,4 +49,4 @@ class LiveTable:
         self._read.update(fresh)
         if rows:
             name = f"{time.time_ns():020d}-{os.getpid()}"
-            write_segment(self._run_dir, "client", rows, name, SCHEMAS["client"])
+            write_segment(self._run_dir, "client", rows, name)

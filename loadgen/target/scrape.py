@@ -15,7 +15,6 @@ import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.target.endpoint import Endpoint, EndpointError, get
-from metrics.records import SCHEMAS
 from metrics.run.segments import write_segment
 from metrics.sources.scrapes import DURATION, UP
 
@@ -79,7 +78,7 @@ class Scraper:
                 self._write(_own(now_ns, up=0, took_s=(now_ns - began_ns) / 1e9))
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
-        write_segment(self._run_dir, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}", SCHEMAS["scrapes"])
+        write_segment(self._run_dir, "scrapes", rows, f"{time.time_ns():020d}-{os.getpid()}")
 
 
 def scrape(endpoint: Endpoint) -> list[dict[str, Any]]:

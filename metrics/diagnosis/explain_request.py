@@ -62,7 +62,8 @@ def _remark(sentence: str) -> RenderableType:
 
 
 def _head(row: pd.Series, request_id: str) -> RenderableType:
-    facts = [f"request {request_id}", *(str(row[name]) for name in ("tenant", "klass") if row.get(name))]
+    traits = [row.get(name) for name in ("tenant", "klass")]  # NaN where an older run lacks the column
+    facts = [f"request {request_id}", *(trait for trait in traits if pd.notna(trait) and trait)]
     for name, column in (("prompt tokens", "server_prompt_tokens"), ("output tokens", "output_tokens")):
         value = row.get(column, row.get(column.removeprefix("server_")))
         facts += [f"{value:,.0f} {name}"] if pd.notna(value) else []

@@ -331,9 +331,5 @@ def _whole(row: Row, name: str) -> int | None:
     return None if value is None or value != value else int(value)  # NaN differs from itself
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value)} has no JSON")
+def _plain(value: np.generic | np.ndarray) -> Any:
+    return value.tolist()

@@ -26,11 +26,7 @@ class PoolGauges:
     """Remembers the last state only; nothing is computed before a scrape."""
 
     def __init__(self, series: Series):
-        self._running = series.numbers["sojourn_request_running"]
-        self._waiting = series.numbers["sojourn_request_waiting"]
-        self._blocks = series.numbers["sojourn_memory_kv_blocks"]
-        self._slots = series.numbers["sojourn_memory_slots"]
-        self._usage = series.numbers["sojourn_memory_kv_usage_ratio"]
+        self._numbers = series.numbers
         self.running = 0
         self.waiting = 0
         self.pool: Pool | None = None  # unknown until a core reports it
@@ -54,15 +50,17 @@ class PoolGauges:
 
     def refresh(self) -> None:
         """Brings the series up to date, for a scrape. An unknown value has no sample, which beats a wrong one."""
-        self._running[()], self._waiting[()] = self.running, self.waiting
-        self._blocks.clear()
-        self._usage.clear()
-        self._slots.clear()
+        self._numbers["sojourn_request_running"][()] = self.running
+        self._numbers["sojourn_request_waiting"][()] = self.waiting
+        names = ("sojourn_memory_kv_blocks", "sojourn_memory_kv_usage_ratio", "sojourn_memory_slots")
+        blocks, usage, slots = (self._numbers[name] for name in names)
+        for samples in (blocks, usage, slots):
+            samples.clear()
         if self.pool is not None:
             for state in ("active", "pinned", "reusable", "free"):
-                self._blocks[(state,)] = getattr(self.pool, state)
-            self._usage[()] = self.pool.usage
+                blocks[(state,)] = getattr(self.pool, state)
+            usage[()] = self.pool.usage
             if self.block_size is not None:
-                written, blocks = self._used
-                self._slots[("allocated",)] = blocks * self.block_size
-                self._slots[("written",)] = written
+                written, used_blocks = self._used
+                slots[("allocated",)] = used_blocks * self.block_size
+                slots[("written",)] = written

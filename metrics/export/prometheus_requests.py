@@ -2,28 +2,29 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from metrics.catalog.catalog import GOOD
 from metrics.catalog.memory import POOL_RATIOS
-from metrics.export.prometheus_series import Histogram, Series, Spectra, Sums, Tallies
+from metrics.export.prometheus_series import Series, Tallies
 from metrics.export.request_outcome import Bounds, gaps_ns, latencies_ns, met, outcome
 from metrics.ledger import SERVER_ACCOUNTS, Account, closes
 from metrics.records import RequestRecord
 from metrics.request.objectives import EVERY_CLASS
 
-# Counters that are sums of a number field: metric and label values → field.
+# Counters that are sums of a number field.
 SUMS = {
-    ("sojourn_token_prompt_tokens_total",): "prompt_tokens",
-    ("sojourn_token_prompt_characters_total",): "prompt_characters",
-    ("sojourn_token_output_characters_total",): "output_characters",
-    ("sojourn_token_computed_tokens_total",): "computed_tokens",
-    ("sojourn_token_generated_tokens_total",): "output_tokens",
-    ("sojourn_token_drafted_tokens_total",): "drafted_tokens",
-    ("sojourn_token_accepted_tokens_total",): "accepted_tokens",
-    ("sojourn_memory_recomputed_tokens_total",): "recomputed_tokens",
-    ("sojourn_memory_infinite_hit_tokens_total",): "infinite_hit_tokens",
+    "sojourn_token_prompt_tokens_total": "prompt_tokens",
+    "sojourn_token_prompt_characters_total": "prompt_characters",
+    "sojourn_token_output_characters_total": "output_characters",
+    "sojourn_token_computed_tokens_total": "computed_tokens",
+    "sojourn_token_generated_tokens_total": "output_tokens",
+    "sojourn_token_drafted_tokens_total": "drafted_tokens",
+    "sojourn_token_accepted_tokens_total": "accepted_tokens",
+    "sojourn_memory_recomputed_tokens_total": "recomputed_tokens",
+    "sojourn_memory_infinite_hit_tokens_total": "infinite_hit_tokens",
 }
 # Counters whose label values are the keys of a map.
 TALLIES = {
@@ -47,35 +48,19 @@ ACCOUNTS = {
     "sojourn_token_sample_seconds": Account.TOKEN_SAMPLE,
     "sojourn_token_decode_seconds": Account.TOKEN_DECODE,
 }
-
-
 _OF_SERVER = [info.account for info in SERVER_ACCOUNTS]
+_FIELDS = sorted({*SUMS.values(), *SPECTRA.values()})
+_read_fields = attrgetter(*_FIELDS)
 
 
 class RequestFold:
     """Folds ended requests in, and judges them by the objectives of their class."""
 
     def __init__(self, series: Series, objectives: Bounds):
-        numbers, histograms = series.numbers, series.histograms
+        self._numbers, self._histograms = series.numbers, series.histograms
         self._objectives = objectives
-        self._sums = Sums(series, SUMS)
         self._tallies = Tallies(series, TALLIES)
-        self._spectra = Spectra(series, SPECTRA)
-        self._accounts = [(histograms[name][()], account) for name, account in ACCOUNTS.items()]
-        self._ledger, self._ttft_ledger = (
-            numbers[f"sojourn_request_{kind}_seconds_total"] for kind in ("ledger", "ttft_ledger")
-        )
-        self._finished = numbers["sojourn_request_finished_total"]
-        self._prefix = numbers["sojourn_memory_prefix_tokens_total"]
-        self._resized = numbers["sojourn_memory_resized_hit_tokens_total"]
-        self._unaccounted = numbers["sojourn_request_unaccounted_seconds_total"]
-        self._unclosed = numbers["sojourn_request_unclosed_total"]
-        self._preempted = histograms["sojourn_memory_preempted_seconds"][()]
-        self._gaps = histograms["sojourn_request_itl_seconds"][()]
-        self._latencies: dict[str, Histogram] = {
-            objective: histograms[histogram_of(objective)][()] for objective in ("ttft_ms", "tpot_ms", "e2e_ms")
-        }
-        self._judged = numbers["sojourn_request_objective_total"]
+        self._judged = series.numbers["sojourn_request_objective_total"]
         for klass, bounds in objectives.items():
             for objective in (*bounds, GOOD):
                 for verdict in ("met", "missed"):
@@ -86,16 +71,21 @@ class RequestFold:
         if not requests:
             return
         for ended, number in Counter(map(outcome, requests)).items():
-            self._finished[(ended,)] += number
-        self._sums.add_all(requests)
+            self._numbers["sojourn_request_finished_total"][(ended,)] += number
+        columns = dict(zip(_FIELDS, zip(*map(_read_fields, requests), strict=True), strict=True))
+        for name, field in SUMS.items():
+            self._numbers[name][()] += sum(columns[field])
+        for name, field in SPECTRA.items():
+            self._histograms[name][()].observe_all([value for value in columns[field] if value is not None])
         self._tallies.add_all(requests)
-        self._spectra.observe_all(requests)
         self._observe_prefixes(requests)
         self._observe_ledgers(requests)
-        self._gaps.observe_all(gaps_ns([request.token_ns for request in requests]))
+        gaps = gaps_ns([request.token_ns for request in requests])
+        self._histograms["sojourn_request_itl_seconds"][()].observe_all(gaps)
         latencies = [latencies_ns(request) for request in requests]
-        for objective, histogram in self._latencies.items():
-            histogram.observe_all([found[objective] for found in latencies if objective in found])
+        for objective in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            known = [found[objective] for found in latencies if objective in found]
+            self._histograms[histogram_of(objective)][()].observe_all(known)
         if self._objectives:
             for request, found in zip(requests, latencies, strict=True):
                 self._judge(request, found)
@@ -103,30 +93,33 @@ class RequestFold:
     def _observe_prefixes(self, requests: Sequence[RequestRecord]) -> None:
         ran = [request for request in requests if request.first_step is not None]  # others were never looked up
         cached = sum(request.cached_tokens for request in ran)
-        self._prefix[("hit",)] += cached
-        self._prefix[("miss",)] += sum(request.prompt_tokens for request in ran) - cached
+        prefix = self._numbers["sojourn_memory_prefix_tokens_total"]
+        prefix[("hit",)] += cached
+        prefix[("miss",)] += sum(request.prompt_tokens for request in ran) - cached
+        resized = self._numbers["sojourn_memory_resized_hit_tokens_total"]
         for request in requests:
             for ratio, hit_tokens in zip(POOL_RATIOS, request.resized_hit_tokens, strict=False):
-                self._resized[(ratio,)] += hit_tokens
+                resized[(ratio,)] += hit_tokens
 
     def _observe_ledgers(self, requests: Sequence[RequestRecord]) -> None:
         booked = np.array([request.ledger for request in requests])
         ttft = np.array([request.ttft for request in requests])
-        for samples, ledgers in ((self._ledger, booked), (self._ttft_ledger, ttft)):
-            totals = ledgers.sum(axis=0).tolist()
+        for kind, ledgers in (("ledger", booked), ("ttft_ledger", ttft)):
+            samples, totals = self._numbers[f"sojourn_request_{kind}_seconds_total"], ledgers.sum(axis=0).tolist()
             for info in SERVER_ACCOUNTS:  # the client's accounts are no server's to export
                 samples[info.lifecycle, info.name] += totals[info.account]
-        for histogram, account in self._accounts:
-            histogram.observe_all(booked[:, account])
+        for name, account in ACCOUNTS.items():
+            self._histograms[name][()].observe_all(booked[:, account])
         accounted = booked[:, _OF_SERVER].sum(axis=1).tolist()
         for request, accounted_ns in zip(requests, accounted, strict=True):
             if request.written_ns is not None:
                 latency_ns = request.written_ns - request.arrived_ns
                 unaccounted_ns = latency_ns - accounted_ns
-                self._unaccounted[()] += abs(unaccounted_ns)
-                self._unclosed[()] += not closes(unaccounted_ns, latency_ns)
+                self._numbers["sojourn_request_unaccounted_seconds_total"][()] += abs(unaccounted_ns)
+                self._numbers["sojourn_request_unclosed_total"][()] += not closes(unaccounted_ns, latency_ns)
             if request.preemptions:
-                self._preempted.observe(request.ledger[Account.MEMORY_PREEMPTED])
+                preempted_ns = request.ledger[Account.MEMORY_PREEMPTED]
+                self._histograms["sojourn_memory_preempted_seconds"][()].observe(preempted_ns)
 
     def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> None:
         """Met or missed, for each objective of the request's class and for all of them together."""

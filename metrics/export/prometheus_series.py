@@ -110,20 +110,6 @@ class Series:
         return self._openings[key]
 
 
-class Sums:
-    """Samples of counters, each the sum of one number field of records."""
-
-    def __init__(self, series: Series, fields: Mapping[tuple[str, ...], str]):
-        """`fields`: metric and label values → field of the record; two at least."""
-        self._samples = [(series.numbers[name], tuple(labels)) for name, *labels in fields]
-        self._read = attrgetter(*fields.values())
-
-    def add_all(self, records: Sequence[Any]) -> None:
-        columns = zip(*map(self._read, records), strict=True)
-        for (samples, labels), numbers in zip(self._samples, columns, strict=True):
-            samples[labels] += sum(numbers)
-
-
 class Tallies:
     """Counters with one label, each the sum of a field that is a map of label value → number. Most maps are empty."""
 
@@ -135,20 +121,6 @@ class Tallies:
             for numbers in map(read, records):
                 for label, number in numbers.items():
                     samples[(label,)] += number
-
-
-class Spectra:
-    """Histograms without labels, each of one number field of a record."""
-
-    def __init__(self, series: Series, fields: Mapping[str, str]):
-        """`fields`: metric → field of the record; two at least."""
-        self._histograms = [series.histograms[name][()] for name in fields]
-        self._read = attrgetter(*fields.values())
-
-    def observe_all(self, records: Sequence[Any]) -> None:
-        """None is not observed."""
-        for histogram, values in zip(self._histograms, zip(*map(self._read, records), strict=True), strict=True):
-            histogram.observe_all([value for value in values if value is not None])
 
 
 def _head(metric: Metric) -> str:

@@ -63,68 +63,59 @@ class StepFold:
     """Folds engine steps in, a batch at once."""
 
     def __init__(self, series: Series):
-        numbers, histograms = series.numbers, series.histograms
+        self._numbers, self._histograms = series.numbers, series.histograms
         self._sums = ColumnSums(series, SUMS)
         self._tallies = Tallies(series, TALLIES)
-        self._samples = {field: histograms[name][()] for name, field in SAMPLES.items()}
         self._phases = [
             ColumnSums(series, {(name, made_of): field for name, field in PHASES.items()}) for made_of in COMPOSITIONS
         ]
         self._limits: tuple[float, float] | None = None
-        self._roofline = numbers["sojourn_compute_roofline_seconds_total"]
-        self._stages = numbers["sojourn_compute_stage_seconds_total"]
-        self._scheduled = numbers["sojourn_token_scheduled_tokens_total"]
-        self._graphs = numbers["sojourn_compute_steps_total"]
-        self._preemptions = numbers["sojourn_memory_preemptions_total"]
-        self._given_up = numbers["sojourn_memory_preempted_tokens_total"]
-        self._predicted = numbers["sojourn_compute_predicted_seconds_total"]
-        self._residual = numbers["sojourn_compute_residual_seconds_total"]
-        self._ratio = histograms["sojourn_compute_prediction_ratio"][()]
-        self._tokens = histograms["sojourn_token_step_tokens"][()]
-        self._wall = histograms["sojourn_compute_step_seconds"]
 
     def limit(self, flops_per_second: float, bytes_per_second: float) -> None:
         """The device's measured limits: from now on steps are held against them."""
         self._limits = (flops_per_second, bytes_per_second)
 
     def observe(self, steps: Steps) -> None:
+        numbers = self._numbers
         self._sums.add(steps)
-        self._tokens.observe_all(steps.tokens)
+        self._tallies.add_all(steps.records)
+        self._histograms["sojourn_token_step_tokens"][()].observe_all(steps.tokens)
         for stage, ns in zip(STAGES, steps.stages.sum(axis=1).tolist(), strict=True):
-            self._stages[(stage,)] += ns
+            numbers["sojourn_compute_stage_seconds_total"][(stage,)] += ns
         by_kind = np.bincount(steps.kinds, weights=steps.new_tokens, minlength=len(KINDS))
         for kind, tokens in zip(KINDS, by_kind.tolist(), strict=True):
-            self._scheduled[(kind,)] += int(tokens)
+            numbers["sojourn_token_scheduled_tokens_total"][(kind,)] += int(tokens)
         self._observe_compositions(steps)
         self._observe_predictions(steps)
         for graph, count in Counter(record.graph for record in steps.records).items():
-            self._graphs[(graph,)] += count
-        for field, histogram in self._samples.items():
-            histogram.observe_all(steps.samples(field))
-        self._tallies.add_all(steps.records)
+            numbers["sojourn_compute_steps_total"][(graph,)] += count
+        for name, field in SAMPLES.items():
+            self._histograms[name][()].observe_all(steps.samples(field))
         for victim, cause, tokens in steps.preemptions():
-            self._preemptions[()] += 1
-            self._given_up[("self" if cause == victim else "other",)] += tokens
+            numbers["sojourn_memory_preemptions_total"][()] += 1
+            numbers["sojourn_memory_preempted_tokens_total"][("self" if cause == victim else "other",)] += tokens
 
     def _observe_compositions(self, steps: Steps) -> None:
         wall_ns, needed_ns = steps["end_ns"] - steps["begin_ns"], None
         if self._limits is not None:
             needed_s = np.maximum(steps["flops"] / self._limits[0], steps["bytes"] / self._limits[1])
             needed_ns = np.rint(needed_s * NS_PER_SECOND)
+        roofline = self._numbers["sojourn_compute_roofline_seconds_total"]
         for code, made_of in enumerate(COMPOSITIONS):
             chosen = steps.compositions == code
             if chosen.any():
                 self._phases[code].add(steps, chosen)
-                self._wall[(made_of,)].observe_all(wall_ns[chosen])
+                self._histograms["sojourn_compute_step_seconds"][(made_of,)].observe_all(wall_ns[chosen])
                 if needed_ns is not None:
-                    self._roofline[(made_of,)] += int(needed_ns[chosen].sum())
+                    roofline[(made_of,)] += int(needed_ns[chosen].sum())
 
     def _observe_predictions(self, steps: Steps) -> None:
         known = steps["predicted_ns"] > 0
         if known.any():
             predicted, taken = steps["predicted_ns"][known], steps["device_ns"][known]
             residual_ns = taken - predicted
-            self._predicted[()] += int(predicted.sum())
-            self._residual[("slower",)] += int(residual_ns[residual_ns > 0].sum())
-            self._residual[("faster",)] -= int(residual_ns[residual_ns <= 0].sum())
-            self._ratio.observe_all(taken / predicted)
+            self._numbers["sojourn_compute_predicted_seconds_total"][()] += int(predicted.sum())
+            residual = self._numbers["sojourn_compute_residual_seconds_total"]
+            residual[("slower",)] += int(residual_ns[residual_ns > 0].sum())
+            residual[("faster",)] -= int(residual_ns[residual_ns <= 0].sum())
+            self._histograms["sojourn_compute_prediction_ratio"][()].observe_all(taken / predicted)

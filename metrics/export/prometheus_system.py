@@ -26,7 +26,6 @@ class SystemFold:
     def __init__(self, series: Series):
         self._numbers = series.numbers
         self._lag = series.histograms["sojourn_request_loop_lag_seconds"][()]
-        self._kernels = series.numbers["sojourn_compute_kernel_seconds_total"]
         self._last: SystemRecord | None = None
 
     def observe(self, record: SystemRecord) -> None:
@@ -50,7 +49,7 @@ class SystemFold:
     def observe_burst(self, class_ns: Mapping[str, int]) -> None:
         """Adds a profile burst: nanoseconds by kernels.CLASSES."""
         for klass, duration_ns in class_ns.items():
-            self._kernels[(klass,)] += duration_ns
+            self._numbers["sojourn_compute_kernel_seconds_total"][(klass,)] += duration_ns
 
     def _grow(self, earlier: SystemRecord, later: SystemRecord) -> None:
         for device in DEVICES:

@@ -10,7 +10,6 @@ same records as our own. Where the two cannot be the same, the help text says so
 There is no LoRA, hence no `vllm:lora_requests_info`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from metrics.catalog.metric import Kind, Metric
@@ -160,10 +159,8 @@ class VllmNames:
         self._series = Series(vllm_metrics(facts), {"model_name": model_name} | engine)
         self._config = Series([info], engine)
         self._config.numbers[info.name][info.values[0]] = 1
-        numbers, self._histograms = self._series.numbers, self._series.histograms
-        self._numbers = numbers
+        self._numbers, self._histograms = self._series.numbers, self._series.histograms
         self._step_sums = ColumnSums(self._series, _STEP_SUMS)
-        self._samples = {field: self._histograms[name][()] for name, field in _SAMPLES.items()}
 
     def observe_steps(self, steps: Steps) -> None:
         self._step_sums.add(steps)
@@ -171,8 +168,8 @@ class VllmNames:
         self._numbers["vllm:estimated_write_bytes_per_gpu_total"][()] += written
         self._numbers["vllm:estimated_read_bytes_per_gpu_total"][()] -= written
         self._histograms["vllm:iteration_tokens_total"][()].observe_all(steps.tokens)
-        for field, histogram in self._samples.items():
-            histogram.observe_all(steps.samples(field))
+        for name, field in _SAMPLES.items():
+            self._histograms[name][()].observe_all(steps.samples(field))
         self._numbers["vllm:num_preemptions_total"][()] += len(steps.preemptions())
 
     def observe_request(self, request: RequestRecord) -> None:
@@ -204,14 +201,10 @@ class VllmNames:
 
     def _observe_served(self, request: RequestRecord) -> None:
         longest = request.longest_output_tokens or request.output_tokens
-        lengths: Mapping[str, float] = {
-            "request_prompt_tokens": request.prompt_tokens,
-            "request_generation_tokens": request.output_tokens,
-            "request_max_num_generation_tokens": longest,
-            "request_num_preemptions": request.preemptions,
-        }
-        for name, value in lengths.items():
-            self._observe(name, value)
+        self._observe("request_prompt_tokens", request.prompt_tokens)
+        self._observe("request_generation_tokens", request.output_tokens)
+        self._observe("request_max_num_generation_tokens", longest)
+        self._observe("request_num_preemptions", request.preemptions)
         token_ns = request.token_ns
         if not token_ns:  # nothing was wanted but the prompt's scores
             return

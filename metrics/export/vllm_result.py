@@ -9,7 +9,6 @@ tokens (vLLM: chunks), a summary of nothing is null (vLLM: 0), and texts are nul
 Percentiles are given from any number of samples, as there: the report refuses those that rest on too few.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -121,11 +120,11 @@ def _arrays(rows: pd.DataFrame) -> dict[str, Any]:
             int(count) if count == count else None if status == "ok" else 0
             for count, status in zip(rows.output_tokens.astype("float64"), rows.status, strict=True)
         ],
-        "ttfts": _seconds(rows.ttft_sent_ms / 1e3),
+        "ttfts": (rows.ttft_sent_ms / 1e3).fillna(0.0).tolist(),
         "itls": gaps,
-        "latencies": _seconds(rows.e2e_sent_ms / 1e3),
-        "start_times": _seconds(rows.sent_ns.astype("float64") / 1e9),
-        "queue_times": _seconds(rows.lag_ms / 1e3),
+        "latencies": (rows.e2e_sent_ms / 1e3).fillna(0.0).tolist(),
+        "start_times": (rows.sent_ns.astype("float64") / 1e9).fillna(0.0).tolist(),
+        "queue_times": (rows.lag_ms / 1e3).fillna(0.0).tolist(),
         "generated_texts": [None] * len(rows),
         "errors": [error if isinstance(error, str) else "" for error in rows.error],
     }
@@ -174,10 +173,6 @@ def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentil
 
 def _per(amount: float | None, seconds: float) -> float | None:
     return amount / seconds if amount is not None and seconds else None
-
-
-def _seconds(values: pd.Series) -> list[float]:
-    return [0.0 if math.isnan(value) else float(value) for value in values]
 
 
 def _fullest_second(served: pd.DataFrame) -> float:

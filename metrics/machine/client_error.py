@@ -51,9 +51,6 @@ class Point(msgspec.Struct, frozen=True):
     server_late_p99_ms: float  # a write − when it was due: how far the server kept its own schedule
 
 
-_streams = attrgetter("streams")
-
-
 class Calibration(msgspec.Struct, frozen=True):
     """What was measured of one machine's client."""
 
@@ -79,8 +76,8 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def _sound(self, tokens_per_s: float) -> list[Point]:
         """The points of a rate up to the first that counted wrongly, without those whose limit was the server."""
-        points = sorted((point for point in self.points if point.tokens_per_s == tokens_per_s), key=_streams)
-        right = takewhile(lambda point: not point.wrong_counts, points)
+        points = [point for point in self.points if point.tokens_per_s == tokens_per_s]
+        right = takewhile(lambda point: not point.wrong_counts, sorted(points, key=attrgetter("streams")))
         return [point for point in right if point.delivered >= SMALLEST_DELIVERED]
 
     def capacity(self) -> Point | None:
@@ -117,19 +114,14 @@ class Calibration(msgspec.Struct, frozen=True):
         return found[0] + weight * (found[1] - found[0])
 
 
-def calibration_path(machine: str) -> Path:
-    """The file of a machine's calibration."""
-    return store_path("client", machine)
-
-
 def store_calibration(calibration: Calibration, path: Path | None = None) -> Path:
     """Writes it, all or nothing; by default where every run looks for it."""
-    return store(calibration, path or calibration_path(calibration.machine))
+    return store(calibration, path or store_path("client", calibration.machine))
 
 
 def load_calibration(machine: str, client: str, path: Path | None = None) -> Calibration:
     """The stored calibration of this machine and of this client. Raises CalibrationError with the way out."""
-    path = path or calibration_path(machine)
+    path = path or store_path("client", machine)
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except FileNotFoundError:

@@ -7,8 +7,6 @@ a polygon; its middle is the estimate, and how far it reaches is the uncertainty
 does not bias a bound, it only makes it loose.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 import numpy as np
 
@@ -91,9 +89,8 @@ def _turn(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
-def _clip(corners: Iterable[tuple[float, float]], p: float, q: float, bound: float) -> list[tuple[float, float]]:
+def _clip(corners: list[tuple[float, float]], p: float, q: float, bound: float) -> list[tuple[float, float]]:
     """The part of a convex polygon with p·a + q·b <= bound (Sutherland and Hodgman, 1974)."""
-    corners = list(corners)
     kept: list[tuple[float, float]] = []
     for (a0, b0), (a1, b1) in zip(corners, corners[1:] + corners[:1], strict=True):
         left, right = bound - p * a0 - q * b0, bound - p * a1 - q * b1

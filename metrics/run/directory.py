@@ -94,7 +94,6 @@ class RunDirectory:
         return self.path / name
 
     def sources(self, table: str) -> list[Path]:
-        """The files that hold a table: the compacted one, and the segments that are not in it yet."""
         return sources(self.path, table)
 
     def table(self, table: str) -> pd.DataFrame:

@@ -86,9 +86,9 @@ def replace_in_pieces(final: Path, schema: pa.Schema, pieces: Iterable[pa.Table]
     return final
 
 
-def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name: str, schema: pa.Schema) -> Path:
+def write_segment(directory: Path, table: str, rows: list[dict[str, Any]], name: str) -> Path:
     """Writes one finished segment of a table, all or nothing."""
-    content = pa.Table.from_pylist(rows, schema=schema)
+    content = pa.Table.from_pylist(rows, schema=SCHEMAS[table])
     return replace_table(directory / f"{table}.parts" / f"{name}.parquet", content)
 
 

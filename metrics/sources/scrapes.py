@@ -89,10 +89,8 @@ def growth(run: RunDirectory, wanted: Iterable[str], begin_ns: int, end_ns: int)
     if len(fell) and fell.times[0]:
         head, figures = _STEPS, "sum(step) as growth, count(*) filter (fell) as resets from steps"
     else:
-        head, figures = (
-            _CHOSEN,
-            "max(value) - coalesce(min(value) filter (ns = $begin), 0) as growth, 0 as resets from chosen",
-        )
+        begin = "coalesce(min(value) filter (ns = $begin), 0)"
+        head, figures = _CHOSEN, f"max(value) - {begin} as growth, 0 as resets from chosen"
     rows = _query(run, f"{head} select name, {_SERIES}, {figures} group by name, labels order by name, series",
                   names=names, **span)  # fmt: skip
     return _with_labels(rows, ("growth", "resets"))

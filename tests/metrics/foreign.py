@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loadgen.target.scrape import rows_of
-from metrics.records import SCHEMAS, ClientRecord, row
+from metrics.records import ClientRecord, row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
 
@@ -268,7 +268,7 @@ def foreign_run(
     }
     run = RunDirectory.create(path, meta)
     records = [_client(number, life) for number, life in enumerate(lives)]
-    write_segment(run.path, "client", [row(record) for record in records], "0", SCHEMAS["client"])
+    write_segment(run.path, "client", [row(record) for record in records], "0")
     end_s = max((life.read_last_s for life in lives), default=0.0)
     rows = []
     before = float("-inf")
@@ -287,7 +287,7 @@ def foreign_run(
             rows.append({"ns": ns, "name": "up", "labels": [], "value": 0.0})
         else:
             rows += rows_of(page.render(), ns, took_s=0.004)
-    write_segment(run.path, "scrapes", rows, "0", SCHEMAS["scrapes"])
+    write_segment(run.path, "scrapes", rows, "0")
     run.compact()
     return run
 

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.server.core.client import CoreClient
 from engine.server.core.sequence import CoreLost, SequenceStream, TextPiece, Write
-from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
@@ -82,7 +82,7 @@ class Call:
                 try:
                     piece = sequence.take()
                 except CoreLost:
-                    self._fail(shutting_down() if self._core.state == "draining" else core_died())
+                    self._fail(core_lost(self._core.state))
                 except ApiError as error:
                     self._fail(error)
                 if piece is not None:

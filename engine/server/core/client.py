@@ -115,7 +115,6 @@ class CoreClient:
             )
 
     def pid(self) -> int | None:
-        """The current process."""
         return self.process.pid if self.process is not None else None
 
     async def drain(self, timeout_seconds: float) -> None:
@@ -240,7 +239,6 @@ class CoreClient:
             from_core.close(linger=0)
 
     async def _start_core(self, sockets: str) -> asyncio.subprocess.Process:
-        """Starts a core that uses the sockets in that folder."""
         environment = dict(os.environ)
         let_threads_sleep(environment)
         process = await asyncio.create_subprocess_exec(

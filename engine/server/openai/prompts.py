@@ -15,8 +15,6 @@ OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so tha
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a call."""
-
     token_ids: list[int]
     text: str | None = None  # None: the client sent token ids
 

@@ -67,7 +67,6 @@ class Chunks:
         self._no_usage_yet = b',"usage":null' if options.include_usage else b""
 
     def of(self, choice: dict[str, Any]) -> bytes:
-        """The chunk of one choice."""
         if self._options.continuous_usage_stats:
             usage = b',"usage":' + to_json(usage_of(self._call))
         else:
@@ -103,7 +102,6 @@ def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
 
 
 def usage_of(call: Call) -> dict[str, Any]:
-    """The usage so far."""
     prompt_tokens, output_tokens = call.prompt_tokens, call.output_tokens
     return {
         "prompt_tokens": prompt_tokens,

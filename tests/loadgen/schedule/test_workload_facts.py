@@ -11,7 +11,6 @@ from loadgen.schedule.facts import repeated_texts, workload_facts
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from loadgen.target.scrape import rows_of
 from metrics.memory.prefix_share import in_words, prefix_share, workload_lines
-from metrics.records import SCHEMAS
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
@@ -130,7 +129,7 @@ def test_blocks_of_the_cache_are_those_that_the_server_was_started_with_or_tells
     run = begin_run(tmp_path / "run", scenario(), 0, engine)
     if gauges:
         rows = rows_of(f"# TYPE x gauge\n{gauges}".encode(), 10**9, took_s=0.1)
-        write_segment(run.path, "scrapes", rows, "1", SCHEMAS["scrapes"])
+        write_segment(run.path, "scrapes", rows, "1")
     assert cache_block_tokens(run, run.meta()) == tokens
 
 

@@ -1,11 +1,13 @@
 """`sojourn explain` tells one request's time, its waits, through whom, and its slow tokens; else a sentence."""
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from metrics.diagnosis.explain_request import explain
 from metrics.errors import RunDataError
 from metrics.run.directory import RunDirectory
+from metrics.run.segments import replace_table
 from tests.metrics.synthetic import synthetic_run
 
 
@@ -53,3 +55,10 @@ def test_what_cannot_be_explained_is_refused_with_the_way_out(run, tmp_path):
     assert "No server recorded its steps" in printed(foreign, "r00001")
     with pytest.raises(RunDataError, match="no server recorded the steps of r00001"):
         explain(foreign, "r00001", 0)
+
+
+def test_a_column_that_an_older_run_lacks_is_not_shown(tmp_path):
+    run = synthetic_run(tmp_path / "run", requests=2, keep=lambda records: records.requests.clear())
+    table = run.path / "client.parquet"
+    replace_table(table, pq.read_table(table).drop_columns(["tenant", "klass"]))
+    assert printed(run, "r00001").startswith("request r00001 ·") and "nan" not in printed(run, "r00001")

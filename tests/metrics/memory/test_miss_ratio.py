@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from metrics.memory.miss_ratio import INFINITE, CurvePoint, miss_ratio_curve, prefix_outcomes
-from metrics.records import SCHEMAS, RequestRecord, row
+from metrics.records import RequestRecord, row
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 
@@ -24,7 +24,7 @@ SERVED = [
 @pytest.fixture
 def requests(tmp_path) -> pd.DataFrame:
     """As a reader of the run finds them."""
-    write_segment(tmp_path, "requests", [row(r) for r in SERVED], "0", SCHEMAS["requests"])
+    write_segment(tmp_path, "requests", [row(r) for r in SERVED], "0")
     return RunDirectory(tmp_path).table("requests")
 
 

@@ -68,7 +68,7 @@ def test_a_stream_that_was_cut_anywhere_gives_the_batches_before_the_cut(tmp_pat
 
 
 def test_compaction_makes_one_file_of_all_kinds_of_segments(tmp_path):
-    write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0", SCHEMAS["requests"])
+    write_segment(tmp_path, "requests", requests(0, 2).to_pylist(), "0")
     stream(tmp_path / "requests.parts" / "1.arrows", records(2, 2), records(4, 1)).close()
     compact(tmp_path, "requests")
     assert [path.name for path in sources(tmp_path, "requests")] == ["requests.parquet"]

@@ -11,7 +11,6 @@ from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal.time_spent import render_server
 from metrics.export.prometheus import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
-from metrics.records import SCHEMAS
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 from metrics.sources.view import KV_USE, observe, timeline
@@ -34,7 +33,7 @@ def scraped_beside(path: Path, records: Records) -> None:
         while requests and requests[0].finished_ns <= ns:
             exporter.observe_request(requests.pop(0))
         rows += rows_of(exporter.render(), ns, took_s=0.002)
-    write_segment(path, "scrapes", rows, "0", SCHEMAS["scrapes"])
+    write_segment(path, "scrapes", rows, "0")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from engine.server.errors import ApiError, core_died, shutting_down
+from engine.server.errors import ApiError, core_lost
 from tests.engine.server.openai.openapi_subset import specification
 
 MODEL = "tiny-model"
@@ -133,8 +133,8 @@ def test_errors_carry_all_that_openai_python_shows(client):
         (ApiError(500, "a fault"), False),
         (ApiError(429, "full", retry_after_seconds=3), True),
         (ApiError(503, "loading", retry_after_seconds=2), True),
-        (core_died(), True),
-        (shutting_down(), True),
+        (core_lost("restarting"), True),
+        (core_lost("draining"), True),
         (ApiError(400, "bad"), False),
         (ApiError(413, "large"), False),
     ],
