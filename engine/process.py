@@ -8,15 +8,18 @@ import psutil
 
 SPIN_COUNT = "300"  # a few microseconds: the gaps between the kernels of a step, and no more
 
-# Allocations that are still alive, between two collections; Python's own 700 are those of a few tokens. What a request
-# leaves goes without a collector, for it holds no cycles, so that a collection only walks through what is alive.
+# Allocations, less deallocations, between two collections; a few tokens reach Python's default of 700. The objects of a
+# request hold no cycles and need no collector, so that a collection only walks through live objects.
 YOUNG = 10_000
 
 
 def let_threads_sleep(environment: MutableMapping[str, str], loaded: Container[str] = ()) -> None:
-    """Keeps threads that wait for each other from spinning for long, which takes their cores from everybody else and,
-    beside a busy process, ten times as long. libgomp asks once, when torch brings it in: where torch is in `loaded`, it
-    is too late. What a user has set stands."""
+    """Keeps threads that wait for each other from spinning for long.
+
+    Spinning takes cores from all other processes, and beside a busy process the wait itself takes ten times as long.
+    libgomp reads the variable once, when torch loads it; so this does nothing where torch is in `loaded`. A value that
+    the user has set stays.
+    """
     if "torch" not in loaded:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
@@ -28,8 +31,10 @@ def num_cores() -> int:
 
 
 def freeze_startup_objects() -> None:
-    """What loading left is no garbage: no collection walks through it from now on, and there are fewer of them. With
-    cycles in every request and Python's own threshold, one collection stopped all streams for up to 25 ms."""
+    """Takes the objects that exist now out of later collections, and makes collections rarer.
+
+    With cycles in every request and Python's default, one collection stopped all streams for up to 25 ms.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, 10, 10)

@@ -1,4 +1,4 @@
-"""One profile burst in the core: from the front's wish to the answer, between the turns of the loop."""
+"""One profile burst in the core: from the request of the front to the answer, between the turns of the loop."""
 
 import time
 import traceback
@@ -21,7 +21,7 @@ from metrics.records import KernelRecord
 _begin = attrgetter("begin_ns")
 READ_AT_ONCE = 1_000  # events between two turns, and ...
 STEPS_AT_ONCE = 5  # ... steps: some milliseconds
-OTHERS = {  # how a profiled step differs, by the type of device
+DIFFERENCES = {  # how a profiled step differs, by the type of device
     "cpu": "each operation takes two readings of the clock, and torch's profiler notes each of torch's: the kernels "
     "are those of any step",
     "cuda": "torch's profiler has every kernel timed by the driver and notes each launch: the kernels, and the graphs "
@@ -95,10 +95,10 @@ class ProfileBurst:
         self._reading = self._read()
 
     def _leave(self) -> None:
-        """The runner is what it was before."""
+        """Gives the runner its own methods again."""
         if self._is_watching:
             self._is_watching = False
-            del self._runner.launch, self._runner.collect  # the class's own are seen again
+            del self._runner.launch, self._runner.collect
             self._spans.remove()
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -161,7 +161,7 @@ class ProfileBurst:
             clock_error_ns=error_ns,
             blocked_ns=self._blocked_ns,
             device=self._runner.device.type,
-            differs=OTHERS[self._runner.device.type],
+            differs=DIFFERENCES[self._runner.device.type],
         )
 
 

@@ -1,4 +1,4 @@
-"""The KV cache of all layers as one allocation, and what is done to its blocks from outside the layers.
+"""The KV cache of all layers as one allocation, and operations on its blocks from outside the layers.
 
 In 8 bits (float8_e4m3fn) each token and head has one scale for its keys, and one for its values. A head's vector is
 stored relative to its own largest number, at 448, the largest of the format: 3 bits of mantissa whatever its size, and
@@ -17,7 +17,7 @@ SCALE_BYTES = 4  # of a token and head, in each plane
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a slot of the KV cache holds in each layer: the model's own statement.
+    """What a slot of the KV cache holds in each layer, as the model says.
 
     `planes` is 2 for a key and a value, and 1 where one vector is both: the key, of which the first dimensions are the
     value (multi-head latent attention).
@@ -89,7 +89,7 @@ def _parts(cache: KVCache, block_size: int) -> list[torch.Tensor]:
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., head_dim] → the same in KV_FP8, and its scales [...] float32. What is no number stays none."""
+    """[..., head_dim] → the same in KV_FP8, and its scales [...] float32. NaN stays NaN."""
     wide = x.float()
     largest = wide.abs().amax(-1)
     scales = torch.where(largest > 0, largest / LARGEST, 1.0)

@@ -50,7 +50,7 @@ class WeightFormat:
 
     name: str
     pack: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
-    caveat: str | None = None  # what is promised elsewhere and does not hold here, as a sentence
+    caveat: str | None = None  # a promise of the other formats that this one breaks, as a sentence
 
 
 def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
@@ -187,7 +187,7 @@ def torch_formats() -> dict[str, WeightFormat]:
 
 
 def _float32(weight: torch.Tensor, bias: torch.Tensor | None) -> TorchWeight:
-    """oneDNN's blocked layout has not got MKL's slow cases at 4 to 16 rows."""
+    """oneDNN's blocked layout avoids MKL's slow cases at 4 to 16 rows."""
     weight = weight.float()
     nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
     if not torch.backends.mkldnn.is_available():

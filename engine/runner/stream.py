@@ -12,8 +12,8 @@ from engine.compute.linear import Linear
 from engine.token.models.decoder import Decoder
 from metrics.compute.cost_model import ModelShape
 
-FEW_ROWS = (1, 2, 4)  # steps of so many tokens are tried
-WORTH = 1.2  # times as fast must all threads be: they also take cores from the other processes
+FEW_ROWS = (1, 2, 4)  # numbers of tokens whose steps are measured
+WORTH = 1.2  # all threads must be this many times as fast: they also take cores from the other processes
 TRIALS = 3
 TRIED_BYTES = 1 << 28  # of weights, in each trial
 KV_SHARE = 0.25  # of the weights' bytes: where a step reads more keys and values than that, all threads attend
@@ -150,7 +150,7 @@ class StepThreads:
 
 
 def step_threads(model: Decoder, shape: ModelShape) -> StepThreads:
-    """Measured by the matrices of the first layers: more than a cache holds, and few, for the start waits for it."""
+    """Measured on the matrices of the first layers: more than a cache holds, but few, because the start waits."""
     linears, tried = [], 0
     for module in model.modules():
         if isinstance(module, Linear) and tried < TRIED_BYTES:
@@ -170,7 +170,7 @@ def measured_threads(
 ) -> StepThreads:
     """Tries the matrix products of one step, of `inputs` features each, with one thread and with `most` in turns.
 
-    Where one core uses nearly all memory bandwidth, the others only add the time of their waking.
+    Where one core uses nearly all memory bandwidth, the others only add the time that waking them takes.
     """
     if most == 1:
         return StepThreads(1)

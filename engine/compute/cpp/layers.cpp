@@ -13,7 +13,7 @@ void sojourn_attend(Attention *attention);
 
 namespace {
 
-// A packed matrix and its kernel: cpp_formats.py. The floats have two parts, int8 has four.
+// A packed matrix and its kernel: weight_formats.py. The floats have two parts, int8 has four.
 struct Linear {
     void *kernel;
     int64_t num_parts, out_features, in_features;

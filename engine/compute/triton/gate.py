@@ -33,7 +33,7 @@ def gate_kernel(both_pointer, out_pointer, both_stride, size, GELU: tl.constexpr
 
 
 def gate(both: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
-    """ops.silu_gate, or ops.gelu_gate: [num_tokens, 2 * size] → [num_tokens, size]."""
+    """reference.silu_gate, or reference.gelu_gate: [num_tokens, 2 * size] → [num_tokens, size]."""
     assert both.dim() == 2 and both.stride(1) == 1, "rows of neighbours"
     rows, size = both.shape[0], both.shape[1] // 2
     out = torch.empty((rows, size), dtype=both.dtype, device=both.device)

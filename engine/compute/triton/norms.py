@@ -28,7 +28,7 @@ def norm_kernel(
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, gemma: bool = False) -> torch.Tensor:
-    """ops.rms_norm, or ops.gemma_rms_norm, of [num_tokens, size]; rows may have any stride."""
+    """reference.rms_norm, or gemma_rms_norm, of [num_tokens, size]; rows may have any stride."""
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, x, weight, normed, normed, eps, add=False, gemma=gemma)
     return normed

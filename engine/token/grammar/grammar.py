@@ -106,7 +106,7 @@ class Guide:
                 mask[word] &= ~bit
 
     def _ends_with(self, token_id: int) -> bool:
-        """The grammar itself asks for an end token: is it the last thing it asks for?"""
+        """Whether an end token that the grammar itself demands is the last thing that it demands."""
         ahead = self._matcher.deep_copy()
         return ahead.consume_token(token_id) and ahead.is_accepting()
 

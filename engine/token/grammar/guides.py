@@ -38,7 +38,7 @@ class GrammarPreparation:
 
 
 def refused(sentence: str) -> GrammarPreparation:
-    """Of a request that cannot be served."""
+    """The preparation of a request that cannot be served."""
     preparation = GrammarPreparation(error=sentence)
     preparation.finish()
     return preparation

@@ -9,7 +9,7 @@ import torch
 
 from engine.token.grammar.grammar import Guide
 
-# CPU time that the masks of one output may take beyond the usual; more ends its request, and not the others' patience.
+# CPU time that the masks of one output may take beyond the usual. A request that takes more ends: others wait for it.
 MASK_CPU_SECONDS = 0.25
 USUAL_CPU_SECONDS = 0.01  # of one mask; most take less than a tenth of it
 POLL_SECONDS = 0.02

@@ -26,7 +26,7 @@ class Vocabulary:
         return spelled
 
     def text_of(self, token_id: int) -> str:
-        """... as text, in which a half character is U+FFFD."""
+        """The same as text, in which a half character is U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
     def _spell(self, token_id: int) -> bytes:

@@ -67,7 +67,7 @@ class CallObject:
         self._value: ValueEnd | None = None  # while it is inside one
 
     def take_arguments(self) -> str:
-        """What of the arguments' text has come since the last call."""
+        """The text of the arguments that came since the last call."""
         taken = "".join(self._arguments)
         self._arguments.clear()
         return taken
