@@ -176,7 +176,7 @@ def check(a: Sequence[RunDirectory], b: Sequence[RunDirectory], force: bool) -> 
 
 
 def _faults(faults: list[str], force: bool) -> list[str]:
-    """With `force` notes, else a InputError."""
+    """With `force` notes, else an InputError."""
     if faults and not force:
         raise InputError(f"{faults[0]}; measure again alike, or compare all the same with --force")
     return [f"forced: {fault}" for fault in faults]

@@ -241,10 +241,8 @@ def kernel_records(
     begun: set[int] = set()
     at = 0
     for place, begin_ns, end_ns in segments(kernels):
+        begin_ns = max(begin_ns, bounds[0])
         while begin_ns < end_ns and begin_ns < bounds[-1]:
-            if begin_ns < bounds[0]:
-                begin_ns = min(bounds[0], end_ns)
-                continue
             while bounds[at + 1] <= begin_ns:
                 at += 1
             until_ns = min(end_ns, bounds[at + 1])
@@ -257,11 +255,11 @@ def kernel_records(
             booked[1] += until_ns - begin_ns
             begin_ns = until_ns
     rows = [KernelRecord(step, klass, name, *booked) for (step, klass, name), booked in sums.items()]
-    for at, gap_ns in enumerate(idle):
-        if gap_ns:
-            rows.append(
-                KernelRecord(windows[at // 2].step, "gap", BETWEEN if at % 2 else WITHIN, 1, gap_ns, bounds[at])
-            )
+    rows += [
+        KernelRecord(windows[at // 2].step, "gap", BETWEEN if at % 2 else WITHIN, 1, gap_ns, bounds[at])
+        for at, gap_ns in enumerate(idle)
+        if gap_ns
+    ]
     return sorted(rows, key=lambda row: (row.step, row.begin_ns))
 
 

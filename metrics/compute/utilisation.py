@@ -68,13 +68,9 @@ def arithmetic(meta: Mapping[str, Any]) -> str | None:
 
 def utilisation(steps: pd.DataFrame, ceilings: Ceilings | None = None, precision: str | None = None) -> list[Use]:
     """One Use a phase that occurred, and one of `all`. Raises CalibrationError if the precision was not measured."""
-    if steps.empty:
-        return []
     names = phases(steps)
-    chosen = [(phase, names == phase) for phase in COMPOSITIONS if (names == phase).any()]
-    return [_use(phase, steps[mask], ceilings, precision) for phase, mask in chosen] + [
-        _use("all", steps, ceilings, precision)
-    ]
+    masks = {phase: names == phase for phase in COMPOSITIONS} | {"all": np.ones(len(steps), dtype=bool)}
+    return [_use(phase, steps[mask], ceilings, precision) for phase, mask in masks.items() if mask.any()]
 
 
 def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: str | None) -> Use:

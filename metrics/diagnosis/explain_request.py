@@ -88,10 +88,9 @@ def _ledger(row: pd.Series, meta: dict[str, Any]) -> RenderableType:
     booked = {info.name: row[f"ledger_{info.column}"] for info in ACCOUNTS}
     booked[UNACCOUNTED] = row.get("unaccounted_ns", float("nan"))
     accounts = {name: float(ns) for name, ns in booked.items() if pd.notna(ns) and abs(ns) >= 1000}
-    parts: list[RenderableType] = [section("Where its time went"), _accounts(accounts)]
-    if note := uncertainty_sentence(meta):
-        parts.append(Text(f"! {note}", style="yellow"))
-    return Group(*parts)
+    note = uncertainty_sentence(meta)
+    warning = [Text(f"! {note}", style="yellow")] if note else []
+    return Group(section("Where its time went"), _accounts(accounts), *warning)
 
 
 def _waits(row: pd.Series, book: Book) -> RenderableType:

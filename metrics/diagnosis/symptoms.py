@@ -8,7 +8,6 @@ from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.compute import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
-from metrics.sources.view import ServerView
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.
@@ -81,8 +80,12 @@ def _met(facts: Facts, objective: str) -> tuple[Status, str]:
 
 
 def _low_device_utilisation(facts: Facts) -> tuple[Status, str]:
-    if facts.server is not None:
-        return _busy_by_metrics(facts.server)
+    if (view := facts.server) is not None:
+        if view.device_busy is None:
+            unseen = f"no metric of {view.title} shows how busy the device was"
+            return "unknown", f"{unseen}; measure it on its host (DCGM, perf)"
+        busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
+        return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
     if facts.steps is None:
         return "unknown", NO_STEPS
     if facts.device_busy is None:
@@ -96,37 +99,22 @@ def _present(shows: bool) -> Status:
 
 
 def _vram_fills_quickly(facts: Facts) -> tuple[Status, str]:
-    if facts.server is not None:
-        return _pool_by_metrics(facts.server)
+    if (view := facts.server) is not None:
+        if view.kv_largest is None:
+            return "unknown", f"no metric of {view.title} shows the use of its KV cache"
+        preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
+        full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
+        hurts = bool(view.preemptions) or full > BLOCKED
+        peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second"
+        return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
     steps = facts.steps
     if steps is None:
         return "unknown", NO_STEPS
     waits = facts.waits.get("kv_blocks", 0.0)
     peak = f"KV use peaks at {steps.kv_use_max:.0%} of {steps.pool_blocks} blocks"
     hurts = steps.preemptions > 0 or waits > BLOCKED
-    return _present(steps.kv_use_max >= FULL_POOL and hurts), (
-        f"{peak}, {steps.preemptions} preemptions, {waits:.0%} of the waiting is for blocks"
-    )
-
-
-def _busy_by_metrics(view: ServerView) -> tuple[Status, str]:
-    if view.device_busy is None:
-        return (
-            "unknown",
-            f"no metric of {view.title} shows how busy the device was; measure it on its host (DCGM, perf)",
-        )
-    busy = f"the device works about {view.device_busy:.0%} of the time in which requests run"
-    return _present(view.device_busy < LOW_DEVICE_BUSY), f"{busy} (by {view.title}'s metrics)"
-
-
-def _pool_by_metrics(view: ServerView) -> tuple[Status, str]:
-    if view.kv_largest is None:
-        return "unknown", f"no metric of {view.title} shows the use of its KV cache"
-    preemptions = "" if view.preemptions is None else f", {view.preemptions:,.0f} preemptions"
-    full = (view.waiting.with_kv_full or 0.0) if view.waiting is not None else 0.0
-    hurts = bool(view.preemptions) or full > BLOCKED
-    peak = f"KV use peaks at {view.kv_largest:.0%} in {view.title}'s gauge, sampled once a second"
-    return _present(view.kv_largest >= FULL_POOL and hurts), f"{peak}{preemptions}"
+    harm = f"{steps.preemptions} preemptions, {waits:.0%} of the waiting is for blocks"
+    return _present(steps.kv_use_max >= FULL_POOL and hurts), f"{peak}, {harm}"
 
 
 SYMPTOMS: tuple[Symptom, ...] = (

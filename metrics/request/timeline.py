@@ -144,7 +144,6 @@ def _told(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarr
 
 
 def _flat(steps: pa.Table, name: str) -> pa.Array:
-    """All lists of a column one after another."""
     return steps[name].combine_chunks().flatten()
 
 

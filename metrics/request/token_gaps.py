@@ -137,17 +137,15 @@ def _cut(book: Book, victim: int, chain: list[_Link], token: int, begin: int, en
 def _step(book: Book, victim: int, at: int, inside_ns: int) -> GapStep:
     line = book.line
     first, last = np.searchsorted(line.at, [at, at + 1])
-    mine = np.flatnonzero(line.who[first:last] == book.waits.sequence[victim]) + first
-    prompt = line.is_prompt[first:last].copy()
-    if len(mine):
-        prompt[mine[0] - first] = False
+    own = line.who[first:last] == book.waits.sequence[victim]
+    mine = np.flatnonzero(own) + first
     residual = float(line.device_ns[at] - line.predicted_ns[at])
     return GapStep(
         step=int(line.step[at]),
         kind=KINDS[line.kind[mine[0]]] if len(mine) else "",
         new_tokens=int(line.new[mine[0]]) if len(mine) else 0,
         batch=int(last - first),
-        others_prompt_tokens=int(line.new[first:last][prompt].sum()),
+        others_prompt_tokens=int(line.new[first:last][line.is_prompt[first:last] & ~own].sum()),
         device_ns=inside_ns,
         residual_ns=None if np.isnan(residual) else residual,
     )
@@ -175,8 +173,7 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
     arrived = int(book.requests.arrived_ns.iloc[victim])
     encoded = arrived + int(book.requests.ledger_token_encode_ns.iloc[victim] or 0)
     yield _Link(arrived, encoded, {"token.encode": 1.0})
-    mine = waited.entry_victim == victim
-    part = {int(line.at[entry]): int(entry) for entry in waited.entry[mine]}
+    part = {int(line.at[entry]): int(entry) for entry in waited.entry[waited.entry_victim == victim]}
     absent = [at for first, last in waited.absences.of(victim) for at in range(first, last)]
     pieces = [_device(book, victim, at, part.get(at)) for at in sorted({*part, *absent})]
     pieces += list(_waiting(book, victim))

@@ -49,8 +49,7 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
     rate = _crossing([point.rate_rps for point in settled], _falling(settled), share)
     high = next((point.rate_rps for point in known if point.high < share), None)
     meets = [point.rate_rps for point in known if point.low >= share and not point.growing]
-    meets = [each for each in meets if high is None or each < high]
-    low = meets[-1] if meets else None
+    low = max((rate for rate in meets if high is None or rate < high), default=None)
     grew = [
         f"{point.rate_rps:g}" for point in known if point not in settled and (high is None or point.rate_rps < high)
     ]

@@ -237,12 +237,9 @@ def frontier(rates: Sequence[Rate], objectives_ms: dict[str, float]) -> list[Fro
     found = []
     for scale in SCALES if known else ():
         best = max(known, key=lambda rate: rate.goodput_by_scale[f"{scale:g}"])
-        found.append(
-            Frontier(
-                scale=scale, objectives_ms={name: bound * scale for name, bound in objectives_ms.items()},
-                goodput_rps=best.goodput_by_scale[f"{scale:g}"], rate_rps=best.rate_rps, at_edge=best is known[-1],
-            )
-        )  # fmt: skip
+        scaled_ms = {name: bound * scale for name, bound in objectives_ms.items()}
+        found.append(Frontier(scale=scale, objectives_ms=scaled_ms, goodput_rps=best.goodput_by_scale[f"{scale:g}"],
+                              rate_rps=best.rate_rps, at_edge=best is known[-1]))  # fmt: skip
     return found
 
 

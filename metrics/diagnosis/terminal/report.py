@@ -144,7 +144,6 @@ def _bounds(interval: Interval, shown: Callable[[float], str]) -> str:
 
 
 def _percent_bounds(interval: Interval) -> str:
-    """`81–92 %`."""
     return _bounds(interval, lambda bound: f"{100 * min(1.0, max(0.0, bound)):.0f}") + " %"
 
 
