@@ -87,10 +87,10 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None
-    while os.getppid() == front_pid:  # else nobody is left to compute for
+    while os.getppid() == front_pid:  # else the front is gone
         if not engine.has_work:
             engine.flush()
-            # A grammar that is being compiled calls nobody when it is done, nor does a deadline.
+            # Neither a compiled grammar nor a deadline wakes this loop: it has to look.
             watches = engine.is_preparing or burst is not None
             if not inbox.poll(timeout=1 if watches else 1000) and not watches:
                 continue
@@ -105,7 +105,7 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
             else:
                 arrived.append(message)
         engine.receive(arrived, begin_ns)
-        if is_stopped:  # what came before is taken in: who runs this again finds it
+        if is_stopped:  # messages before it were received
             return
         if burst is not None and (answer := burst.advance()) is not None:
             outbox.send(messages.encode(messages.Profiled(answer)), copy=False)

@@ -54,7 +54,7 @@ class Engine:
         self._last_turn: Turn | None = None
         self._admitted: list[Request] = []  # since the last message
         self._preempted: list[Preemption] = []  # in plans that nothing was launched for
-        self._held: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
+        self._preparing: list[tuple[Request, Preparation]] = []  # not scheduled before the runner is ready for them
         self._ended: list[tuple[Request, int]] = []  # since the last message, with the end of their ledgers
 
     @property
@@ -63,8 +63,8 @@ class Engine:
 
     @property
     def is_preparing(self) -> bool:
-        """Requests are held until the runner is ready for them; `receive` sees whether it is."""
-        return bool(self._held)
+        """Some requests wait until the runner is ready for them; `receive` sees whether it is."""
+        return bool(self._preparing)
 
     def step(self) -> int:
         """One turn, after `receive`: plan and launch a step, then read one, publish its tokens, and observe it.
@@ -99,13 +99,13 @@ class Engine:
                 if preparation is None:
                     self.scheduler.add(request)
                 else:
-                    self._held.append((request, preparation))
+                    self._preparing.append((request, preparation))
                 arrived.append((request, message.encoded_ns, preparation is not None))
             else:
                 ended += self._abort(message.request_id)
         turn = self._turn = Turn(begin_ns, self.clock())
-        for request, encoded_ns, held in arrived:
-            self.observer.received(request, encoded_ns, turn, self._last_turn, held=held)
+        for request, encoded_ns, is_preparing in arrived:
+            self.observer.received(request, encoded_ns, turn, self._last_turn, is_preparing=is_preparing)
         for request in released:
             self.observer.released(request, turn.received_ns)
         for request, waited in ended:
@@ -130,8 +130,8 @@ class Engine:
         if self._under_way and self._under_way[-1].plan.needs_commit:
             return None
         plan = self.scheduler.schedule()
-        if self._held:
-            plan.refusals["grammar"] = len(self._held)
+        if self._preparing:
+            plan.refusals["grammar"] = len(self._preparing)
         turn.planned_ns = turn.prepared_ns = turn.launched_ns = self.clock()
         self.observer.planned(plan, turn)
         self._admitted += plan.admitted
@@ -228,18 +228,18 @@ class Engine:
     def _release(self) -> tuple[list[Request], list[tuple[Request, bool]]]:
         """Requests that the runner is ready for now, and those that it cannot serve, as `_abort` tells them."""
         released, refused = [], []
-        held, self._held = self._held, []
+        preparing, self._preparing = self._preparing, []
         waiting: set[str] = set()
-        for request, preparation in held:
+        for request, preparation in preparing:
             # A fork stays behind the request whose blocks it shares.
             if not preparation.is_done or request.fork_of in waiting:
                 waiting.add(request.id)
-                self._held.append((request, preparation))
+                self._preparing.append((request, preparation))
             elif preparation.error is None:
                 self.scheduler.add(request)
                 released.append(request)
             else:
-                refused.append((self._end_held(request, "error", preparation.error), True))
+                refused.append((self._end_preparing(request, "error", preparation.error), True))
         return released, refused
 
     def _abort(self, request_id: str) -> list[tuple[Request, bool]]:
@@ -250,13 +250,13 @@ class Engine:
             self.scheduler.abort(known)
             self.runner.forget(request_id)
             return [(known, waited)]
-        for item in self._held:
+        for item in self._preparing:
             if item[0].id == request_id:
-                self._held.remove(item)
-                return [(self._end_held(item[0], "abort"), True)]
+                self._preparing.remove(item)
+                return [(self._end_preparing(item[0], "abort"), True)]
         return []  # it ended before the abort arrived
 
-    def _end_held(self, request: Request, reason: str, error: str | None = None) -> Request:
+    def _end_preparing(self, request: Request, reason: str, error: str | None = None) -> Request:
         request.state, request.finish_reason, request.error = State.FINISHED, reason, error
         self.runner.forget(request.id)
         return request

@@ -179,7 +179,7 @@ class LLM:
         def hand_over(piece: Piece | None) -> None:
             try:
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
-            except RuntimeError:  # the event loop was closed: nobody reads on
+            except RuntimeError:  # the event loop was closed
                 self._give_up([sequence])
 
         sequence = OutputSequence(submit, self._tokenizer, _stop_strings(stop), on_piece=hand_over)
@@ -280,7 +280,7 @@ class LLM:
             if not engine.has_work:
                 engine.flush()
                 self._report_steps()
-                # A grammar that is being compiled calls nobody when it is done.
+                # A compiled grammar does not wake this loop: it has to look.
                 with contextlib.suppress(queue.Empty):
                     arrived.append(self._inbox.get(timeout=0.001 if engine.is_preparing else None))
                 begin_ns = time.monotonic_ns()

@@ -7,9 +7,9 @@ the sum of the stages. Requests that decode pay alike and share the decode clock
 
 A running request without a share of a step pays `request.interference`, or `request.queue` if it got its place while
 that step was computed already. A *waiting* request is charged by the reason for which the head of the queue was
-refused: everybody behind the head waits for that reason. A request in a side queue (a fork without its leader's prompt,
-a long prompt behind others, a grammar that is not compiled yet) pays `request.queue` for a reason of its own. Waiting
-costs nothing per step: each reason has a clock, which a request reads when it begins and when it ends waiting.
+refused: all requests behind the head wait for that reason. A request in a side queue (a fork without its leader's
+prompt, a long prompt behind others, a grammar that is not compiled yet) pays `request.queue` for a reason of its own.
+Waiting costs nothing per step: each reason has a clock, which a request reads when it begins and ends waiting.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from engine.request.request import Request, State
 from metrics.compute.cost_model import ModelShape, decode_flops, request_flops
 from metrics.ledger import CLOCKED, Account
 
-HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # for which the head of the line is refused
+HEAD_REASONS = ("batch_cap", "token_budget", "kv_blocks", "policy")  # why the head of the queue is refused
 MEMORY_REASONS = ("kv_blocks",)
 
 
@@ -140,19 +140,19 @@ class Accountant:
     def __init__(self, shape: ModelShape):
         self.clock = DecodeClock()
         self._shape = shape
-        self._waited = dict.fromkeys(HEAD_REASONS, 0)  # time that the head of the line was refused so far, by reason
-        self._decided_ns: int | None = None  # the last decision, if it left somebody waiting
+        self._waited = dict.fromkeys(HEAD_REASONS, 0)  # reason → how long the head was refused for it
+        self._decided_ns: int | None = None  # the last plan, if it left requests waiting
         self._head_blocked_by = HEAD_REASONS[-1]
-        self._held: dict[int, int] = {}  # order → since when a request is held until the runner is ready for it
-        self._arrived: dict[int, tuple[Request, int]] = {}  # by order: since when one waits for its first decision
-        self._pauses: list[tuple[int, int]] = []  # since then: what no stage holds
+        self._preparing: dict[int, int] = {}  # arrival index → since when the runner prepares
+        self._arrived: dict[int, tuple[Request, int]] = {}  # arrival index → since when it waits
+        self._pauses: list[tuple[int, int]] = []  # between turns since the last step
 
     def paused(self, begin_ns: int, end_ns: int) -> None:
         """Between two turns of the loop."""
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, held: bool) -> None:
+    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, is_preparing: bool) -> None:
         """A request was handed over. While a step ran the loop could not see it: that part is waiting."""
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         received_ns = turn.received_ns
@@ -161,14 +161,14 @@ class Accountant:
         _book_wait(request, Account.REQUEST_QUEUE, "step", step_ended_ns - step_began_ns)
         request.ledger[Account.REQUEST_ADMISSION] += (step_began_ns - encoded_ns) + (received_ns - step_ended_ns)
         request.queued_ns = received_ns
-        if held:
-            self._held[request.arrival_index] = received_ns
+        if is_preparing:
+            self._preparing[request.arrival_index] = received_ns
         else:
             self._arrived[request.arrival_index] = (request, received_ns)
 
     def released(self, request: Request, now_ns: int) -> None:
-        """The runner is ready for a request that was held: it may be scheduled now."""
-        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.arrival_index))
+        """The runner is ready for a request: it may be scheduled."""
+        _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._preparing.pop(request.arrival_index))
         self._arrived[request.arrival_index] = (request, now_ns)
 
     def planned(self, plan: StepPlan, turn: Turn) -> None:
@@ -177,7 +177,7 @@ class Accountant:
         if self._decided_ns is None and not (
             plan.num_waiting or self._arrived or plan.preempted or plan.admitted or plan.side_queue_moves
         ):
-            return  # nobody waits, and nobody did
+            return  # no request waits, and none did
         self._advance(now_ns)
         if self._arrived or plan.preempted or plan.side_queue_moves:
             self._begin_waits(plan, turn.begin_ns, now_ns)
@@ -209,8 +209,8 @@ class Accountant:
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
         """A request ended between two steps, while it waited or while it ran."""
-        if request.arrival_index in self._held:
-            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._held.pop(request.arrival_index))
+        if request.arrival_index in self._preparing:
+            _book_wait(request, Account.REQUEST_QUEUE, "grammar", now_ns - self._preparing.pop(request.arrival_index))
         elif request.arrival_index in self._arrived:
             _book_wait(request, Account.REQUEST_QUEUE, "step", now_ns - self._arrived.pop(request.arrival_index)[1])
         elif waited:
@@ -237,7 +237,7 @@ class Accountant:
     def _book_shares(
         self, plan: StepPlan, participants: Participants, device_ns: int, outcome: StepOutcome, lag_ns: int
     ) -> None:
-        """Of a step with prompts in it, or with others than the step before."""
+        """Books a step with prompts in it, or with another batch than the step before."""
         clock, items = self.clock, plan.scheduled
         prompts, total = _weights(self._shape, items) if plan.has_prompts else ({}, 1)
         if participants.running is not participants.planned:
@@ -288,12 +288,12 @@ class Accountant:
             request.booked_ns, request.lag_ns = max(mark, end_ns), host_ns
 
     def _end_running(self, request: Request, now_ns: int) -> None:
-        """Since the last commit, or since it got its place, the host had it."""
+        """Books the host's time since the last commit, or since the request got its place."""
         self.clock.remove(request)
         request.ledger[Account.COMPUTE_HOST] += self._host_ns(max(request.booked_ns, self.clock.committed_ns), now_ns)
 
     def _gap_ns(self, booked_ns: int, begin_ns: int) -> int:
-        """Between two steps the host had everybody, unless the device went from one to the other by itself."""
+        """The host's time between two steps; none if the device went from one to the other by itself."""
         return self._host_ns(booked_ns, begin_ns) if booked_ns < begin_ns else 0
 
     def _host_ns(self, begin_ns: int, end_ns: int) -> int:
@@ -304,7 +304,7 @@ class Accountant:
         return end_ns - begin_ns - idle_ns
 
     def _advance(self, now_ns: int) -> None:
-        """Moves the wait clocks to now, at the charge of what held the head of the line back."""
+        """Moves the wait clock of the reason that blocks the head of the queue to now."""
         if self._decided_ns is not None:
             self._waited[self._head_blocked_by] += now_ns - self._decided_ns
             self._decided_ns = now_ns

@@ -22,12 +22,12 @@ class EngineObserver(Protocol):
 
     clock: DecodeClock
 
-    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, held: bool) -> None:
-        """A request was taken in. `last` is the turn before this one; `held`: it may not be scheduled yet."""
+    def received(self, request: Request, encoded_ns: int, turn: Turn, last: Turn | None, *, is_preparing: bool) -> None:
+        """A request was taken in. `last` is the turn before this one; `is_preparing`: it may not be scheduled yet."""
         ...
 
     def released(self, request: Request, now_ns: int) -> None:
-        """A request that was held may be scheduled."""
+        """The runner is ready for a request: it may be scheduled."""
         ...
 
     def ended_between_steps(self, request: Request, waited: bool, now_ns: int) -> None:
@@ -111,7 +111,7 @@ class NoObserver:
     def __init__(self) -> None:
         self.clock = DecodeClock()  # which stands still
 
-    def received(self, request, encoded_ns, turn, last, *, held) -> None: ...
+    def received(self, request, encoded_ns, turn, last, *, is_preparing) -> None: ...
     def released(self, request, now_ns) -> None: ...
     def ended_between_steps(self, request, waited, now_ns) -> None: ...
     def idle(self, begin_ns, end_ns) -> None: ...

@@ -216,7 +216,7 @@ def _tracer(config: EngineConfig, exporter: Exporter) -> Tracer | None:
 
 
 def _ceilings(message: messages.Ready) -> Ceilings | None:
-    """The measured limits of the core's device, if somebody has measured them."""
+    """The measured limits of the core's device, if there are any."""
     try:
         return load_ceilings(device_name(None if message.device == "cpu" else message.device))
     except CalibrationError:

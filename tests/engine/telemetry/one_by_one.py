@@ -20,7 +20,7 @@ class Page:
     booked_ns: int = 0
     lag_ns: int = 0
     since_ns: int | None = None  # when it began to wait for its first decision
-    held: bool = False
+    is_preparing: bool = False
     mark: tuple[int, int] = (0, 0)
     aside: bool = False
 
@@ -40,9 +40,9 @@ class OneByOne:
         if begin_ns < end_ns:
             self._pauses.append((begin_ns, end_ns))
 
-    def received(self, request, encoded_ns, turn: Turn, last: Turn | None, *, held) -> None:
+    def received(self, request, encoded_ns, turn: Turn, last: Turn | None, *, is_preparing) -> None:
         now_ns = turn.received_ns
-        page = self.pages[request.arrival_index] = Page(since_ns=now_ns, held=held)
+        page = self.pages[request.arrival_index] = Page(since_ns=now_ns, is_preparing=is_preparing)
         begin_ns, end_ns = (last.begin_ns, last.end_ns) if last is not None else (encoded_ns, encoded_ns)
         began_ns = min(max(begin_ns, encoded_ns), now_ns)
         ended_ns = min(max(end_ns, began_ns), now_ns)
@@ -52,13 +52,13 @@ class OneByOne:
     def released(self, request, now_ns) -> None:
         page = self.pages[request.arrival_index]
         page.ledger[Account.REQUEST_QUEUE] += now_ns - page.since_ns
-        page.since_ns, page.held = now_ns, False
+        page.since_ns, page.is_preparing = now_ns, False
 
     def planned(self, plan: StepPlan, turn: Turn) -> None:
         begin_ns, now_ns = turn.begin_ns, turn.planned_ns
         self._advance(now_ns)
         for page in self.pages.values():
-            if page.since_ns is not None and not page.held:
+            if page.since_ns is not None and not page.is_preparing:
                 page.ledger[Account.REQUEST_QUEUE] += max(0, begin_ns - page.since_ns)
                 page.ledger[Account.COMPUTE_HOST] += now_ns - max(begin_ns, page.since_ns)
                 page.since_ns, page.mark = None, (self._queue_ns, self._blocked_ns)
