@@ -2,14 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands import sweep_options as options
 from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
 from metrics.errors import InputError
-from metrics.search.bisection import Goal, Judgement, Outcome, Proposal, bracket_sentence
+
+if TYPE_CHECKING:
+    from metrics.search.bisection import Goal, Judgement, Outcome, Proposal
 
 UNRESOLVED = 3
 
@@ -55,6 +57,7 @@ def capacity(
     need("loadgen")
     from loadgen.scenario.scenario import load_scenario
     from loadgen.sweeps.capacity import CapacityPlan, find_capacity
+    from metrics.search.bisection import Goal
 
     if start > highest:
         raise InputError(f"--start {start:g} is above --highest {highest:g}; lower the one or raise the other")
@@ -80,13 +83,15 @@ def capacity(
         sys.exit(UNRESOLVED)
 
 
-def _trial_line(number: int, proposal: Proposal, known: list[Judgement]) -> str:
+def _trial_line(number: int, proposal: "Proposal", known: "list[Judgement]") -> str:
     verdicts = ", ".join(f"{each.rate_rps:g} {each.verdict}" for each in known)
     line = f"trial {number}: {proposal.rate_rps:g} requests/s, {proposal.why}"
     return f"{line}   [{verdicts}]" if known else line
 
 
-def _print(outcome: Outcome, goal: Goal, folder: Path) -> None:
+def _print(outcome: "Outcome", goal: "Goal", folder: Path) -> None:
+    from metrics.search.bisection import bracket_sentence
+
     rows = table("requests/s", "trials", "sent", "kept", "interval", "verdict", text=["verdict"])
     for each in outcome.judgements:
         doubt = each.died or ("latencies grow" if each.growing else "")

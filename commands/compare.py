@@ -2,17 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.cli import find_run, open_run, out, print_json, table
-from metrics.compare.runs import compare_runs
-from metrics.compare.samples import METRICS
-from metrics.compare.verdict import Compared, Comparison
-from metrics.compare.workload import Work
+from metrics.compare.metrics import METRICS
 from metrics.errors import InputError, RunDataError
-from metrics.run.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from metrics.compare.verdict import Compared, Comparison
+    from metrics.compare.workload import Work
+    from metrics.run.directory import RunDirectory
 
 USUAL_MARGIN = "5%"
 EXIT_CODES = {"no worse": 0, "worse": 1, "cannot tell": 3}
@@ -46,6 +47,8 @@ def compare(
     Each of A and B is one run, or a folder of runs. Runs of the same schedule are compared pair by pair. Only several
     runs a side show how much runs differ by themselves.
     """
+    from metrics.compare.runs import compare_runs
+
     usual, own = _margins(margin)
     steal = None if max_steal is None else _share("--max-steal", max_steal)
     try:
@@ -83,7 +86,7 @@ def _share(option: str, text: str) -> float:
     return share
 
 
-def _runs(path: Path) -> list[RunDirectory]:
+def _runs(path: Path) -> "list[RunDirectory]":
     """The run at a path, or all of a folder, by name."""
     found = find_run(path)
     if found.is_dir() and not (found / "run.json").exists():
@@ -94,7 +97,7 @@ def _runs(path: Path) -> list[RunDirectory]:
     return [open_run(found)]
 
 
-def _print(found: Comparison) -> None:
+def _print(found: "Comparison") -> None:
     columns = ("metric", "A", "B", "B / A", f"{found.confidence:.0%} bounds", "verdict")
     rows = table(*columns, text=["metric", "verdict"])
     for each in found.metrics:
@@ -116,7 +119,7 @@ def _print(found: Comparison) -> None:
     )
 
 
-def _work(a: Work, b: Work) -> str:
+def _work(a: "Work", b: "Work") -> str:
     """`A / B: failed 0.0% / 2.0% of 300 / 300 requests; 40.1 / 40.1 output tokens a reply; ...`."""
 
     def both(name: str, style: str) -> str:
@@ -130,7 +133,7 @@ def _work(a: Work, b: Work) -> str:
     )
 
 
-def _said(each: Compared) -> str:
+def _said(each: "Compared") -> str:
     if each.needs is not None:
         times = max(each.needs, 1.2)
         more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would tell"

@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,7 +10,9 @@ from commands import sweep_options as options
 from commands.cli import RUNS, ProcessesOption, ScenarioArgument, SeedOption, need, out, print_json, table
 from loadgen.exit_code import exit_code
 from metrics.errors import InputError
-from metrics.search.points import Frontier, Point, Rate, by_rate, frontier, largest_rate, rate_sentence
+
+if TYPE_CHECKING:
+    from metrics.search.points import Frontier, Point, Rate
 
 
 def sweep(
@@ -44,6 +46,7 @@ def sweep(
     need("loadgen")
     from loadgen.scenario.scenario import load_scenario
     from loadgen.sweeps.sweep import SweepPlan, run_sweep
+    from metrics.search.points import by_rate, frontier, largest_rate
 
     loaded = options.with_slo(load_scenario(scenario), slo)
     chosen = _rates(rates, rate_from, rate_to, points, scale)
@@ -89,7 +92,9 @@ def _rates(
     return rate_grid(rate_from, rate_to, 6 if points is None else points, "linear" if scale == "linear" else "log")
 
 
-def _print(points: list[Point], rates: list[Rate], best: list[Frontier]) -> None:
+def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -> None:
+    from metrics.search.points import largest_rate, rate_sentence
+
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
     for rate in rates:

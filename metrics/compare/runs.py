@@ -7,10 +7,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from metrics.compare.metrics import METRICS, SHARES, Metric
 from metrics.compare.samples import (
-    METRICS,
-    SHARES,
-    Metric,
     RunSamples,
     alike_steps,
     engine_of,

@@ -6,54 +6,27 @@ request, are resampled whole (block bootstrap: Künsch, 1989), so that a queue c
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from metrics.compare.metrics import SHARES, Metric
 from metrics.records import composition
 from metrics.request.goodput import chunks_of, judged, measured, measured_steps, window_ns, with_text
 from metrics.run.directory import RunDirectory
 
-Statistic = Literal["p50", "p90", "p95", "mean"]
-QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95}
 FEWEST_WINDOWS, MOST_WINDOWS = 8, 40
 WINDOW_LATENCIES = 3.0  # a window lasts at least so many median latencies ...
 WINDOW_REQUESTS = 5  # ... and has so many requests, on average
 SAME_DUE_NS = 1_000_000  # a schedule that is the same is due at the same moments
 MACHINE = ("cpu", "cores", "gpus")  # of `hardware`: what makes it the same machine, or one alike
-SHARES = ("good", "served")  # of all requests, whatever came of them
 CONTEXT_RATIO = 1.25  # steps are alike if what they read differs by less
 # A step is unsteady if it sticks out alone: it took more than so much of what is usual then, of the median of so many
 # steps around it, each over what its like take, and neither the step before nor the one after did. What lasts for
 # seconds (a busy host, a low clock) is usual, and what meets several steps in a row (another process or machine that
 # takes the core) is the machine's: it differs from run to run four times as much as what is left.
 STEADY_RATIO, STEPS_AROUND = 1.1, 21
-
-
-class Metric(NamedTuple):
-    """`lower`: whether less is better."""
-
-    what: str
-    statistic: Statistic
-    lower: bool
-    source: Literal["requests", "tokens", "steps"]
-
-
-METRICS: dict[str, Metric] = {
-    **{
-        f"{name}_{statistic}": Metric(f"{name}_ms", statistic, True, "requests")
-        for name in ("ttft", "tpot", "e2e")
-        for statistic in ("p50", "p90", "mean")
-    },
-    "attainment": Metric("good", "mean", False, "requests"),
-    "served": Metric("served", "mean", False, "requests"),
-    "tokens_per_s": Metric("tokens", "mean", False, "tokens"),
-    "step_p50": Metric("ratio", "p50", True, "steps"),
-    "step_p95": Metric("ratio", "p95", True, "steps"),
-    "step_mean": Metric("ratio", "mean", True, "steps"),
-    "steady_steps": Metric("steady", "mean", False, "steps"),
-}  # fmt: skip
 
 
 class Samples(NamedTuple):

@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from metrics.compare.samples import FEWEST_WINDOWS, QUANTILES, Metric, Samples
+from metrics.compare.metrics import QUANTILES, Metric
+from metrics.compare.samples import FEWEST_WINDOWS, Samples
 from metrics.compare.workload import Shift, Work
 from metrics.statistics.dependent_samples import t_quantile, t_tail
 

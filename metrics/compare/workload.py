@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.compare.samples import Metric, RunSamples
+from metrics.compare.metrics import Metric
+from metrics.compare.samples import RunSamples
 from metrics.memory.prefix_share import client_or_server
 
 

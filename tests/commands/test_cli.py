@@ -136,3 +136,9 @@ def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
 
     monkeypatch.setattr("commands.demo.run", run)
     assert CliRunner().invoke(app, ["demo"]).exit_code == code
+
+
+def test_help_of_the_program_loads_no_package_that_only_a_verb_needs():
+    code = "import sojourn, sys; print({'numpy', 'pandas', 'pyarrow', 'plotly', 'torch', 'locust'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stdout + done.stderr

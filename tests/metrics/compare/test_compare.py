@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace as replace_record
 
+from metrics.compare.metrics import METRICS
 from metrics.compare.runs import compare_runs
-from metrics.compare.samples import METRICS, Samples, alike_steps, read_run
+from metrics.compare.samples import Samples, alike_steps, read_run
 from metrics.compare.verdict import (
     Compared,
     counting_error,

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 
 from commands.compare import compare
+from metrics.compare.metrics import METRICS
 from metrics.compare.runs import compare_runs
-from metrics.compare.samples import METRICS, RunSamples
+from metrics.compare.samples import RunSamples
 from metrics.compare.verdict import Compared, outlasting
 from metrics.compare.workload import Work, other_work, shifts, work_of
 from metrics.errors import InputError
