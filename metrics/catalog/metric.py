@@ -60,8 +60,9 @@ def _metric(
 ) -> Metric:
     """One label with its values; an empty list of values says that they are only known once they occur."""
     names = tuple(labels)
-    values = tuple((value,) for value in labels[names[0]]) if len(names) == 1 else ()
-    values = values or (() if names else ((),))
+    values: tuple[tuple[str, ...], ...] = () if names else ((),)
+    if len(names) == 1:
+        values = tuple((value,) for value in labels[names[0]])
     return Metric(f"sojourn_{lifecycle}_{name}", kind, unit, lifecycle, meaning, cannot, names, values)
 
 

@@ -36,9 +36,6 @@ class GrammarChecks:
         self._pending: dict[bytes, asyncio.Task[str | None]] = {}
         self._stopped = False
 
-    def start(self) -> None:
-        self._start_one()
-
     async def stop(self) -> None:
         self._stopped = True
         under_way = [*self._starting, *self._pending.values()]
@@ -75,7 +72,7 @@ class GrammarChecks:
 
     async def _verdict(self, grammar: Grammar) -> str | None:
         while len(self._processes) + len(self._starting) < WORKERS:
-            self._start_one()
+            self.start()
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 process = await self._idle.get()
@@ -94,7 +91,8 @@ class GrammarChecks:
         self._idle.put_nowait(process)
         return error
 
-    def _start_one(self) -> None:
+    def start(self) -> None:
+        """Starts one more worker; does not wait for it."""
         task = asyncio.create_task(self._run())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -117,7 +115,7 @@ class GrammarChecks:
             process.kill()
         self._processes.discard(process)
         if not self._stopped:
-            self._start_one()
+            self.start()
 
 
 async def _read(process: asyncio.subprocess.Process) -> str | None:
