@@ -44,7 +44,6 @@ OF_REQUESTS = ("ttft_mean", "tpot_mean", "e2e_mean", "attainment")  # a mean mov
 OF_STEPS = ("step_p50", "steady_steps")  # where both sides have the server's records
 NO_MARGINS: Mapping[str, float] = {}
 MOST_CHARACTERS = 60  # of a value in a list of differences
-ONE_RUN = "one run a side: what differs from run to run of the same system is not in the intervals"
 
 
 def compare_runs(
@@ -82,7 +81,7 @@ def compare_runs(
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
     if not several:
-        notes.append(ONE_RUN)
+        notes.append("one run a side: what differs from run to run of the same system is not in the intervals")
     paired = len(a) == len(b) and all(map(same_schedule, *whole))
     work = work_of(whole[0]), work_of(whole[1])
     if len(of_steps) < len(chosen):  # alike steps hold the same work, whatever the runs did

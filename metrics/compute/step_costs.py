@@ -20,18 +20,17 @@ class StepCosts:
         cost = step_cost(self.shape, work)
         found = features(work, steps["padding_tokens"], eager=steps.is_eager.astype(float))
         predicted = self.step_time.observe_all(found, steps["device_ns"])
-        unknown = np.isnan(predicted)
         steps.fill("flops", cost.flops)
         steps.fill("flops_attention", cost.attention)
         steps.fill("flops_mlp", cost.mlp)
         steps.fill("flops_head", cost.head)
         steps.fill("bytes", cost.moved_bytes)
-        steps.fill("predicted_ns", np.where(unknown, UNKNOWN, np.where(unknown, 0, predicted).astype(np.int64)))
+        steps.fill("predicted_ns", np.nan_to_num(predicted, nan=UNKNOWN).astype(np.int64))
         return steps
 
 
 def batch_work(shape: ModelShape, steps: Steps) -> StepWork:
-    """What `costmodel.step_work` counts of a step, of many: each field is an array [steps]."""
+    """What `cost_model.step_work` counts of a step, of many: each field is an array [steps]."""
     pairs, reads = pairs_and_reads(shape, steps.new_tokens, steps.past_tokens)
     single = steps.new_tokens == 1
     decodes = steps.summed(single)

@@ -85,13 +85,13 @@ def between(book: Book, trait: str) -> pd.DataFrame:
     return rows.groupby(trait_of.reindex(rows.index).to_numpy()).sum()
 
 
-def largest_groups(book: Book, group_of: pd.Series, count: int = MOST_GROUPS) -> pd.Series:
-    """The groups of requests by their id, with OTHERS for all but the `count` that waited and delayed others most."""
-    if group_of.nunique() <= count:
+def largest_groups(book: Book, group_of: pd.Series) -> pd.Series:
+    """The groups of requests by their id: OTHERS for all but the MOST_GROUPS that waited and delayed others most."""
+    if group_of.nunique() <= MOST_GROUPS:
         return group_of
     caused = offenders(book).set_index("request_id").caused_ns
     weight = waited_ns(book).sum(axis=1).add(caused, fill_value=0.0).reindex(group_of.index).fillna(0.0)
-    kept = weight.groupby(group_of).sum().sort_values(ascending=False, kind="stable").index[:count]
+    kept = weight.groupby(group_of).sum().sort_values(ascending=False, kind="stable").index[:MOST_GROUPS]
     return group_of.where(group_of.isin(kept), OTHERS)
 
 
@@ -108,7 +108,7 @@ def gini(caused: np.ndarray) -> float:
     """How unevenly delay is caused: 0 where all cause alike, near 1 where one causes all. NaN without any delay."""
     values = np.sort(np.asarray(caused, dtype="float64"))
     total = values.sum()
-    if not len(values) or total <= 0:
+    if total <= 0:
         return float("nan")
     ranks = np.arange(1, len(values) + 1)
     return float((2 * ranks - len(values) - 1) @ values / (len(values) * total))

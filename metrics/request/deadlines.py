@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from metrics.request.goodput import window_ns
+from metrics.request.goodput import rate_window
 from metrics.request.latencies import reads
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.statistics.intervals import Interval, mean_interval
@@ -81,8 +81,7 @@ def token_times_ms(due_ns: float, chunk_ns: Sequence[int], chunk_tokens: Sequenc
 def class_deadlines(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> list[Deadlines]:
     """Fluidity and smooth goodput, over the window of the whole frame, of each class that has both a ttft and a tpot
     objective; the others have no deadline for every token."""
-    span = window_ns(frame)
-    seconds = (span[1] - span[0]) / 1e9 if span else 0.0
+    seconds = rate_window(frame, None).seconds
     bounds = {klass: objectives_of(klass, objectives) for klass in sorted(frame.klass.unique())}
     return [
         _of_class(klass, frame[frame.klass == klass], each, _per_prompt_token(klass, objectives), seconds)

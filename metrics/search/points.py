@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any
 
 import msgspec
-import pandas as pd
 
 from metrics.errors import RunDataError
 from metrics.machine.host import STEAL_WARNS_PERCENT
@@ -154,6 +153,7 @@ def point_of(
     # What shows the queue: the time to the first token, or to the last where no request has one
     waited = requests["ttft_ms" if requests.ttft_ms.notna().any() else "e2e_ms"].astype("float64")
     steal = steal_within(run.table("system"), *span) if span else None
+    errors = requests.error[requests.status != "ok"].dropna()
     return Point(
         rate_rps=rate_rps, repeat=repeat, seed=seed, run=run.name, valid=bool(meta.get("valid")),
         invalid_reasons=list(meta.get("invalid_reasons") or []), sent=whole.sent, completed=whole.completed,
@@ -164,16 +164,11 @@ def point_of(
         goodput_by_scale={
             f"{scale:g}": class_goodput(requests, scaled(objectives, scale), declared_s)[0].goodput_rps
             for scale in SCALES
-        }, warm_up=warm_up, died=died, error=_commonest_error(requests),
+        }, warm_up=warm_up, died=died, error=str(errors.mode().iloc[0]) if len(errors) else "",
         begun_unix_ns=(meta.get("wall_anchor") or {}).get("unix_ns"), cache_doubt=cache_doubt(meta, requests),
         due_rps=whole.window.due_rps if whole.window.declared else None,
         steal_percent=steal.mean if steal is not None else None,
     )  # fmt: skip
-
-
-def _commonest_error(requests: pd.DataFrame) -> str:
-    errors = requests.error[requests.status != "ok"].dropna()
-    return str(errors.mode().iloc[0]) if len(errors) else ""
 
 
 def scaled(objectives: Sequence[dict[str, Any]], scale: float) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     width = seconds / windows
     begin, end = _open_times(rows)
     flight = trend(_mean_open(begin, end, edges), width)
-    tokens = trend(_tokens(rows, edges) / width, width)
+    tokens = trend(_tokens_read(rows, edges) / width, width)
     warmup_s = _warmup_s(rows, begin, end)
     arrivals = np.histogram(rows.due_ns.to_numpy(dtype="float64"), edges)[0]
     faults = _faults(flight, tokens, float(arrivals.mean()))
@@ -173,8 +173,7 @@ def _mean_open(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndar
     return np.diff([until(edge) for edge in edges]) / np.diff(edges)
 
 
-def _tokens(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
-    """Output tokens that were read in each window."""
+def _tokens_read(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
     total = np.zeros(len(edges) - 1)
     for stamps, tokens in zip(rows.chunk_ns, rows.chunk_tokens, strict=True):
         if stamps is None or not len(stamps):

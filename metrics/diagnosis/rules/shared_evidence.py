@@ -85,9 +85,8 @@ def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
     waited = float(waited_ns(book).loc[late].sum().sum())
     if group_of.nunique() < 2 or waited <= 0:
         return []
-    names = {group: place for place, group in enumerate(group_of.unique())}
-    groups = list(names)
-    caused = matrix(book, largest_groups(book, group_of.map(names))).loc[late].sum()
+    codes, groups = pd.factorize(group_of)
+    caused = matrix(book, largest_groups(book, pd.Series(codes, index=group_of.index))).loc[late].sum()
     caused = caused[[name for name in caused.index if name in range(len(groups))]]
     share, (tenant, klass, band) = float(caused.max() / waited), groups[caused.idxmax()]
     if share < NAMED:
