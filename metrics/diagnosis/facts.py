@@ -162,9 +162,8 @@ def _book(run: RunDirectory) -> Book | None:
 
 def ledger_columns(rows: pd.DataFrame, prefix: str = "ledger") -> pd.DataFrame:
     """The accounts of each request in milliseconds, by account name. `prefix`: ledger (to the last byte) or ttft."""
-    return pd.DataFrame(
-        {info.name: rows[f"{prefix}_{info.column}"].astype("float64") / 1e6 for info in ACCOUNTS}, index=rows.index
-    )
+    columns = {f"{prefix}_{info.column}": info.name for info in ACCOUNTS}
+    return rows[list(columns)].astype("float64").rename(columns=columns) / 1e6
 
 
 def shares(rows: pd.DataFrame, prefix: str = "ledger") -> dict[str, float]:

@@ -5,9 +5,11 @@ simulated server. Every plant is one `Plant`: the change that makes it, and the 
 """
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -137,24 +139,44 @@ def synthetic_run(
     name: str = "synthetic",
     objectives: list[dict] | None = None,
     compact: bool = True,
-    keep: Callable[[Records], None] = lambda records: None,
+    keep: Callable[[Records], None] | None = None,
 ) -> RunDirectory:
     """Simulates `requests` requests and writes them as a run directory.
 
     `plant` is a name of PLANTS, a Plant, or None for the healthy server. `compact=False` leaves segments, as in a run
     that is still going on; `device_seed` draws other noise for the same requests; `keep` may take records away before
-    they are written.
+    they are written. A run that this process has written before is copied.
     """
     chosen = plant if isinstance(plant, Plant) else PLANTS[plant or "healthy"]
-    random = np.random.default_rng(seed)
-    arrivals = schedule(chosen, requests, random)
     noise = seed if device_seed is None else device_seed
-    records = SimulatedServer(arrivals, chosen.settings, chosen.device, noise, name).run()
-    _fail_some(records, chosen.failing_share, random)
+    document = run_document(chosen, name, seed, requests, objectives or list(chosen.objectives) or OBJECTIVES)
+    simulation = (chosen, seed, noise, requests, name)
+    if keep is not None:
+        return _write(path, document, simulation, compact, keep)
+    key = repr((simulation, document, compact))
+    if key not in _written:
+        _written[key] = _write(Path(_FOLDER.name) / str(len(_written)), document, simulation, compact).path
+    shutil.copytree(_written[key], path, dirs_exist_ok=True)
+    return RunDirectory(path)
+
+
+_FOLDER = TemporaryDirectory(prefix="synthetic-runs-")
+_written: dict[str, Path] = {}
+
+
+def _write(
+    path: Path | str,
+    document: dict,
+    simulation: tuple[Plant, int, int, int, str],
+    compact: bool,
+    keep: Callable[[Records], None] = lambda records: None,
+) -> RunDirectory:
+    plant, seed, noise, requests, name = simulation
+    random = np.random.default_rng(seed)
+    records = SimulatedServer(schedule(plant, requests, random), plant.settings, plant.device, noise, name).run()
+    _fail_some(records, plant.failing_share, random)
     keep(records)
-    run = RunDirectory.create(
-        path, run_document(chosen, name, seed, requests, objectives or list(chosen.objectives) or OBJECTIVES)
-    )
+    run = RunDirectory.create(path, document)
     recorder = Recorder(run.path, ("client", "steps", "requests", "system"))
     system = [_system(second, records) for second in range(_seconds(records) + 1)]
     tables = {"client": records.client, "requests": records.requests, "system": system}

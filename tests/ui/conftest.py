@@ -1,10 +1,12 @@
 """Runs to show: a diagnosed one, one under way, one of a foreign server, an empty one, and one with hostile names."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
+from streamlit.components.v2 import manifest_scanner
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.run.directory import REQUIRED, RunDirectory
@@ -38,6 +40,14 @@ def _hostile(records) -> None:
         msgspec.structs.replace(step, request_ids=[renamed[name] for name in step.request_ids])
         for step in records.steps
     ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def components():
+    """Streamlit reads the metadata of every installed package for each `AppTest`; once is enough."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
 
 
 @pytest.fixture(scope="session")
