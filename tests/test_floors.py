@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "metrics.request": {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },
-    "metrics.memory": set(),
+    "metrics.memory": {"metrics.run"},
     "metrics.compare": {
         "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.records", "metrics.statistics",
         "metrics.errors",
