@@ -7,16 +7,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Tests that start a server, a browser or Prometheus have marks of their own.
-FAST := not slow and not gpu and not peer and not server and not browser and not prometheus
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.
+FAST := not slow and not gpu and not peer and not server and not browser and not prometheus and not thorough
+# Without compiled modules every worker would compile all tests again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test check lint types clean
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
 	@echo "make test   set up, then run the tests"
-	@echo "make check  style, types, and all tests that start no server"
+	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
 	@echo "make lint   check style and formatting"
 	@echo "make types  check the types of the public interfaces"
 	@echo "make clean  remove .venv"
@@ -30,7 +31,7 @@ test: $(STAMP)
 	$(PYTEST)
 
 check: lint types
-	$(PYTEST) -m '$(FAST)'
+	$(PYTEST) -m '$(FAST)' --max-examples 10
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

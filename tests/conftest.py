@@ -1,8 +1,10 @@
-"""The mark `server`, and the order of files for parallel workers (`--dist loadfile --no-loadscope-reorder`)."""
+"""The mark `server`, the cap of property tests (`--max-examples`), and the order of files for parallel workers
+(`--dist loadfile --no-loadscope-reorder`)."""
 
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 ROOT = Path(__file__).parent
 # The longest files. A worker that started one of them last would run alone at the end.
@@ -16,10 +18,26 @@ FIRST = [
 SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets the mark `server`
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--max-examples", type=int, help="cap of the examples of each property test; `make check` sets 10, and the "
+        "default is what each test says",
+    )  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks select
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cap = config.getoption("--max-examples")
     for item in items:
         if SERVERS & set(item.fixturenames):
             item.add_marker(pytest.mark.server)
+        if cap is not None and is_hypothesis_test(item.obj):
+            cap_examples(item.obj, cap)
     places = {ROOT / name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+
+
+def cap_examples(test, cap: int) -> None:
+    """Also of a test with `@settings` of its own, which no Hypothesis profile changes."""
+    used = test._hypothesis_internal_use_settings
+    test._hypothesis_internal_use_settings = settings(used, max_examples=min(cap, used.max_examples))

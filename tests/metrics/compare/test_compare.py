@@ -23,6 +23,7 @@ from metrics.compare.verdict import (
 )
 from metrics.errors import InputError
 from metrics.run.directory import RunDirectory
+from tests.further import further
 from tests.metrics.synthetic import PLANTS, Plant, synthetic_run, with_steal
 
 USUAL = replace(PLANTS["healthy"], rate_rps=8.0)
@@ -41,7 +42,7 @@ def windows(random: np.random.Generator, scale: float = 1.0, count: int = 20, ea
     return Samples(values, np.arange(count).repeat(each), count)
 
 
-@pytest.mark.parametrize("name", ["e2e_mean", "e2e_p50", "e2e_p90"])
+@pytest.mark.parametrize("name", ["e2e_mean", *further("e2e_p50", "e2e_p90")])
 def test_at_the_margin_itself_each_verdict_is_as_rare_as_the_confidence_says(name):
     """B is truly worse by exactly the margin: both verdicts are wrong, at most 5 % of the time each."""
     metric, told, random = METRICS[name], Counter(), np.random.default_rng(5)
@@ -51,7 +52,7 @@ def test_at_the_margin_itself_each_verdict_is_as_rare_as_the_confidence_says(nam
     assert told["worse"] <= 27 and told["no worse"] <= 27, told  # 15 expected; 27 has a chance of 0.3 %
 
 
-@pytest.mark.parametrize("runs", [2, 3, 5])
+@pytest.mark.parametrize("runs", [2, *further(3, 5)])
 @pytest.mark.parametrize("paired", [True, False])
 def test_few_runs_a_side_do_not_make_it_sure_of_itself(runs, paired):
     told, random = Counter(), np.random.default_rng(runs)

@@ -17,6 +17,7 @@ from metrics.diagnosis.rules.request import overload
 from metrics.diagnosis.terminal.report import render
 from metrics.records import NO_END
 from metrics.run.directory import RunDirectory
+from tests.further import further
 from tests.metrics.simulated_server import Settings
 from tests.metrics.synthetic import PAIRS, PLANTS, Plant, synthetic_run
 
@@ -126,7 +127,7 @@ def all_at_once(path, plant: str) -> RunDirectory:
     return synthetic_run(path, plant=replace(PLANTS[plant], rate_rps=1e9, arrival_cv=0.0), name="at once")
 
 
-@pytest.mark.parametrize("plant", ["healthy", "small_batch_cap", "tiny_kv", "prefix_cache_off"])
+@pytest.mark.parametrize("plant", ["tiny_kv", *further("healthy", "small_batch_cap", "prefix_cache_off")])
 def test_benchmark_with_all_requests_at_once_has_no_rate_and_no_load(tmp_path, plant):
     run = all_at_once(tmp_path / "run", plant)
     table = pd.read_parquet(run.path / "client.parquet")

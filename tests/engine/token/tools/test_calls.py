@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from engine.config import model_folder
 from engine.token.tools.calls import FORMATS, ContentDelta, ToolCallParser, format_of
 from engine.token.tools.grammar import Tool, call_grammar
+from tests.further import further
 
 ARGUMENTS = ['{"city": "Graz}", "days": [1, {"a": "]\\""}]}', '{"path": "C:\\\\", "quote": "}\\"{"}']
 
@@ -146,7 +147,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", ["deepseek_v3", *further("hermes", "llama3", "mistral", "mistral_args")])
 def test_a_megabyte_of_openers_takes_linear_time(name):
     def seconds(unit: str, characters: int) -> float:
         text = unit * (characters // len(unit))
@@ -217,7 +218,7 @@ def outputs(described: str, source: str, num: int) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["text", "tokens"])
+@pytest.mark.parametrize("special", [False, *further(True)], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_forced_calls_are_valid_even_from_a_model_that_knows_nothing(name, special):
     form = FORMATS[name]

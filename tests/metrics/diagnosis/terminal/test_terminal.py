@@ -10,9 +10,10 @@ from rich.console import Console
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.terminal.report import render
 from metrics.diagnosis.terminal.time_spent import bar
+from tests.further import further
 from tests.metrics.synthetic import synthetic_pair, synthetic_run
 
-CASES = ["tiny_kv", "long_beside_chat", "overload", "client_lag", "healthy"]
+CASES = ["tiny_kv", "client_lag", *further("long_beside_chat", "overload", "healthy")]
 
 
 def printed(diagnosis, width: int) -> str:

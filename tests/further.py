@@ -1,0 +1,10 @@
+"""Parameters that repeat a claim: `make test` takes them all, `make check` the others alone."""
+
+import pytest
+
+
+def further(*values) -> list:
+    """Values with the mark `thorough`; a tuple is the values of several parameters."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.thorough) for value in values
+    ]
