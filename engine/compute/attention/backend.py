@@ -39,8 +39,10 @@ class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache that holds the step's own keys and values already."""
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Allocates for steps of so many sequences and new tokens: memory in a CUDA graph must not move."""
-        ...
+        """Allocates for steps of so many sequences and new tokens: memory in a CUDA graph must not move.
+
+        A backend whose memory grows when it is needed leaves this out.
+        """
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Called once a step, before the layers, for what all layers share."""

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.compute.buffers import Workspace
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import LayerCache
@@ -31,7 +31,7 @@ class AttentionArguments(ctypes.Structure):
         self.num_sequences, self.block_size = len(inputs.query_lens), inputs.block_size
 
 
-class CppAttention:
+class CppAttention(AttentionBackend):
     """float32 only. A sequence's results depend neither on its company in the batch nor on the number of threads.
 
     The result of `attend` stands until the next call.
@@ -41,9 +41,6 @@ class CppAttention:
         self._attend = library.function("sojourn_attend", POINTER)
         self._prepared: dict[AttentionSpec, tuple[AttentionArguments, int]] = {}  # and their address
         self._output = Workspace()
-
-    def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Memory grows when it is needed."""
 
     def begin(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs  # the arguments point to them

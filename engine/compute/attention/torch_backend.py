@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.compute.kv_cache import LayerCache, dequantise
 
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
@@ -12,7 +12,7 @@ GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequence
 KEPT_ELEMENTS = 1 << 15
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Single-token sequences in groups of like length, each one padded batch with the query heads of a KV head folded
     into the query length; the longer ones one after another.
 
@@ -22,9 +22,6 @@ class TorchAttention:
 
     def __init__(self) -> None:
         self._room: list[torch.Tensor] = [torch.empty(0), torch.empty(0)]  # where keys and values are gathered to
-
-    def reserve(self, max_sequences: int, max_tokens: int) -> None:
-        """Room is made when it is needed."""
 
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs

@@ -35,7 +35,7 @@ class FairShare(Policy):
         self.queue = TenantQueues(MAX_PASSED_OVER)
 
     def admitted(self, request: Request) -> None:
-        self.queue.drop_claim(request)
+        self.queue.claims.pop(request.arrival_index, None)
         if request.preemptions == 0:
             computed = request.prompt_tokens - request.num_computed_tokens
             self.queue.charge(request.tenant, computed)
@@ -57,7 +57,7 @@ class TenantQueues:
         self._entries: dict[str, tuple[int, int, str]] = {}  # tenant → its valid entry in the heap
         self._heap: list[tuple[int, int, str]] = []  # (counter, arrival index of its first request, tenant)
         self._by_age = RankedQueue(lambda request: (request.arrival_index,))
-        self._claims: dict[int, None] = {}  # arrival indices of requests that are due by age, until they are admitted
+        self.claims: dict[int, None] = {}  # arrival indices of requests that are due by age, until they are admitted
         self._due = RankedQueue(lambda request: (request.arrival_index,))  # ... that are in the queue
         self._left_last = 0  # counter of the tenant that left the queue last
 
@@ -71,16 +71,16 @@ class TenantQueues:
             self._queues[tenant] = RankedQueue(lambda request: (request.arrival_index,))
         self._queues[tenant].push(request)
         self._by_age.push(request)
-        if request.arrival_index in self._claims:
+        if request.arrival_index in self.claims:
             self._due.push(request)
         self._enter(tenant)
 
     def remove(self, request: Request) -> None:
         oldest = self._by_age.head()
         if oldest is request and self._passed_over >= self._max_passed_over:
-            self._claims[request.arrival_index] = None
-            if len(self._claims) > MAX_TENANTS:  # of requests that ended without admission
-                del self._claims[next(iter(self._claims))]
+            self.claims[request.arrival_index] = None
+            if len(self.claims) > MAX_TENANTS:  # of requests that ended without admission
+                del self.claims[next(iter(self.claims))]
         self._passed_over = 0 if oldest is request else self._passed_over + 1
         if request in self._due:
             self._due.remove(request)
@@ -97,10 +97,6 @@ class TenantQueues:
         if self._due:
             return self._due.head()
         return self._by_age.head() if self._passed_over >= self._max_passed_over else self._least_served()
-
-    def drop_claim(self, request: Request) -> None:
-        """The request was admitted."""
-        self._claims.pop(request.arrival_index, None)
 
     def charge(self, tenant: str, tokens: int) -> None:
         self._counters[tenant] = self._counters.get(tenant, 0) + tokens

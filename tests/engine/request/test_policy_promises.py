@@ -265,7 +265,7 @@ def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(
         steps=400,
     )
     assert overtaken <= 2 + 20 + 20  # those who came before it, those by the promise, short ones until a slot was free
-    assert not queue._claims and not queue._due
+    assert not queue.claims and not queue._due
 
 
 def test_fair_share_forgets_tenants_that_owe_nothing(monkeypatch):
