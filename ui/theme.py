@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -191,6 +192,19 @@ def add_share_bars(
         textangle=0, insidetextanchor="middle", textfont_size=11, marker_color=colour,
     )  # fmt: skip
     fig.add_bar(name=name, y=rows, x=lengths, orientation="h", hovertemplate=f"{hover}<extra></extra>", **bar | more)
+
+
+def add_distribution(
+    fig: go.Figure, name: str, values: np.ndarray, colour: str, within: str, dash: str = "solid", **panel: int
+) -> None:
+    """The cumulative share of `values` [n], with 1,000 steps at most; `within` is the hover text of a value."""
+    ordered = np.sort(values)
+    steps = np.linspace(0, len(ordered) - 1, min(len(ordered), 1000)).astype(int)
+    fig.add_scatter(
+        name=f"{name} (n = {len(values):,})", x=ordered[steps], y=100 * (steps + 1) / len(ordered), mode="lines",
+        line=dict(color=colour, width=2, dash=dash, shape="hv"),
+        hovertemplate=f"{name}: %{{y:.0f}} % within {within}<extra></extra>", **panel,
+    )  # fmt: skip
 
 
 def objective_lines(fig: go.Figure, bounds: dict[float, str], top: float) -> go.Figure:

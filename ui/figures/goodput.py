@@ -67,13 +67,9 @@ def latency_distribution(requests: pd.DataFrame, latency: str, bounds: dict[str,
         return theme.note(f"No request has a {name}.")
     fig = theme.figure(290 + 20 * (len(classes(known)) + len(set(bounds.values()))))
     for position, klass in enumerate(classes(known)):
-        values = np.sort(known.loc[known.klass.fillna("") == klass, latency].to_numpy())
-        fig.add_scatter(
-            name=f"{label(klass, 24) or 'requests'} (n = {len(values):,})", x=values,
-            y=100 * np.arange(1, len(values) + 1) / len(values), mode="lines", line_shape="hv",
-            line=dict(color=theme.COHORT_COLOURS[position % len(theme.COHORT_COLOURS)], width=2),
-            hovertemplate="%{y:.0f} % within %{x:,.1f} ms<extra>" + (label(klass, 24) or "requests") + "</extra>",
-        )  # fmt: skip
+        values = known.loc[known.klass.fillna("") == klass, latency].to_numpy()
+        colour = theme.COHORT_COLOURS[position % len(theme.COHORT_COLOURS)]
+        theme.add_distribution(fig, label(klass, 24) or "requests", values, colour, "%{x:,.1f} ms")
     theme.objective_lines(fig, _named(bounds), 100)
     fig.update_xaxes(title_text=f"{name} (ms, log scale)", **_log_axis(known[latency], bounds))
     fig.update_yaxes(title_text="requests (cumulative %)", range=[0, 102])

@@ -137,8 +137,12 @@ def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
         ("reuse_gap_ns", "idle before it was used again", GREEN, "solid"),
     )
     for column, name, colour, dash in times:
-        _curve(fig, events[column] / 1e9, name, colour, dash, "s", 1)
-    _curve(fig, events["reuse_distance_blocks"], "reuse distance", theme.INK, "solid", "blocks", 2)
+        if len(events[column]):
+            seconds = np.maximum(events[column] / 1e9, 1e-6)
+            theme.add_distribution(fig, name, seconds, colour, "%{x:,.3~g} s", dash, row=1, col=1)
+    if len(distances := events["reuse_distance_blocks"]):
+        blocks = np.maximum(distances, 1)
+        theme.add_distribution(fig, "reuse distance", blocks, theme.INK, "%{x:,.3~g} blocks", row=1, col=2)
     fig.add_scatter(
         name=f"this pool: {pool_blocks:,} blocks", x=[pool_blocks] * 2, y=[0, 100], mode="lines", hoverinfo="skip",
         line=dict(color=GREEN, width=1.5, dash="dash"), row=1, col=2,
@@ -150,18 +154,3 @@ def block_lives(events: dict[str, np.ndarray], pool_blocks: int) -> go.Figure:
     fig.update_yaxes(title_text="sampled blocks (cumulative %)", range=[0, 102], row=1, col=1)
     fig.update_yaxes(title_text="sampled uses (cumulative %)", range=[0, 102], row=1, col=2)
     return fig
-
-
-def _curve(fig: go.Figure, values: np.ndarray, name: str, colour: str, dash: str, unit: str, col: int) -> None:
-    if not len(values):
-        return
-    ordered = np.sort(np.maximum(values, 1e-6 if unit == "s" else 1))
-    share = 100 * np.arange(1, len(ordered) + 1) / len(ordered)
-    if len(ordered) > 1000:
-        keep = np.linspace(0, len(ordered) - 1, 1000).astype(int)
-        ordered, share = ordered[keep], share[keep]
-    fig.add_scatter(
-        name=f"{name} (n = {len(values):,})", x=ordered, y=share, mode="lines", line_shape="hv",
-        line=dict(color=colour, width=2, dash=dash), row=1, col=col,
-        hovertemplate=f"{name}: %{{y:.0f}} % within %{{x:,.3~g}} {unit}<extra></extra>",
-    )  # fmt: skip

@@ -13,9 +13,8 @@ from ui.text import NOTHING, number, percent, prose, safe
 
 VERDICT_COLOURS = {"steady": "#1A7F4B", "no steady state": "#B42318", "cannot tell": "#C5CCD5"}
 INTERVAL_NOTE = (
-    "Beside a figure stands its 95 % interval, where there are samples enough for one (?: beyond what was "
-    "measured); a dash stands where there are "
-    "too few for the figure itself."
+    "Beside a figure stands its 95 % interval, where there are samples enough for one (?: beyond what was measured); "
+    "a dash stands where there are too few for the figure itself."
 )
 
 
