@@ -1,6 +1,5 @@
 """What a benchmark gives: every repeat of every figure, with all that another reader needs to judge it."""
 
-import os
 import shlex
 import statistics
 import sys
@@ -12,6 +11,7 @@ import msgspec
 from metrics.compute.roofline import Ceilings
 from metrics.errors import InputError
 from metrics.machine.host import hardware, versions
+from metrics.whole_file import write_whole
 
 
 class BenchError(InputError):
@@ -90,10 +90,8 @@ def new_report(kind: str, title: str, **fields: object) -> Report:
 
 def write_report(report: Report, path: Path) -> None:
     """As JSON, all or nothing."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
-        os.replace(partial, path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(report), indent=1))
     except OSError as error:
         raise BenchError(f"--json {path} cannot be written: {error.strerror}; choose another file") from None
 

@@ -1,7 +1,6 @@
 """Builds everything that Prometheus and Grafana need: dashboards, rules and the compose file, in one flat folder."""
 
 import json
-import os
 from pathlib import Path
 
 import yaml
@@ -9,6 +8,7 @@ import yaml
 from dashboards.content import DASHBOARDS
 from dashboards.factory import dashboard
 from dashboards.rules import rules
+from metrics.whole_file import write_whole
 
 GENERATED = Path(__file__).with_name("generated")
 # The files that make Prometheus and Grafana find each other: `docker compose up`, nothing else.
@@ -27,7 +27,7 @@ def build_dashboards(out_dir: Path | str = GENERATED) -> list[Path]:
     if out_dir.exists() and not out_dir.is_dir():
         raise NotADirectoryError(f"{out_dir} is a file; give a folder to write the dashboards into")
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [_write(out_dir / name, text) for name, text in contents().items()]
+    return [write_whole(out_dir / name, text) for name, text in contents().items()]
 
 
 def contents() -> dict[str, str]:
@@ -39,13 +39,6 @@ def contents() -> dict[str, str]:
     rules_text = RULES_HEADER + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=120)
     stack = {path.name: path.read_text(encoding="utf-8") for path in sorted(STACK.iterdir())}
     return {**boards, "rules.yaml": rules_text, **stack}
-
-
-def _write(path: Path, text: str) -> Path:
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-    return path
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metrics.run.segments import ROWS_AT_ONCE, discard_segments, replace_in_pieces, replace_table, sources
+from metrics.whole_file import write_whole
 
 RAW_TABLE = "client_raw"
 PROGRESS_FILE = "progress-{}.json"
@@ -170,9 +171,7 @@ def compact_events(run_dir: Path) -> None:
 
 def write_progress(run_dir: Path, counts: dict[str, int], shard: int = 0) -> None:
     """Writes the progress of one process: `total, sent, finished, failed`."""
-    partial = run_dir / f".progress-{shard}.tmp"
-    partial.write_text(json.dumps(counts), encoding="utf-8")
-    os.replace(partial, run_dir / PROGRESS_FILE.format(shard))
+    write_whole(run_dir / PROGRESS_FILE.format(shard), json.dumps(counts))
 
 
 def read_progress(run_dir: Path) -> dict[str, int] | None:

@@ -1,7 +1,6 @@
 """One schedule for several processes: the part and the state of each."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from loadgen.errors import ScenarioError
 from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.schedule.request import ScheduledRequest, chains_of
+from metrics.whole_file import write_whole
 
 SHARDS_FILE = "shards.json"
 SENDING, DONE, LOST = "sending", "done", "lost"
@@ -55,9 +55,7 @@ def loop_of(loop: ClosedLoop | None, number: int, of: int) -> ClosedLoop | None:
 
 
 def write_shards(run_dir: Path, shards: list[Shard]) -> None:
-    partial = run_dir / f".{SHARDS_FILE}.tmp"
-    partial.write_text(json.dumps([asdict(shard) for shard in shards]), encoding="utf-8")
-    os.replace(partial, run_dir / SHARDS_FILE)
+    write_whole(run_dir / SHARDS_FILE, json.dumps([asdict(shard) for shard in shards]))
 
 
 def read_shards(run_dir: Path, finished: Sequence[dict[str, Any]] = ()) -> list[Shard]:

@@ -14,6 +14,7 @@ import msgspec
 from metrics.compare.runs import differences
 from metrics.errors import ExperimentError
 from metrics.search.points import Point, Search, read_search
+from metrics.whole_file import write_whole
 
 OnNote = Callable[[str], None]  # a sentence for the user: earlier runs, what is odd about a run
 RUN_FOLDER = re.compile(r"rate-[0-9.e+-]+-\d+")
@@ -115,10 +116,7 @@ class SearchFolder:
         self.write()
 
     def write(self) -> None:
-        """All or nothing."""
-        partial = self.path / f".{self._file.name}.tmp"
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.document), indent=2) + b"\n")
-        os.replace(partial, self._file)
+        write_whole(self._file, msgspec.json.format(msgspec.json.encode(self.document), indent=2) + b"\n")
 
     def _drop_unusable(self) -> int:
         """Returns the number of removed points. A warm-up stays: it is not measured."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from metrics.whole_file import write_whole
+
 
 def store_path(kind: str, machine: str) -> Path:
     """The file of one kind of measurement: below sojourn/ in $XDG_CACHE_HOME or ~/.cache."""
@@ -16,7 +18,4 @@ def store_path(kind: str, machine: str) -> Path:
 def store(document: msgspec.Struct, path: Path) -> Path:
     """Writes a document as indented JSON; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
-    os.replace(partial, path)
-    return path
+    return write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=2))

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
 from metrics.run.segments import compact, read_segment, sources
+from metrics.whole_file import write_whole
 
 # Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
@@ -87,11 +87,8 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Any) -> Path:
         """Writes a document such as `diagnosis.json`, all or nothing."""
-        partial = self.path / f".{name}.tmp"
         text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False, default=str)
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, self.path / name)
-        return self.path / name
+        return write_whole(self.path / name, text + "\n")
 
     def sources(self, table: str) -> list[Path]:
         return sources(self.path, table)

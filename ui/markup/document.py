@@ -1,8 +1,5 @@
 """The HTML file of a report: one page that loads nothing from a network."""
 
-import os
-from pathlib import Path
-
 from plotly.offline import get_plotlyjs
 
 from ui.drawings import Drawing
@@ -30,14 +27,6 @@ def document(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{css}</style><script>{get_plotlyjs()}</script></head><body><h1>{safe(title)}</h1>{body}</body></html>"
     )
-
-
-def write_whole(path: Path, page: str) -> Path:
-    """Writes a file, all or nothing."""
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
-    return path
 
 
 def caption(text: str) -> str:

@@ -6,12 +6,13 @@ from pathlib import Path
 from metrics.diagnosis.verdict import Diagnosis, without_finding
 from metrics.results.energy import energy_line
 from metrics.run.directory import RunDirectory
+from metrics.whole_file import write_whole
 from ui import drawings
 from ui.drawings import Drawing
 from ui.figures import goodput, ledger, steps
 from ui.markup import foreign_server as server
 from ui.markup import fragments, results
-from ui.markup.document import caption, document, drawn, write_whole
+from ui.markup.document import caption, document, drawn
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
 from ui.tables.request import chosen, failures, longest_steps, slowest_requests

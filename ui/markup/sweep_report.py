@@ -7,10 +7,11 @@ from pathlib import Path
 from metrics.request.objectives import OBJECTIVE_NAMES
 from metrics.search.frontier import KEPT_SHARE
 from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
+from metrics.whole_file import write_whole
 from ui.drawings import Drawing
 from ui.figures import sweep as figures
 from ui.markup import fragments
-from ui.markup.document import document, drawn, write_whole
+from ui.markup.document import document, drawn
 from ui.text import number, percent, safe
 
 
