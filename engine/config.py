@@ -93,19 +93,28 @@ class EngineConfig(BaseModel):
         description="which request is served next, which is preempted, and whether prompts and decodes share a step",
     )
     priority_ageing: int | None = REQUEST(
-        None, ge=1, le=1_000_000, description="policy priority: later arrivals that one step of it is worth; 256"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="policy priority: later arrivals that outweigh one level of priority; by default 256",
     )
     shortest_ageing: int | None = REQUEST(
         None,
         ge=1,
         le=1_000_000,
-        description="policy shortest-prefill-first: tokens that an arrival is behind the last; 4",
+        description="policy shortest-prefill-first: tokens that each later arrival ranks behind; by default 4",
     )
     fair_output_weight: int | None = REQUEST(
-        None, ge=1, le=1000, description="policy fair-share: prompt tokens that one output token counts for; 2"
+        None,
+        ge=1,
+        le=1000,
+        description="policy fair-share: prompt tokens that one output token counts for; by default 2",
     )
     prefill_patience: int | None = REQUEST(
-        None, ge=1, le=1_000_000, description="policy prefill-first: steps of prompts before decodes get one; 64"
+        None,
+        ge=1,
+        le=1_000_000,
+        description="policy prefill-first: steps of prompts before decodes get one; by default 64",
     )
     tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31"] | None = TOKEN(
         None, description="how the model writes calls of tools; by default as its chat template shows them"
@@ -132,7 +141,7 @@ class EngineConfig(BaseModel):
         None,
         ge=0,
         le=1,
-        description="share of traces sent there, by trace id; missed objectives and errors always are; 1",
+        description="share of traces sent there, by trace id; missed objectives and errors always are; by default 1",
     )
 
     @field_validator("max_prefill_chunk_tokens")

@@ -88,6 +88,8 @@ def _ledger(row: pd.Series, meta: dict[str, Any]) -> RenderableType:
     booked = {info.name: row[f"ledger_{info.column}"] for info in ACCOUNTS}
     booked[UNACCOUNTED] = row.get("unaccounted_ns", float("nan"))
     accounts = {name: float(ns) for name, ns in booked.items() if pd.notna(ns) and abs(ns) >= 1000}
+    if pd.isna(booked[UNACCOUNTED]) and pd.notna(row.get("e2e_ms")):  # the client's records alone
+        accounts["not seen: no server records"] = row.e2e_ms * 1e6 - sum(accounts.values())
     note = uncertainty_sentence(meta)
     warning = [Text(f"! {note}", style="yellow")] if note else []
     return Group(section("Where its time went"), _accounts(accounts), *warning)

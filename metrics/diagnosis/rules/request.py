@@ -80,7 +80,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     cap = facts.engine.get("max_num_seqs") or round(steps.mean_batch)
     value, gained = max(int(min(comfortable_batch(facts), roomy)), 2 * cap), gain(facts, QUEUE)
     return Explanation(
-        cause=f"the batch is capped at {cap} requests, while the device and the KV pool could take {roomy:.0f}",
+        cause=f"the batch is capped at {cap} requests, while the device and the KV pool could take {int(roomy)}",
         evidence=[
             *excess_evidence(excess, QUEUE),
             *blamed_group(facts, excess),

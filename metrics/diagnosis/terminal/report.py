@@ -90,8 +90,8 @@ def _goodput(rows: list[ClassGoodput]) -> RenderableType:
     per_second = Text(rows[0].window.sentence() if rows and rows[0].window is not None else "", style="dim")
     if not latency.row_count:
         return Group(table, per_second)
-    too_few = f"–: too few requests for the claim (p99 needs {QUANTILE_MIN_SAMPLES['p99']})"
-    note = Text(f"{too_few}, or it falls among failed ones", style="dim")
+    few = f"too few requests (p99 needs {QUANTILE_MIN_SAMPLES['p99']})"
+    note = Text(f"–: no objective, {few}, or the value falls among failed requests", style="dim")
     return Group(table, per_second, Text(""), latency, note)
 
 
