@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 
 # Tests that start a server, a browser or Prometheus have marks of their own; pyproject.toml says what each mark means.
 FAST := not slow and not gpu and not peer and not server and not browser and not prometheus and not thorough
+# It takes seconds to load, and its only test file needs a server.
+NO_SCHEMATHESIS := -p no:schemathesis --ignore tests/engine/server/openai/test_specification.py
 # Without compiled modules every worker would compile all tests again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -31,7 +33,7 @@ test: $(STAMP)
 	$(PYTEST)
 
 check: lint types
-	$(PYTEST) -m '$(FAST)' --max-examples 10
+	$(PYTEST) -m '$(FAST)' --max-examples 10 $(NO_SCHEMATHESIS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -88,8 +88,13 @@ MAY_IMPORT = {
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
-    "engine.config", "engine.process",
+    "engine.config", "engine.process", "engine.core",
 )  # fmt: skip
+# What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
+RUN = """
+import loadgen.run.experiment, loadgen.run.replay, loadgen.run.run_files
+assert not any(name.split(".")[0] in ("engine", "locust", "ui") for name in sys.modules)
+"""
 
 
 @cache
@@ -178,14 +183,17 @@ def test_every_module_has_its_floor():
     assert not homeless
 
 
-# Locust patches the interpreter when it is imported: the load generator has a process of its own.
-@pytest.mark.parametrize("rooms", [("loadgen",), WITHOUT_TORCH], ids=["loadgen", "others"])
-def test_rooms_import_without_torch(rooms):
+@pytest.mark.parametrize(
+    ("first", "rooms"), [(RUN, ("loadgen",)), ("import tests.engine.simulated\n", WITHOUT_TORCH)],
+    ids=["loadgen", "others"],
+)  # fmt: skip
+def test_rooms_import_without_torch(first, rooms):
     inside = [
         name for name in modules()
         if any(name == room or name.startswith(f"{room}.") for room in rooms) and not name.endswith("locustfile")
     ]  # fmt: skip
-    code = "import sys; sys.modules['torch'] = None\n" + "".join(f"import {name}\n" for name in sorted(inside))
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n" + first
+    code += "".join(f"import {name}\n" for name in sorted(inside))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

@@ -241,16 +241,15 @@ class SimulatedServer:
         sample = device.sample_ns if jobs else 0
         end = begin + host + busy + sample
         kinds = [self._kind(job, n) for job, n in jobs]
-        prompt = {id(job): n for (job, n), kind in zip(jobs, kinds, strict=True) if kind != "decode"}
-        for (job, _), kind in zip(jobs, kinds, strict=True):
-            others = sum(n for key, n in prompt.items() if key != id(job))
-            waited_behind = int(busy * others / tokens)
+        own = {"prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE}
+        prompt_tokens = sum(n for (_, n), kind in zip(jobs, kinds, strict=True) if kind != "decode")
+        for (job, n), kind in zip(jobs, kinds, strict=True):
+            waited_behind = int(busy * (prompt_tokens - (n if kind != "decode" else 0)) / tokens)
             if job.preempted:
                 job.book(Account.MEMORY_PREEMPTED, begin)
                 job.preempted = False
             job.book(Account.COMPUTE_HOST, begin + host)
             job.book(Account.REQUEST_INTERFERENCE, begin + host + waited_behind)
-            own = {"prefill": Account.COMPUTE_PREFILL, "recompute": Account.MEMORY_RECOMPUTE}
             job.book(own.get(kind, Account.COMPUTE_DECODE), begin + host + busy)
             job.book(Account.TOKEN_SAMPLE, end)
         self._record_step(begin, end, host, busy, sample, expected, jobs, kinds, refusals, preempted)

@@ -8,6 +8,7 @@ import sys
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tests.further import further
 from tests.metrics.synthetic import synthetic_run
 from ui.run_data import fingerprint, load, run_names
 
@@ -45,7 +46,9 @@ def test_page_shows_a_diagnosed_run(runs, chat, page, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("run", ["under-way", "foreign", "vllm", "hostile", "server-only", "failing", "empty"])
+@pytest.mark.parametrize(
+    "run", ["vllm", "hostile", *further("under-way", "foreign", "server-only", "failing", "empty")]
+)
 def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
     app = opened(runs, page, run, monkeypatch)
     assert not app.exception, app.exception

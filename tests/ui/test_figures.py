@@ -15,6 +15,7 @@ from metrics.request.blame import UNEXPLAINED, blame_of, waited_ns, worst
 from metrics.request.goodput import goodput_by_tpot
 from metrics.request.objectives import OBJECTIVES
 from metrics.request.token_gaps import slowest_gaps
+from tests.further import further
 from ui import theme
 from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
@@ -29,7 +30,7 @@ UNIT = re.compile(
     r"\((ms|s|%|W|MHz|tokens|MFLOPs|requests|of one core.*|cumulative.*|[^)]*log scale|% of sent.*)\)$|per second$"
     r"|per step$|KV blocks$|^output token$"
 )
-RUNS = ("chat", "tiny_kv", "foreign", "vllm")
+RUNS = ("chat", *further("tiny_kv", "foreign", "vllm"))
 CEILINGS = Ceilings(
     device="simulated", threads=1, measured_at="", versions={}, read_bytes_per_s=2e9, copy_bytes_per_s=1e9, inner=1024,
     gemm=[Gemm("float32", 64, 5e10)],

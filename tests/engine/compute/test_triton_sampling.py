@@ -10,6 +10,7 @@ from engine.sampling import Grammar, SamplingParams
 from engine.token.sampling.sampler import NOTHING, Sampler, uniform
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 from tests.engine.exact_sampling import Row, assert_drawn_from, distribution, penalised
+from tests.further import further
 
 pytest.importorskip("triton")
 
@@ -71,7 +72,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", ["top-p", *further("temperature", "min-p", "top-n-sigma", "top-k")])
 def test_a_control_alone_keeps_what_the_reference_keeps(small, name):
     rows, logits = random_rows(len(ALONE[name]), 70, seed=7)
     for row, controls in zip(rows, ALONE[name], strict=True):

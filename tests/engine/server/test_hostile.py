@@ -20,6 +20,7 @@ from engine.server.openai.submission import sampling_params
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from tests.engine.server_process import post
+from tests.further import further
 
 # Not those below /debug: a burst waits for steps, which an idle server has none of. See test_debug.py.
 PATHS = {path.removeprefix("POST "): body for path, body in BODIES.items() if "/debug/" not in path}
@@ -85,11 +86,12 @@ def own_fields(path: str) -> list[str]:
     return [*new, *(unsupported(path) if path == "/v1/completions" else {}), "unheard_of"]
 
 
+@pytest.mark.parametrize("values", [FRAGMENTS, *further(LARGE)], ids=["fragments", "large"])
 @pytest.mark.parametrize("path", PATHS)
-def test_every_field_takes_or_refuses_every_value_by_its_name(path, encoder):
+def test_every_field_takes_or_refuses_every_value_by_its_name(path, values, encoder):
     names = {*fields(path), *unsupported(path)}
     for field in own_fields(path):
-        for value in FRAGMENTS + LARGE:
+        for value in values:
             try:
                 understand(path, body_of(path, {field: value}), encoder)
             except ApiError as refused:
