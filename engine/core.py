@@ -73,7 +73,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_blocks,
         block_size=config.block_size,
-        weights=runner.model.held_as or dtype,
+        weights=runner.model.packed_format or dtype,
         weight_bytes=runner.model.weight_bytes,
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,

@@ -48,7 +48,7 @@ class ProfileBurst:
         self._windows: list[StepWindow] = []
         self._blocked_ns = {"start": 0, "stop": 0, "read": 0}
         self._reading: Iterator[Burst | None] | None = None
-        self._has_begun = self._is_watching = False
+        self._has_started = self._is_watching = False
 
     def advance(self) -> Burst | None:
         """None while the burst goes on. Its answer has no windows where no step ended before the deadline, and a
@@ -64,7 +64,7 @@ class ProfileBurst:
         if self._reading is not None:
             return self._timed("read", lambda: next(self._reading))
         late = self._clock_ns() >= self._deadline_ns
-        if not self._has_begun:
+        if not self._has_started:
             if self._engine.has_work:
                 self._timed("start", self._start)
             elif late:
@@ -80,7 +80,7 @@ class ProfileBurst:
         return done
 
     def _start(self) -> None:
-        self._has_begun = True
+        self._has_started = True
         runner = self._runner
         if runner.device.type == "cpu":
             joined = runner.model.joined(runner.operations, runner.attention, runner.kv_cache)
@@ -133,7 +133,7 @@ class ProfileBurst:
             kernels += on_monotonic(seen[first : first + READ_AT_ONCE], offset)
             yield None
         kernels.sort(key=_begin)
-        spans = sorted(self._spans.taken, key=_begin)
+        spans = sorted(self._spans.kernels, key=_begin)
         records: list[KernelRecord] = []
         for windows, until_ns in _pieces(self._windows):
             since_ns = windows[0].begin_ns if windows[0] is not self._windows[0] else 0

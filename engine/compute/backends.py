@@ -30,8 +30,8 @@ def make_attention(name: str, device: torch.device, dtype: torch.dtype, kv_dtype
         return CppAttention(library)
     if name == "cpp":
         fitting = device.type == "cpu" and dtype == kv_dtype == torch.float32
-        given = f"{dtype} on {device}" if kv_dtype == dtype else f"{dtype} on {device} with keys in {kv_dtype}"
-        reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {given}"
+        precision = f"{dtype} on {device}" if kv_dtype == dtype else f"{dtype} on {device} with keys in {kv_dtype}"
+        reason = extension.unavailable() if fitting else f"it computes in float32 on a CPU, not in {precision}"
         raise ModelError(f"attention_backend=cpp cannot be had: {reason}; or leave the choice to `auto`")
     return TorchAttention()
 

@@ -79,7 +79,7 @@ class CppLayers:
         sin: torch.Tensor | None,
     ):
         self._run = library.function("sojourn_layers", POINTER)
-        self._kept = (layers, kv_cache, cos, sin)  # the arguments point to them
+        self._references = (layers, kv_cache, cos, sin)  # the arguments point to them
         caches = kv_cache.layers()
         self._layers = (_Layer * len(layers))(*map(_layer, layers, caches))
         first, heads, spec = layers[0], layers[0].heads, layers[0].spec

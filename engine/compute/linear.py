@@ -32,7 +32,7 @@ class Linear(nn.Module):
     def packed_bytes(self) -> int:
         return 0 if self.packed is None else self.packed.nbytes
 
-    def hold_as(self, dtype: torch.dtype) -> None:
+    def store_as(self, dtype: torch.dtype) -> None:
         """Gives the weight this dtype, before it is filled."""
         self.weight = nn.Parameter(self.weight.to(dtype))
 

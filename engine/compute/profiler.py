@@ -79,7 +79,7 @@ class CpuSpans:
     """When a CPU computed what, by the host's clock: while they are installed, the owners' methods are timed."""
 
     def __init__(self) -> None:
-        self.taken: list[Kernel] = []
+        self.kernels: list[Kernel] = []
         self._replaced: list[tuple[Any, str]] = []
         self._watched: CppLayers | None = None
 
@@ -109,12 +109,12 @@ class CpuSpans:
         self._replaced.append((owner, name))
 
     def _timed(self, work: Callable, klass: str, name: str) -> Callable:
-        taken, clock = self.taken, time.monotonic_ns
+        kernels, clock = self.kernels, time.monotonic_ns
 
         def timed(*arguments: Any) -> Any:
             begin_ns = clock()
             result = work(*arguments)
-            taken.append(Kernel(name, klass, begin_ns, clock()))
+            kernels.append(Kernel(name, klass, begin_ns, clock()))
             return result
 
         return timed
@@ -122,7 +122,7 @@ class CpuSpans:
     def _take_marks(self, marks: Sequence[int]) -> None:
         for number, (begin_ns, end_ns) in enumerate(pairwise(marks)):
             klass, name = PARTS[number % len(PARTS)]
-            self.taken.append(Kernel(name, klass, begin_ns, end_ns))
+            self.kernels.append(Kernel(name, klass, begin_ns, end_ns))
 
 
 def on_monotonic(kernels: Sequence[Kernel], offset: Offset) -> list[Kernel]:

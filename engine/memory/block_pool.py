@@ -73,15 +73,15 @@ class BlockPool:
         """It has one reader, and cannot be found by its prefix."""
         return self._references[block] == 1 and not self._index.holds(block)
 
-    def available_without(self, gone: Sequence[Sequence[int]], read: Sequence[int]) -> int:
-        """`available`, if the sequences `gone` were released and the cached or live blocks `read` were taken."""
+    def available_without(self, victims: Sequence[Sequence[int]], read: Sequence[int]) -> int:
+        """`available`, if the sequences `victims` were released and the cached or live blocks `read` were taken."""
         released: Counter[int] = Counter()
-        for blocks, count in Counter(map(tuple, gone)).items():  # forks of one prompt hold the same
+        for blocks, count in Counter(map(tuple, victims)).items():  # forks of one prompt hold the same
             for block in blocks:
                 released[block] += count
         freed = sum(1 for block, count in released.items() if self._references[block] == count)
-        taken = sum(1 for block in read if self._references[block] == released[block])
-        return self.available + freed - taken
+        claimed = sum(1 for block in read if self._references[block] == released[block])
+        return self.available + freed - claimed
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` empty blocks, evicting cached ones as needed, or None (and no change) where they do not fit."""

@@ -42,10 +42,10 @@ class KVBlockManager:
         self.observer.on_admit(request, request.num_tokens, request.preemptions == 0)
         return True
 
-    def would_fit(self, request: Request, reserve: int, gone: Sequence[Request]) -> bool:
-        """Whether `allocate` would work without the running requests `gone`."""
+    def would_fit(self, request: Request, reserve: int, victims: Sequence[Request]) -> bool:
+        """Whether `allocate` would work without the running requests `victims`."""
         read = request.blocks or self.pool.match(request.reusable_hashes(self.pool.block_size))
-        available = self.pool.available_without([other.blocks for other in gone], read)
+        available = self.pool.available_without([other.blocks for other in victims], read)
         return self.pool.blocks_for(request.num_tokens) - len(read) + bool(request.blocks) + reserve <= available
 
     def extend(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:

@@ -117,14 +117,14 @@ def captured(
 
 def graph_bytes(device: torch.device, sizes: list[int], capture: Callable[[list[int]], DecodeGraphs | None]) -> int:
     """Memory of graphs of all sizes: the largest has the memory that all share, each other one its launches."""
-    taken = [0, 0]
+    used_bytes = [0, 0]
     for count in (1, 2) if sizes else ():
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(device)[0]
         graphs = capture(sizes[-count:])
-        taken[count - 1] = before - torch.cuda.mem_get_info(device)[0]
+        used_bytes[count - 1] = before - torch.cuda.mem_get_info(device)[0]
         del graphs
-    return taken[0] + max(0, taken[1] - taken[0]) * (len(sizes) - 1)
+    return used_bytes[0] + max(0, used_bytes[1] - used_bytes[0]) * (len(sizes) - 1)
 
 
 class CudaCapture:

@@ -68,7 +68,7 @@ class ModelRunner:
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
         self.attention.reserve(config.max_num_seqs, config.max_num_batched_tokens)
-        packed = self.model.held_as is not None  # then a CPU computes, with any kernels
+        packed = self.model.packed_format is not None  # then a CPU computes, with any kernels
         self.threads = step_threads(self.model, self.shape) if packed else None
         self.num_blocks = config.num_kv_blocks or blocks_that_fit(
             config, self.max_model_len, self.shape, self._free_bytes(config)

@@ -177,16 +177,16 @@ def measured_threads(
     alone = 0
     for rows in FEW_ROWS:
         operands = {size: torch.randn(rows, size) for size in set(inputs)}
-        taken: dict[int, list[int]] = {1: [], most: []}
+        durations_ns: dict[int, list[int]] = {1: [], most: []}
         for _ in range(TRIALS):
-            for threads, times in taken.items():
+            for threads, times in durations_ns.items():
                 torch.set_num_threads(threads)
                 begin_ns = clock()
                 for product, size in zip(products, inputs, strict=True):
                     product(operands[size])
                 times.append(clock() - begin_ns)
         torch.set_num_threads(most)
-        if statistics.median(taken[1]) > WORTH * statistics.median(taken[most]):
+        if statistics.median(durations_ns[1]) > WORTH * statistics.median(durations_ns[most]):
             break
         alone = rows
     return StepThreads(most, alone, kv_tokens)

@@ -114,10 +114,10 @@ class DeviceTables:
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
         sent = self._send(step)
-        made = self.made(sent.rows, sent.query_start, sent.past, sent.known_ids)
+        built = self.kernel_inputs(sent.rows, sent.query_start, sent.past, sent.known_ids)
         parts = (sent.sample_tokens, sent.sample_rows, sent.blocks_to_zero, sent.copies)
         return StepTensors(
-            made.ids, made.positions, made.slots, sent.query_start, made.contexts, self.blocks[sent.rows.long()],
+            built.ids, built.positions, built.slots, sent.query_start, built.contexts, self.blocks[sent.rows.long()],
             *(part.long() for part in parts),
         )  # fmt: skip
 
@@ -131,7 +131,9 @@ class DeviceTables:
     def static(self, size: int) -> "DeviceStatic":
         return DeviceStatic(self, size, self._kernel.empty_step_inputs(size, size, self._device))
 
-    def made(self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None):
+    def kernel_inputs(
+        self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None
+    ):
         """The kernel's StepInputs, in `room` if given."""
         step = self._kernel.StepRows(rows, starts, past, known, self.blocks, self._last_ids)
         return self._kernel.step_inputs(step, self._block_size, room)
@@ -168,9 +170,9 @@ class DeviceStatic:
 
     def tensors(self) -> StepTensors:
         rows, past, known, _ = self._sent.view(4, -1)
-        made, rows64 = self._tables.made(rows, self._starts, past, known, self._room), rows.long()
+        built, rows64 = self._tables.kernel_inputs(rows, self._starts, past, known, self._room), rows.long()
         return StepTensors(
-            made.ids, made.positions, made.slots, self._starts, made.contexts, self._tables.blocks[rows64],
+            built.ids, built.positions, built.slots, self._starts, built.contexts, self._tables.blocks[rows64],
             self._each, rows64, self._none, self._none.view(2, 0),
         )  # fmt: skip
 

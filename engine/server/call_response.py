@@ -31,14 +31,14 @@ class CallResponse(Response):
         self._streams = stream  # a bound method here would be a cycle, and a call would live until a garbage collection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = self._gone = asyncio.create_task(_disconnected(receive))
+        disconnect = self._disconnect = asyncio.create_task(_disconnected(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, gone):
+            for task in (work, disconnect):
                 task.cancel()
-            (failure, _) = await asyncio.gather(work, gone, return_exceptions=True)
+            (failure, _) = await asyncio.gather(work, disconnect, return_exceptions=True)
             is_fault = isinstance(failure, Exception) and not isinstance(failure, OSError)
             if is_fault:
                 self._call.fault()
@@ -83,7 +83,7 @@ class CallResponse(Response):
 
     def _confirm(self, written: Callable[[], None]) -> None:
         """Calls `written` unless the client is gone: uvicorn silently drops what is sent to a lost client."""
-        if not self._gone.done():
+        if not self._disconnect.done():
             written()
 
 

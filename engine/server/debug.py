@@ -18,7 +18,7 @@ from engine.server.openai.protocol import Strict, parse
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
-from engine.server.telemetry.recent import KEPT_REQUESTS, KEPT_STEPS, Recent
+from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent
 from metrics.compute.kernels import Burst, by_class, by_name
 from metrics.export.perfetto import TraceRows, write_trace
 from metrics.ledger import SERVER_ACCOUNTS
@@ -52,13 +52,13 @@ def add_debug_routes(
     async def steps(request: Request) -> Response:
         _refuse_without_records(core, "steps")
         await telemetry.refresh()
-        packed = latest.packed_steps(_last(request, KEPT_STEPS))
+        packed = latest.packed_steps(_last(request, RECENT_STEPS))
         return _shown("steps", packed, lambda record: shown_step(recent.step(record)))
 
     @app.get("/debug/requests")
     async def requests(request: Request) -> Response:
         _refuse_without_records(core, "requests")
-        packed = latest.packed_requests(_last(request, KEPT_REQUESTS))
+        packed = latest.packed_requests(_last(request, RECENT_REQUESTS))
         return _shown("requests", packed, lambda record: shown_request(recent.request(record)))
 
     @app.get("/debug/requests/{request_id}")
@@ -66,7 +66,7 @@ def add_debug_routes(
         _refuse_without_records(core, "requests")
         packed = latest.packed_request(request_id)
         if packed is None:
-            message = f"no request {request_id[:128]!r} is among the last {KEPT_REQUESTS:,} that ended"
+            message = f"no request {request_id[:128]!r} is among the last {RECENT_REQUESTS:,} that ended"
             raise ApiError(404, message, param="request_id", code="request_not_found")
         return JSONResponse(shown_request(recent.request(packed)))
 

@@ -28,8 +28,8 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         state["arrived_ns"] = time.monotonic_ns()
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"").decode("latin-1")
-        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        state["request_id"] = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         read, has_started = 0, False
 
         async def bounded_receive() -> Message:

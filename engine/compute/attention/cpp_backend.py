@@ -69,7 +69,7 @@ class CppAttention(AttentionBackend):
         arguments = AttentionArguments(value_dim=spec.value_dim, window=spec.window or 0, scale=spec.scale)
         if slopes:
             arguments.slopes = ctypes.addressof(slopes)
-            arguments.kept = slopes
+            arguments.slopes_array = slopes
         arguments.place(self.inputs)
         self._prepared[spec] = arguments, ctypes.addressof(arguments)
         return self._prepared[spec]

@@ -9,7 +9,7 @@ from engine.compute.kv_cache import LayerCache, dequantise
 GATHERED_TOKENS = 65_536  # KV positions that one group of single-token sequences gathers at most, padding included
 # From here on a gather keeps its room on a CPU. The C library gives back what is larger than its threshold (at first
 # 128 KiB) and faults it in again page by page at every call, which tripled the time of a step of 16 decodes.
-KEPT_ELEMENTS = 1 << 15
+SMALLEST_REUSED_ELEMENTS = 1 << 15
 
 
 class TorchAttention(AttentionBackend):
@@ -86,7 +86,7 @@ class TorchAttention(AttentionBackend):
             if scales is not None:
                 stored = plane.view(torch.uint8).index_select(0, blocks).view(plane.dtype)
                 out = dequantise(stored, scales[index].index_select(0, blocks), dtype)
-            elif plane.is_cpu and size >= KEPT_ELEMENTS:
+            elif plane.is_cpu and size >= SMALLEST_REUSED_ELEMENTS:
                 if self._room[index].numel() < size or self._room[index].dtype != plane.dtype:
                     self._room[index] = torch.empty(size, dtype=plane.dtype)
                 out = self._room[index][:size].view(len(blocks), *plane.shape[1:])

@@ -200,7 +200,7 @@ def attend_kernel(
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     tokens = rows // GROUP
     heads = head * GROUP + rows % GROUP
-    kept = tokens < num_new
+    is_query = tokens < num_new
     positions = past + tokens
     first_position = past + block * BLOCK_M // GROUP
     key_end = past + tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, num_new - 1) + 1
@@ -216,18 +216,20 @@ def attend_kernel(
     query_rows = (
         query + (first + tokens).to(tl.int64)[:, None] * query_token_stride + heads[:, None] * query_head_stride
     )
-    packed = tl.load(query_rows + main[None, :], mask=kept[:, None] & (main < VALUE_DIM)[None, :], other=0.0)
+    packed = tl.load(query_rows + main[None, :], mask=is_query[:, None] & (main < VALUE_DIM)[None, :], other=0.0)
     if EIGHT_BIT:
         packed = packed.to(tl.float16)
     packed_rest = packed
     if REST > 0:
         rest = VALUE_DIM + tl.arange(0, REST)
-        packed_rest = tl.load(query_rows + rest[None, :], mask=kept[:, None] & (rest < HEAD_DIM)[None, :], other=0.0)
+        packed_rest = tl.load(
+            query_rows + rest[None, :], mask=is_query[:, None] & (rest < HEAD_DIM)[None, :], other=0.0
+        )
         if EIGHT_BIT:
             packed_rest = packed_rest.to(tl.float16)
     row_slopes = positions.to(tl.float32)
     if SLOPED:
-        row_slopes = tl.load(slopes + heads, mask=kept, other=0.0)
+        row_slopes = tl.load(slopes + heads, mask=is_query, other=0.0)
 
     acc = tl.zeros([BLOCK_M, MAIN], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -257,14 +259,14 @@ def attend_kernel(
     if num_segments == 1:
         num_heads = NUM_KV_HEADS * GROUP
         targets = ((first + tokens).to(tl.int64) * num_heads + heads) * VALUE_DIM
-        stored = kept[:, None] & (main < VALUE_DIM)[None, :]
+        stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
         tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
     else:
         partial = (tl.load(item + 4) + segment) * NUM_KV_HEADS + head
         places = partial.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(partial_output + places[:, None] * MAIN + main[None, :], acc, mask=kept[:, None])
+        tl.store(partial_output + places[:, None] * MAIN + main[None, :], acc, mask=is_query[:, None])
         lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(normaliser))
-        tl.store(partial_lse + places, lse, mask=kept)
+        tl.store(partial_lse + places, lse, mask=is_query)
 
 
 @triton.jit
@@ -303,14 +305,14 @@ def combine_kernel(
     local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     rows = block * BLOCK_M + local
     tokens = rows // GROUP
-    kept = tokens < num_new
+    is_query = tokens < num_new
     main = tl.arange(0, MAIN)
     acc = tl.zeros([ROWS, MAIN], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], UNSEEN, tl.float32)
     for start in range(0, num_segments, SEGMENTS):
         segments = start + tl.arange(0, SEGMENTS)
-        wanted = (segments < num_segments)[:, None] & kept[None, :]
+        wanted = (segments < num_segments)[:, None] & is_query[None, :]
         places = ((partial + segments) * NUM_KV_HEADS + head).to(tl.int64)[:, None] * BLOCK_M + local[None, :]
         lse = tl.load(partial_lse + places, mask=wanted, other=float("-inf"))
         cells = places[:, :, None] * MAIN + main[None, None, :]
@@ -323,5 +325,5 @@ def combine_kernel(
         peak = new_peak
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     targets = ((first + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
-    stored = kept[:, None] & (main < VALUE_DIM)[None, :]
+    stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
     tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)

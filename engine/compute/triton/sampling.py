@@ -64,8 +64,8 @@ def _scale(temperature):
 
 
 @triton.jit
-def _weights(x, kept, best, scale):
-    return tl.where(kept, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
+def _weights(x, mask, best, scale):
+    return tl.where(mask, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
 
 
 @triton.jit
@@ -76,9 +76,9 @@ def _above(values, size, key, best, scale, BLOCK: tl.constexpr):
     for begin in range(0, size, BLOCK):
         offsets = begin + tl.arange(0, BLOCK)
         x = tl.load(values + offsets, mask=offsets < size, other=float("-inf"))
-        kept = _key(x) > key
-        weight += _weights(x, kept, best, scale)
-        count += kept.to(tl.int32)
+        above = _key(x) > key
+        weight += _weights(x, above, best, scale)
+        count += above.to(tl.int32)
     return tl.sum(weight, axis=0), tl.sum(count, axis=0)
 
 
@@ -166,7 +166,7 @@ def _place_by_rank(values, size, low, high, top_k, top_p, all_weight, draw, best
 
 
 @triton.jit
-def _keep(values, low, maxima_pointer, num_chunks, vocab_size, kept_pointer, index_pointer, CHUNK: tl.constexpr,
+def _select(values, low, maxima_pointer, num_chunks, vocab_size, selected_pointer, index_pointer, CHUNK: tl.constexpr,
           CAPACITY: tl.constexpr):  # fmt: skip
     """Writes the values from key `low` on, and their indices, in order; how many there are, though not all may fit."""
     size = tl.zeros((), tl.int32)
@@ -174,12 +174,12 @@ def _keep(values, low, maxima_pointer, num_chunks, vocab_size, kept_pointer, ind
         if _key(tl.load(maxima_pointer + chunk)) >= low:
             offsets = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(values + offsets, mask=offsets < vocab_size, other=float("-inf")).to(tl.float32)
-            kept = _key(x) >= low
-            places = size + tl.cumsum(kept.to(tl.int32), axis=0) - 1
-            fits = kept & (places < CAPACITY)
-            tl.store(kept_pointer + places, x, mask=fits)
+            selected = _key(x) >= low
+            places = size + tl.cumsum(selected.to(tl.int32), axis=0) - 1
+            fits = selected & (places < CAPACITY)
+            tl.store(selected_pointer + places, x, mask=fits)
             tl.store(index_pointer + places, offsets, mask=fits)
-            size += tl.sum(kept.to(tl.int32), axis=0)
+            size += tl.sum(selected.to(tl.int32), axis=0)
     return size
 
 
@@ -236,7 +236,7 @@ def chunk_kernel(
 @triton.jit(do_not_specialize_on_alignment=["rows_pointer", "positions_pointer"])
 def draw_kernel(
     logits_pointer, edited_pointer, edited_rows_pointer, rows_pointer, positions_pointer, parameters_pointer,
-    maxima_pointer, best_pointer, masses_pointer, moments_pointer, kept_pointer, index_pointer, ids_pointer,
+    maxima_pointer, best_pointer, masses_pointer, moments_pointer, selected_pointer, index_pointer, ids_pointer,
     vocab_size, logits_stride, num_chunks,
     EDITED: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
@@ -297,21 +297,23 @@ def draw_kernel(
                         all_weight = mass
                         share = 0.5 * (1.0 - top_p) * mass / vocab_size
                         low = tl.maximum(low, _key_from(wide + tl.log(share) * temperature))
-                    kept_row = kept_pointer + row * CAPACITY
+                    selected_row = selected_pointer + row * CAPACITY
                     index_row = index_pointer + row * CAPACITY
-                    size = _keep(values, low, maxima_row, num_chunks, vocab_size, kept_row, index_row, CHUNK, CAPACITY)
+                    size = _select(
+                        values, low, maxima_row, num_chunks, vocab_size, selected_row, index_row, CHUNK, CAPACITY
+                    )
                     tl.debug_barrier()  # what some threads have written, others read
                     fits = size <= CAPACITY
                     if not fits:
-                        kept_row = values
+                        selected_row = values
                         size = vocab_size
                     if (top_k > 0) | (top_p < 1):
                         found = _place_by_rank(
-                            kept_row, size, low, high, top_k, top_p, all_weight, draw, best, scale, CHUNK
+                            selected_row, size, low, high, top_k, top_p, all_weight, draw, best, scale, CHUNK
                         )
                     else:
-                        weight, _ = _above(kept_row, size, low - 1, best, scale, CHUNK)
-                        found = _place_in_order(kept_row, size, low, draw * weight, best, scale, CHUNK)
+                        weight, _ = _above(selected_row, size, low - 1, best, scale, CHUNK)
+                        found = _place_in_order(selected_row, size, low, draw * weight, best, scale, CHUNK)
                     token = found
                     if fits:
                         token = tl.load(index_row + found)
@@ -362,13 +364,13 @@ def draw_rows(
 
     maxima, best = room(torch.float32, num_chunks), room(torch.int32, num_chunks)
     masses, moments = room(torch.float64, num_chunks), room(torch.float64, num_chunks, 3)
-    kept, index = room(torch.float32, capacity), room(torch.int32, capacity)
+    selected, index = room(torch.float32, capacity), room(torch.int32, capacity)
     chunk_kernel[(num_rows, num_chunks)](
         logits, edited, edited_rows, rows, parameters, maxima, best, masses, moments,
         vocab_size, logits.stride(0), num_chunks, EDITED=edited is not None, CHUNK=chunk,
     )  # fmt: skip
     draw_kernel[(num_rows,)](
-        logits, edited, edited_rows, rows, positions, parameters, maxima, best, masses, moments, kept, index, ids,
+        logits, edited, edited_rows, rows, positions, parameters, maxima, best, masses, moments, selected, index, ids,
         vocab_size, logits.stride(0), num_chunks,
         EDITED=edited is not None, CHUNK=chunk, CHUNKS=triton.next_power_of_2(num_chunks), CAPACITY=capacity,
         num_warps=8,

@@ -31,9 +31,9 @@ Branches = bytes | list[bytes] | None
 
 
 class ShadowNode(msgspec.Struct, gc=False, eq=False):
-    """A block that was computed once. The pool sizes from number `held_from` on hold it.
+    """A block that was computed once. The pool sizes from number `smallest_size` on hold it.
 
-    The garbage collector skips nodes: to walk through all of them took seconds. A forgotten node is in no cycle, for it
+    The garbage collector skips nodes: to walk through all of them took seconds. A dropped node is in no cycle, for it
     is in no list.
     """
 
@@ -55,7 +55,7 @@ class ShadowNode(msgspec.Struct, gc=False, eq=False):
     ends: tuple[bytes, ...] = ()  # of sequences, oldest first
 
     @property
-    def held_from(self) -> int:
+    def smallest_size(self) -> int:
         return max(self.too_small_below, self.lost_below)
 
 
@@ -66,7 +66,7 @@ class ShadowIndex:
         self.block_size = block_size
         self.capacity = num_blocks + remembered
         self.sizes = [size for size in (int(ratio * num_blocks) for ratio in RATIOS) if size <= self.capacity]
-        self.forgotten = 0  # blocks, since the start
+        self.num_dropped = 0  # blocks, since the start
         self.num_extra_readers = 0  # readers beyond the first of each block, of all blocks
         # One block in so many is sampled: some 256 to 511 of a pool, but never fewer than one in 128.
         self.sampled_one_in = 1 << max(0, min(7, (num_blocks // 256).bit_length() - 1))
@@ -159,7 +159,7 @@ class ShadowIndex:
     def end(self, parent: ShadowNode, tokens: Sequence[int]) -> None:
         """A sequence ended with fewer tokens than a block. The last TAILS of such ends are remembered of a prefix."""
         if not tokens or (parent.parent is None and parent.key and not parent.followed_by):
-            return  # of a salt that has no block yet, nothing would ever be forgotten
+            return  # of a salt that has no block yet, nothing would ever be dropped
         end = packed_tokens(tokens)
         if end in parent.ends:
             return
@@ -174,10 +174,10 @@ class ShadowIndex:
         Returns what the pool itself evicts, oldest first.
         """
         evicted: list[ShadowNode] = []
-        idle, oldest, held = self._idle, self._oldest, 0
+        idle, oldest, cached = self._idle, self._oldest, 0
         for level, size in enumerate(self.sizes):
-            held += idle[level]
-            excess = min(occupied + held - size, held)
+            cached += idle[level]
+            excess = min(occupied + cached - size, cached)
             if excess <= 0:
                 continue
             node, left = oldest[level], excess
@@ -194,7 +194,7 @@ class ShadowIndex:
                 node = node.newer
             oldest[level] = node
             idle[level + 1] += excess
-            held -= excess
+            cached -= excess
         return evicted
 
     def _list(self, node: ShadowNode) -> None:
@@ -236,7 +236,7 @@ class ShadowIndex:
             return
         self._unlist(node)
         del self._nodes[node.key]
-        self.forgotten += 1
+        self.num_dropped += 1
         parent = node.parent
         parent.followed_by = without_branch(parent.followed_by, node.tokens)
         if parent.parent is None:

@@ -78,7 +78,7 @@ class ShadowObserver(BlockObserver):
         self._events: list[tuple] = []  # the function that books it, and its arguments
         self._times = BlockTimes()
         self.has_times = False
-        self._forgotten = 0
+        self._num_dropped = 0
 
     def flush(self) -> None:
         events, self._events = self._events, []
@@ -155,7 +155,7 @@ class ShadowObserver(BlockObserver):
                 in_flight.pop(key, None)
             parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns)
             read.append(parent)
-        if self.shadow.forgotten != self._forgotten:
+        if self.shadow.num_dropped != self._num_dropped:
             self.has_times = True
 
     @_booked_by_flush
@@ -176,7 +176,8 @@ class ShadowObserver(BlockObserver):
 
     def take_times(self) -> BlockTimes:
         times, self._times, self.has_times = self._times, BlockTimes(), False
-        times.shadow_evicted_blocks, self._forgotten = self.shadow.forgotten - self._forgotten, self.shadow.forgotten
+        num_dropped = self.shadow.num_dropped
+        times.shadow_evicted_blocks, self._num_dropped = num_dropped - self._num_dropped, num_dropped
         return times
 
     def _occupied(self, active: int) -> int:
@@ -212,7 +213,7 @@ class ShadowObserver(BlockObserver):
             if node is None:
                 break
             known.append(node)
-            hits += [index] * (node.held_from - len(hits))
+            hits += [index] * (node.smallest_size - len(hits))
         hits += [len(known)] * (len(self.shadow.sizes) - len(hits))
         return known, hits
 

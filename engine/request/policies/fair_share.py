@@ -9,7 +9,7 @@ from engine.request.policy import Policy, RankedQueue
 from engine.request.request import Request
 
 MAX_TENANTS = 10_000  # that have a counter
-MAX_PASSED_OVER = 1024  # requests in a row that may go ahead of the oldest
+MAX_OVERTAKES = 1024  # requests in a row that may go ahead of the oldest
 
 
 class FairShare(Policy):
@@ -21,7 +21,7 @@ class FairShare(Policy):
 
     Fairness: while two tenants have requests in the queue, their service differs by at most 2 * max(longest prompt,
     output_weight * tokens of the running batch) (theorem 4.4 there), however many requests each has sent.
-    Starvation: of the request that has waited longest at most MAX_PASSED_OVER others go ahead in a row; so no number of
+    Starvation: of the request that has waited longest at most MAX_OVERTAKES others go ahead in a row; so no number of
     new tenants, each with a claim to be served next, can block it for ever. If it then lacks a long-prefill slot, it is
     next as soon as there is one.
     """
@@ -32,7 +32,7 @@ class FairShare(Policy):
     def __init__(self, pool: BlockPool, max_num_seqs: int, output_weight: int = 2) -> None:
         super().__init__(pool, max_num_seqs)
         self._output_weight = output_weight
-        self.queue = TenantQueues(MAX_PASSED_OVER)
+        self.queue = TenantQueues(MAX_OVERTAKES)
 
     def admitted(self, request: Request) -> None:
         self.queue.claims.pop(request.arrival_index, None)
@@ -49,9 +49,9 @@ class FairShare(Policy):
 class TenantQueues:
     """A queue and a counter of its service for each tenant. The head is the first of the least served tenant."""
 
-    def __init__(self, max_passed_over: int) -> None:
-        self._max_passed_over = max_passed_over
-        self._passed_over = 0  # requests that went ahead of the oldest since one was the oldest
+    def __init__(self, max_overtakes: int) -> None:
+        self._max_overtakes = max_overtakes
+        self._overtakes = 0  # requests that went ahead of the oldest since one was the oldest
         self._counters: dict[str, int] = {}
         self._queues: dict[str, RankedQueue] = {}  # of tenants with a request in the queue
         self._entries: dict[str, tuple[int, int, str]] = {}  # tenant → its valid entry in the heap
@@ -77,11 +77,11 @@ class TenantQueues:
 
     def remove(self, request: Request) -> None:
         oldest = self._by_age.head()
-        if oldest is request and self._passed_over >= self._max_passed_over:
+        if oldest is request and self._overtakes >= self._max_overtakes:
             self.claims[request.arrival_index] = None
             if len(self.claims) > MAX_TENANTS:  # of requests that ended without admission
                 del self.claims[next(iter(self.claims))]
-        self._passed_over = 0 if oldest is request else self._passed_over + 1
+        self._overtakes = 0 if oldest is request else self._overtakes + 1
         if request in self._due:
             self._due.remove(request)
         tenant = request.tenant
@@ -96,7 +96,7 @@ class TenantQueues:
     def head(self) -> Request | None:
         if self._due:
             return self._due.head()
-        return self._by_age.head() if self._passed_over >= self._max_passed_over else self._least_served()
+        return self._by_age.head() if self._overtakes >= self._max_overtakes else self._least_served()
 
     def charge(self, tenant: str, tokens: int) -> None:
         self._counters[tenant] = self._counters.get(tenant, 0) + tokens

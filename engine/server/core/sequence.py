@@ -147,7 +147,7 @@ class SequenceStream:
         self._discards_output = discards_output
         self._new_tokens: list[Token] = []
         self._last_token: Token | None = None  # from the core
-        self._taken_token: Token | None = None  # the last one of the text; None: the text ends with the sequence
+        self._last_text_token: Token | None = None  # the last one of the text; None: the text ends with the sequence
         self._entries: list[Entry] = []
 
     @property
@@ -202,10 +202,10 @@ class SequenceStream:
             self.finish_reason = self._last_token.output.finish_reason
         elif self.ended is not None:
             if self.ended.reason in ("abort", "lost"):
-                self._taken_token = None
+                self._last_text_token = None
                 raise CoreLost
             if self.ended.reason == "error":
-                self._taken_token = None
+                self._last_text_token = None
                 # The request itself causes it, as with masks that leave no token: the same request fails again.
                 message = self.ended.error or "what this request asks for cannot be generated"
                 raise ApiError(400, message, code="generation_failed")
@@ -218,7 +218,7 @@ class SequenceStream:
 
     def write(self, ns: int) -> Write:
         """The text that was taken last was handed to the socket at that moment."""
-        source = self.ended if self._taken_token is None else self._taken_token
+        source = self.ended if self._last_text_token is None else self._last_text_token
         decoding_ns = self._decode_spans.since(source.booked_ns)
         return Write(source, decoding_ns, self.request.encoded_ns - self._arrived_ns, ns)
 
@@ -233,7 +233,7 @@ class SequenceStream:
         if self.finish_reason is not None and self._text.stop_string is None:
             texts.append(self._text.rest())
             if not self.has_last_token:  # it ended after its last token
-                self._taken_token = None
+                self._last_text_token = None
         if self._discards_output:
             texts.clear()
             self.finish_reason = self.finish_reason and "length"
@@ -243,7 +243,7 @@ class SequenceStream:
     def _text_of(self, token: Token, *, stops: bool) -> str:
         """The text that can be shown once this token is known."""
         self.output_tokens += 1
-        self._taken_token = token
+        self._last_text_token = token
         token_id, offset = token.output.token_id, self._text.num_characters
         if stops and token_id in self._client_stop_ids:
             self.stop_reason = token_id

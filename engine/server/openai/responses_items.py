@@ -40,15 +40,15 @@ class CallOutputItem(Strict):
 _ITEMS = {"message": MessageItem, "function_call": CallItem, "function_call_output": CallOutputItem}
 
 
-def messages_of(given: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+def messages_of(request_input: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
     """Chat messages, as clients send them, of an input. Calls that follow each other are one assistant's turn.
 
     Raises ApiError 400 that names the item.
     """
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    for index, value in enumerate(given):
+    if isinstance(request_input, str):
+        return [*messages, {"role": "user", "content": request_input}]
+    for index, value in enumerate(request_input):
         item = _item(index, value)
         if isinstance(item, MessageItem):
             messages.append({"role": item.role, "content": _text(index, item.content)})

@@ -89,11 +89,11 @@ def _of_response_format(wanted: dict[str, Any]) -> Grammar | None:
 def _of_structured_outputs(wanted: dict[str, Any]) -> Grammar:
     param = "structured_outputs"
     _refuse_unknown(wanted, {"json", "json_object", "regex", "choice", "grammar"}, param)
-    given = {kind: value for kind, value in wanted.items() if value is not None and value is not False}
-    if len(given) != 1:
+    constraints = {kind: value for kind, value in wanted.items() if value is not None and value is not False}
+    if len(constraints) != 1:
         message = "`structured_outputs` must have exactly one of json, json_object, regex, choice and grammar"
         raise invalid(param, message)
-    ((kind, value),) = given.items()
+    ((kind, value),) = constraints.items()
     return _grammar(kind, value, param)
 
 

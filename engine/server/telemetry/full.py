@@ -132,11 +132,11 @@ class Telemetry:
         except (OSError, RunDataError) as error:
             log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
 
-    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
-        """Takes an ended request; `asked` are its attributes in a trace."""
+    def request(self, record: RequestRecord, attributes: Mapping[str, Any]) -> None:
+        """Takes an ended request; `attributes` are those of its trace."""
         self.exporter.observe_request(record)
         if self.tracer is not None:
-            self.tracer.observe(record, asked)
+            self.tracer.observe(record, attributes)
         self.recent.add_request(record)
         if self.recorder is not None:
             self.recorder.append("requests", record)
@@ -159,21 +159,21 @@ class Telemetry:
         """A process that is killed loses no older step."""
         while True:
             await asyncio.sleep(FOLD_SECONDS)
-            with _failure_told("steps could not be worked out"):
+            with _log_failure("steps could not be worked out"):
                 self._fold_steps()
 
     async def sample_system(self, core_pid) -> None:
         """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
         sampler = SystemSampler(os.getpid())
         while True:
-            begun = time.monotonic()
-            with _failure_told("the machine could not be sampled"):
+            started = time.monotonic()
+            with _log_failure("the machine could not be sampled"):
                 self._observe_system(await asyncio.to_thread(sampler.sample, core_pid()))
             try:
-                await asyncio.sleep(max(0, begun + SAMPLE_SECONDS - time.monotonic()))
+                await asyncio.sleep(max(0, started + SAMPLE_SECONDS - time.monotonic()))
             except asyncio.CancelledError:
-                if time.monotonic() - begun >= FEWEST_SAMPLE_SECONDS:
-                    with _failure_told("the machine could not be sampled"):
+                if time.monotonic() - started >= FEWEST_SAMPLE_SECONDS:
+                    with _log_failure("the machine could not be sampled"):
                         self._observe_system(sampler.sample(core_pid()))
                 raise
 
@@ -198,7 +198,7 @@ class Telemetry:
 
 
 @contextlib.contextmanager
-def _failure_told(what: str) -> Iterator[None]:
+def _log_failure(what: str) -> Iterator[None]:
     """Of one look, such as with no file left to open: it is missing, not all that follow."""
     try:
         yield

@@ -39,7 +39,7 @@ class NoTelemetry:
     async def refresh(self) -> None:
         """Nothing waits."""
 
-    def request(self, record: RequestRecord, asked: Mapping[str, Any]) -> None:
+    def request(self, record: RequestRecord, attributes: Mapping[str, Any]) -> None:
         """Its ledger is empty: it would be counted wrong."""
 
     def scrape(self) -> bytes:

@@ -121,8 +121,8 @@ class Guide:
 
 
 def _json_schema(source: str) -> str:
-    made = llguidance.LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
-    return f"start: %json {json.dumps(json.loads(made)['grammars'][0]['json_schema'])}"
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
+    return f"start: %json {json.dumps(json.loads(grammar)['grammars'][0]['json_schema'])}"
 
 
 def _regex(source: str) -> str:

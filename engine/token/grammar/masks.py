@@ -24,7 +24,7 @@ class MaskFill:
         self._stops = stop_token_ids
         self._rows = iter(range(len(guides)))
         self._at: dict[int, tuple[int, int]] = {}  # thread → row, CPU time when it began
-        self._given_up: set[int] = set()
+        self._timed_out: set[int] = set()
         self._left = len(guides)
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -41,7 +41,7 @@ class MaskFill:
                 self.guides[row].overtime_ns += self._overtime_ns(thread)
                 del self._at[thread]
                 self._judge(row)
-                if row in self._given_up:
+                if row in self._timed_out:
                     return
                 self._finish_one()
 
@@ -63,8 +63,8 @@ class MaskFill:
         found = False
         with self._lock:
             for thread, (row, _) in self._at.items():
-                if row not in self._given_up and self._judge(row, self._overtime_ns(thread)):
-                    self._given_up.add(row)
+                if row not in self._timed_out and self._judge(row, self._overtime_ns(thread)):
+                    self._timed_out.add(row)
                     self._finish_one()
                     found = True
         return found

@@ -98,7 +98,7 @@ class Decoder(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.hidden_size))
         self.head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
-        self.held_as: str | None = None  # the weight format of the packed matrices
+        self.packed_format: str | None = None  # the weight format of the packed matrices
         self._joined: tuple[tuple, CppLayers | None] = (None, None, None), None
         self.cos: torch.Tensor | None = None
         self.sin: torch.Tensor | None = None
@@ -108,11 +108,11 @@ class Decoder(nn.Module):
         if self.config.tie_embeddings:
             self.head.weight = self.embedding
 
-    def hold_as(self, dtype: torch.dtype) -> None:
+    def store_as(self, dtype: torch.dtype) -> None:
         """Gives the embedding and the matrices of linear layers and experts this dtype, before they are filled."""
         self.embedding = nn.Parameter(self.embedding.to(dtype))
         for module in self._matrices():
-            module.hold_as(dtype)
+            module.store_as(dtype)
         self.tie()
 
     def pack(self, weight_format: WeightFormat) -> None:
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         embedding, and what takes part in choices or in attention, the routers and the factors of latent attention."""
         for module in self._matrices():
             module.pack(weight_format)
-        self.held_as = weight_format.name
+        self.packed_format = weight_format.name
 
     def _matrices(self) -> list[Linear | MixtureOfExperts]:
         return [module for module in self.modules() if isinstance(module, Linear | MixtureOfExperts)]

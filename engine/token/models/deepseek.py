@@ -22,23 +22,23 @@ def v2_config(config: dict[str, Any]) -> DecoderConfig:
     method = config.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelError(f"config.json has topk_method={method!r}; supported are greedy and group_limited_greedy")
-    groups, kept = (1, 1) if method == "greedy" else _groups(config)
+    groups, topk_groups = (1, 1) if method == "greedy" else _groups(config)
     chosen, scale = count(config, "num_experts_per_tok"), number(config, "routed_scaling_factor", 1.0)
-    route = partial(softmax_by_group, num_chosen=chosen, num_groups=groups, kept_groups=kept, scale=scale)
+    route = partial(softmax_by_group, num_chosen=chosen, num_groups=groups, topk_groups=topk_groups, scale=scale)
     return _decoder(config, route, correction_bias=False, interleaved=True)
 
 
 def v3_config(config: dict[str, Any]) -> DecoderConfig:
     """config.json of DeepseekV3ForCausalLM."""
     refuse_unless(config, scoring_func="sigmoid", topk_method="noaux_tc")
-    groups, kept = _groups(config)
+    groups, topk_groups = _groups(config)
     if groups * 2 > count(config, "n_routed_experts"):
         raise ModelError(f"config.json has n_group={groups}; a group is judged by two experts and has fewer")
     route = partial(
         sigmoid_by_group,
         num_chosen=count(config, "num_experts_per_tok"),
         num_groups=groups,
-        kept_groups=kept,
+        topk_groups=topk_groups,
         normalise=bool(config.get("norm_topk_prob", True)),
         scale=number(config, "routed_scaling_factor", 1.0),
     )
@@ -47,12 +47,12 @@ def v3_config(config: dict[str, Any]) -> DecoderConfig:
 
 
 def softmax_by_group(
-    logits: torch.Tensor, bias: None, num_chosen: int, num_groups: int, kept_groups: int, scale: float
+    logits: torch.Tensor, bias: None, num_chosen: int, num_groups: int, topk_groups: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities of the best experts, out of the groups whose best expert is best (DeepSeek-V2)."""
     scores = logits.softmax(-1)
     best = scores.unflatten(-1, (num_groups, -1)).amax(-1)
-    weights, experts = _only_groups(scores, best, kept_groups, 0.0).topk(num_chosen, dim=-1)
+    weights, experts = _only_groups(scores, best, topk_groups, 0.0).topk(num_chosen, dim=-1)
     return weights * scale, experts
 
 
@@ -61,7 +61,7 @@ def sigmoid_by_group(
     bias: torch.Tensor,
     num_chosen: int,
     num_groups: int,
-    kept_groups: int,
+    topk_groups: int,
     normalise: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,34 +70,34 @@ def sigmoid_by_group(
     scores = logits.sigmoid()
     biased = scores + bias
     best = biased.unflatten(-1, (num_groups, -1)).topk(2, dim=-1).values.sum(-1)
-    experts = _only_groups(biased, best, kept_groups, float("-inf")).topk(num_chosen, dim=-1).indices
+    experts = _only_groups(biased, best, topk_groups, float("-inf")).topk(num_chosen, dim=-1).indices
     weights = scores.gather(-1, experts)
     if normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * scale, experts
 
 
-def _only_groups(scores: torch.Tensor, group_scores: torch.Tensor, kept: int, other: float) -> torch.Tensor:
-    """`scores` [num_tokens, num_experts] with `other` outside the `kept` best groups."""
+def _only_groups(scores: torch.Tensor, group_scores: torch.Tensor, topk_groups: int, other: float) -> torch.Tensor:
+    """`scores` [num_tokens, num_experts] with `other` outside the best `topk_groups`."""
     num_groups = group_scores.shape[-1]
-    if kept == num_groups:
+    if topk_groups == num_groups:
         return scores
     chosen = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(
-        -1, group_scores.topk(kept, dim=-1).indices, True
+        -1, group_scores.topk(topk_groups, dim=-1).indices, True
     )
     return scores.masked_fill(~chosen.repeat_interleave(scores.shape[-1] // num_groups, dim=-1), other)
 
 
 def _groups(config: dict[str, Any]) -> tuple[int, int]:
     """Number of groups and how many of them a token may use."""
-    groups, kept = count(config, "n_group"), count(config, "topk_group")
+    groups, topk_groups = count(config, "n_group"), count(config, "topk_group")
     experts, chosen = count(config, "n_routed_experts"), count(config, "num_experts_per_tok")
-    if experts % groups or kept > groups or chosen > kept * (experts // groups):
+    if experts % groups or topk_groups > groups or chosen > topk_groups * (experts // groups):
         raise ModelError(
-            f"config.json has n_group={groups}, topk_group={kept}, n_routed_experts={experts}, num_experts_per_tok="
-            f"{chosen}; groups must divide the experts and those kept must hold the chosen"
+            f"config.json has n_group={groups}, topk_group={topk_groups}, n_routed_experts={experts}, "
+            f"num_experts_per_tok={chosen}; groups must divide the experts and those kept must hold the chosen"
         )
-    return groups, kept
+    return groups, topk_groups
 
 
 def _decoder(config: dict[str, Any], route: Route, *, correction_bias: bool, interleaved: bool) -> DecoderConfig:

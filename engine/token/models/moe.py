@@ -55,7 +55,7 @@ class MixtureOfExperts(nn.Module):
             return self.expert_parameters * self.down.element_size()
         return self.packed_bytes // self.num_experts
 
-    def hold_as(self, dtype: torch.dtype) -> None:
+    def store_as(self, dtype: torch.dtype) -> None:
         self.gate_up, self.down = (nn.Parameter(part.to(dtype)) for part in (self.gate_up, self.down))
 
     def pack(self, weight_format: WeightFormat) -> None:

@@ -57,7 +57,7 @@ def load_model(
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
     if weights is not None:
-        model.hold_as(named_dtype(config) if dummy else stored_dtype(folder))
+        model.store_as(named_dtype(config) if dummy else stored_dtype(folder))
     model = model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
     if dummy:

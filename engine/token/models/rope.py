@@ -119,9 +119,9 @@ def _yarn(frequencies: torch.Tensor, parameters: dict[str, Any], dim: int) -> to
 
 
 def _yarn_attention_factor(parameters: dict[str, Any]) -> float:
-    given, factor = parameters.get("attention_factor"), number(parameters, "factor")
-    if given is not None:
-        return float(given)
+    attention_factor, factor = parameters.get("attention_factor"), number(parameters, "factor")
+    if attention_factor is not None:
+        return float(attention_factor)
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if mscale and all_dim:
         return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)

@@ -17,7 +17,7 @@ NEUTRAL = {
 
 def count(config: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """A whole number of config.json; `default` where it has none, or null."""
-    value = _given(config, key, default)
+    value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ModelError(f"config.json has {key}={value!r}; it must be a whole number of at least {least}")
     return value
@@ -25,7 +25,7 @@ def count(config: dict[str, Any], key: str, default: int | None = None, least: i
 
 def number(config: dict[str, Any], key: str, default: float | None = None, least: float | None = None) -> float:
     """A number of config.json; `default` where it has none, or null."""
-    value = _given(config, key, default)
+    value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ModelError(f"config.json has {key}={value!r}; it must be a number")
     if least is not None and value < least:
@@ -33,7 +33,7 @@ def number(config: dict[str, Any], key: str, default: float | None = None, least
     return float(value)
 
 
-def _given(config: dict[str, Any], key: str, default: float | None) -> Any:
+def _value(config: dict[str, Any], key: str, default: float | None) -> Any:
     value = config.get(key)
     if value is None and default is None:
         raise ModelError(f"config.json lacks {key}")
@@ -58,12 +58,12 @@ def listed(config: dict[str, Any], key: str) -> list[Any]:
     return _of_kind(config, key, list, "a list")
 
 
-def _of_kind(config: dict[str, Any], key: str, kind: type, words: str) -> Any:
+def _of_kind(config: dict[str, Any], key: str, kind: type, description: str) -> Any:
     value = config.get(key)
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        raise ModelError(f"config.json has {key}={value!r}; it must be {words}")
+        raise ModelError(f"config.json has {key}={value!r}; it must be {description}")
     return value
 
 

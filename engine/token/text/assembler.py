@@ -30,7 +30,7 @@ class TextAssembler:
         self._show_stop = show_stop
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._held_back = ""
+        self._pending = ""
 
     def push(self, token_id: int, *, stops: bool = False) -> str:
         """The text that can be shown once this token is known. `stops`: the output ended with it, as by a stop token.
@@ -43,17 +43,17 @@ class TextAssembler:
         self.num_characters += len(text)
         if not self._stops or self.num_tokens < self._min_tokens:
             return text
-        text = self._held_back + text
+        text = self._pending + text
         hits = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if hits:
             begin, self.stop_string = min(hits)
-            self._held_back = ""
+            self._pending = ""
             return text[: begin + len(self.stop_string) if self._show_stop else begin]
         shown = len(text) - max(overlap(text, stop) for stop in self._stops)
-        self._held_back = text[shown:]
+        self._pending = text[shown:]
         return text[:shown]
 
     def rest(self) -> str:
         """The text that was held back, once the output has ended without a stop string."""
-        rest, self._held_back = self._held_back, ""
+        rest, self._pending = self._pending, ""
         return rest

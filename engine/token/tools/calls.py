@@ -120,11 +120,11 @@ class ToolCallParser:
         self._find = re.compile("|".join(map(re.escape, self._literals))).search
         self._mode = self._outside
         self._rest = ""  # not yet consumed: the beginning of a literal, a header or a name; always short
-        self._held: list[str] = []  # consumed, and content unless a call begins
+        self._pending: list[str] = []  # consumed, and content unless a call begins
         self._object: CallObject | None = None
         self._arguments: ValueEnd | None = None
         self._in_list = False
-        self._begun = False
+        self._has_started = False
         self._deltas: list[Delta] = []
 
     def push(self, piece: str) -> list[Delta]:
@@ -141,16 +141,16 @@ class ToolCallParser:
 
     def finish(self) -> list[Delta]:
         """The rest, once no more text comes: what might have become a call is content."""
-        held, self._rest = self._rest, ""
-        if self._mode == self._outside and self.num_calls and not held:
-            self._held.clear()  # white space after the last call
-        self._content("".join(self._held) + held)
-        self._held.clear()
+        rest, self._rest = self._rest, ""
+        if self._mode == self._outside and self.num_calls and not rest:
+            self._pending.clear()  # white space after the last call
+        self._content("".join(self._pending) + rest)
+        self._pending.clear()
         return self._take()
 
     def _take(self) -> list[Delta]:
-        taken, self._deltas = self._deltas, []
-        return taken
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _content(self, text: str) -> None:
         if text:
@@ -166,7 +166,7 @@ class ToolCallParser:
         """At the beginning of the output, or after a call: white space and empty literals wait in `_held`."""
         end = skip_space(text, at)
         if end > at:
-            self._held.append(text[at:end])
+            self._pending.append(text[at:end])
             return end
         opener = self._format.opener
         if text.startswith(opener, at):
@@ -175,7 +175,7 @@ class ToolCallParser:
             return self._open(at, "")
         for literal in (*self._format.between, self._format.section):
             if literal and text.startswith(literal, at):
-                self._held.append(literal)
+                self._pending.append(literal)
                 return at + len(literal)
         if any(literal.startswith(text[at:]) for literal in (*self._literals, *self._format.between)):
             return at
@@ -190,13 +190,13 @@ class ToolCallParser:
         self._content(text[at : found.start()])
         if found.group() == self._format.opener:
             return self._open(found.end(), found.group())
-        self._held.append(found.group())
+        self._pending.append(found.group())
         self._mode = self._outside
         return found.end()
 
     def _open(self, at: int, opener: str) -> int:
-        self._held.append(opener)
-        self._begun = self._in_list = False
+        self._pending.append(opener)
+        self._has_started = self._in_list = False
         self._object, self._arguments = CallObject(), None
         self._mode = {"object": self._inside_object, "list": self._before_list, "named": self._inside_header}[
             self._format.form
@@ -206,26 +206,26 @@ class ToolCallParser:
     def _before_list(self, text: str, at: int) -> int:
         end = skip_space(text, at)
         if end == len(text):
-            self._held.append(text[at:end])
+            self._pending.append(text[at:end])
             return end
         if text[end] != "[":
             return self._give_up(at)
-        self._held.append(text[at : end + 1])
+        self._pending.append(text[at : end + 1])
         self._in_list, self._mode = True, self._inside_object
         return end + 1
 
     def _inside_object(self, text: str, at: int) -> int:
         call = self._object
         end = call.feed(text, at)
-        if not self._begun:
-            self._held.append(text[at:end])
+        if not self._has_started:
+            self._pending.append(text[at:end])
             if call.name is not None and call.name not in self._names:
                 return self._give_up(end)
             if call.name is not None and call.has_arguments:
                 self._begin(call.name)
-        if self._begun:
+        if self._has_started:
             self._call(None, call.take_arguments())
-        if call.state == "broken" or (call.state == "done" and not self._begun):
+        if call.state == "broken" or (call.state == "done" and not self._has_started):
             return self._give_up(end)
         if call.state == "done":
             self._mode = self._after_element if self._in_list else self._after_call
@@ -257,8 +257,8 @@ class ToolCallParser:
         return end
 
     def _begin(self, name: str) -> None:
-        self._held.clear()
-        self._begun = True
+        self._pending.clear()
+        self._has_started = True
         self.num_calls += 1
         self._call(name, "")
 
@@ -268,8 +268,8 @@ class ToolCallParser:
         if end == len(text):
             return end
         if text[end] == ",":
-            self._held.append(",")
-            self._begun, self._object, self._mode = False, CallObject(), self._inside_object
+            self._pending.append(",")
+            self._has_started, self._object, self._mode = False, CallObject(), self._inside_object
             return end + 1
         self._mode = self._outside
         return end + 1 if text[end] == "]" else end
@@ -291,8 +291,8 @@ class ToolCallParser:
 
     def _give_up(self, at: int) -> int:
         """No call: the text in `_held` is content, and so is all up to the next opener."""
-        self._content("".join(self._held))
-        self._held.clear()
+        self._content("".join(self._pending))
+        self._pending.clear()
         self._mode = self._inside_content
         return at
 

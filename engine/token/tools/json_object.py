@@ -68,9 +68,9 @@ class CallObject:
 
     def take_arguments(self) -> str:
         """The text of the arguments that came since the last call."""
-        taken = "".join(self._arguments)
+        arguments = "".join(self._arguments)
         self._arguments.clear()
-        return taken
+        return arguments
 
     def feed(self, text: str, at: int) -> int:
         """Reads on; returns where it stopped: at the end, after the object, at what a call cannot hold, or, with the

@@ -146,7 +146,7 @@ def test_half_a_checkpoint_is_read_as_it_is_and_gives_the_bits_of_float32(family
     save_file({name: tensor.bfloat16() for name, tensor in stored.items()}, tmp_path / "model.safetensors")
     shutil.copy(folder / "config.json", tmp_path)
     half, whole = (load_model(tmp_path, torch.float32, CPU, None, weights=name) for name in ("auto", "float32"))
-    assert (half.held_as, whole.held_as) == ("bfloat16", "float32")
+    assert (half.packed_format, whole.packed_format) == ("bfloat16", "float32")
     assert half.num_parameters == whole.num_parameters == sum(t.numel() for t in stored.values())
     x = {inputs: torch.randn(5, inputs) for inputs in (64, 96)}
     for narrow, wide in zip(packed_weights(half), packed_weights(whole), strict=True):

@@ -59,7 +59,7 @@ def fused_ids(rows: list[Row], logits: torch.Tensor, masks: torch.Tensor | None 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Chunks of 32 logits, and room for 8 kept ones, so that small vocabularies have several and many rows overflow."""
+    """Chunks of 32 logits, and room for 8 selected ones, so that small vocabularies have several and many rows overflow."""
     monkeypatch.setattr(sampling.draw_rows, "__kwdefaults__", {"chunk": 32, "capacity": 8})
 
 
@@ -274,7 +274,7 @@ def compilations() -> list[Compilation]:
         "maxima_pointer": "*fp32:16", "best_pointer": "*i32:16", "masses_pointer": "*fp64:16",
         "moments_pointer": "*fp64:16",
     }  # fmt: skip
-    kept = {"kept_pointer": "*fp32:16", "index_pointer": "*i32:16", "ids_pointer": "*i64:16"}
+    pointers = {"selected_pointer": "*fp32:16", "index_pointer": "*i32:16", "ids_pointer": "*i64:16"}
     found = []
     for edited in (False, True):
         constants = {"EDITED": edited, "CHUNK": sampling.CHUNK}
@@ -287,7 +287,7 @@ def compilations() -> list[Compilation]:
         found.append(
             Compilation(
                 "engine.compute.triton.sampling:draw_kernel",
-                rows | {"positions_pointer": "*i64:16", "parameters_pointer": "*i64:16"} | parts | kept | numbers,
+                rows | {"positions_pointer": "*i64:16", "parameters_pointer": "*i64:16"} | parts | pointers | numbers,
                 constants | {"CHUNKS": 128, "CAPACITY": sampling.CAPACITY}, num_warps=8,
             )
         )  # fmt: skip

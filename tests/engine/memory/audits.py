@@ -60,7 +60,7 @@ def audit_index(shadow: ShadowIndex, occupied: int, cached: dict[bytes, bool] | 
         below = node.too_small_below
         listed.append(node)
         node = node.older
-    counts = [sum(1 for node in listed if node.held_from == size) for size in range(len(shadow._idle))]
+    counts = [sum(1 for node in listed if node.smallest_size == size) for size in range(len(shadow._idle))]
     assert counts == shadow._idle, "blocks by size are miscounted"
     for size, oldest in enumerate(shadow._oldest):
         inside = [node for node in listed if node.too_small_below <= size]
@@ -71,7 +71,9 @@ def audit_index(shadow: ShadowIndex, occupied: int, cached: dict[bytes, bool] | 
     assert shadow._stamps == [node.stamp for node in reversed(listed) if node.stamp]
     if cached is not None:
         nodes = shadow._nodes.items()
-        held = {key: node.readers > 0 for key, node in nodes if node.readers or (node.newer and node.held_from <= REAL)}
+        held = {
+            key: node.readers > 0 for key, node in nodes if node.readers or (node.newer and node.smallest_size <= REAL)
+        }
         assert held == cached, "the pool's own size is not what the pool holds"
 
 

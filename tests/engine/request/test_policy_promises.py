@@ -242,7 +242,7 @@ def test_fair_share_lets_nobody_save_up_by_staying_away():
 
 def test_fair_share_holds_nobody_back_for_ever_for_new_tenants():
     simulation = Simulation(policy="fair-share", max_num_seqs=1, prefix_caching=False)
-    simulation.scheduler.policy.queue._max_passed_over = 20
+    simulation.scheduler.policy.queue._max_overtakes = 20
     simulation.receive(ask("before", 30, 10, tenant="victim"), ask("x", tenant="x"), ask("y", tenant="y"))
     overtaken = flood(
         simulation, ask("victim", tenant="victim"), lambda step: [ask(f"n{step}", tenant=f"n{step}")], 400
@@ -256,7 +256,7 @@ def test_fair_share_holds_no_long_prompt_back_for_ever_for_those_of_new_tenants(
     bounds = {"max_num_seqs": places, "max_num_batched_tokens": 16, "prefix_caching": False}
     simulation = Simulation(200, policy="fair-share", **bounds, **LONG)
     queue = simulation.scheduler.policy.queue
-    queue._max_passed_over = 20
+    queue._max_overtakes = 20
     simulation.receive(ask("before", 30, 10, tenant="victim"), ask("x", tenant="x"), ask("y", tenant="y"))
     overtaken = flood(
         simulation,

@@ -17,7 +17,7 @@ from engine.server.core.client import CoreClient
 from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
-from engine.server.telemetry.recent import KEPT_REQUESTS, KEPT_STEPS, Recent, request
+from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
 from metrics.compute.kernels import CLASSES
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import STAGES, RequestRecord, StepRecord
@@ -81,7 +81,7 @@ def test_steps_and_requests_are_shown_by_the_names_of_the_records(api_server):
     ("9" * 40, 400),
 ])  # fmt: skip
 def test_last_has_bounds(api_server, path, last, status):
-    most = KEPT_STEPS if path == "steps" else KEPT_REQUESTS
+    most = RECENT_STEPS if path == "steps" else RECENT_REQUESTS
     asked = {"most": str(most), "more": str(most + 1)}.get(last, last)
     answer = get(api_server, f"/debug/{path}", last=asked)
     assert answer.status_code == status
@@ -120,8 +120,8 @@ def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
 def test_the_rings_keep_the_newest_whole():
     rng, kept = Random(2), Recent()
     some = [random_step(rng) for _ in range(50)]
-    steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(KEPT_STEPS + 3)]
-    requests = [random_request(rng, number) for number in range(KEPT_REQUESTS + 2)]
+    steps = [msgspec.structs.replace(some[number % 50], step=number) for number in range(RECENT_STEPS + 3)]
+    requests = [random_request(rng, number) for number in range(RECENT_REQUESTS + 2)]
     for record in steps:
         kept.add_step(record)
     for record in requests:
@@ -131,7 +131,7 @@ def test_the_rings_keep_the_newest_whole():
     assert [request(packed) for packed in kept.packed_requests()] == requests[2:]
     assert kept.packed_request(requests[0].request_id) is None
     kept.add_request(requests[2])  # again: it is the newest now
-    assert request(kept.packed_requests(1)[0]) == requests[2] and len(kept.packed_requests()) == KEPT_REQUESTS
+    assert request(kept.packed_requests(1)[0]) == requests[2] and len(kept.packed_requests()) == RECENT_REQUESTS
 
 
 @pytest.mark.parametrize(("body", "param"), [

@@ -199,8 +199,8 @@ def test_what_is_known_is_bounded_and_what_is_forgotten_is_counted():
     for index in range(10):
         served(simulation, ask(f"r{index}", [index] * 9, cache_salt=str(index % 3)))
         assert len(shadow) <= 12
-    assert shadow.forgotten == 20 - 12
-    assert sum(record.shadow_evicted_blocks for record in simulation.published.records) == shadow.forgotten
+    assert shadow.num_dropped == 20 - 12
+    assert sum(record.shadow_evicted_blocks for record in simulation.published.records) == shadow.num_dropped
     assert pool.available == 8
 
 
