@@ -73,7 +73,7 @@ def sweep(
             out.print(f"HTML report    {write_sweep_report(folder)}")
         out.print(f"sweep          {folder}")
     valid = all(rate.points > rate.invalid for rate in found)
-    raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.tells)))
+    raise typer.Exit(exit_code(valid, sum(point.completed for point in search.points if point.counts)))
 
 
 def _rates(

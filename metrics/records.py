@@ -264,9 +264,9 @@ def columns(table: str, records: Sequence[msgspec.Struct]) -> pa.Table:
         if name == "stages":
             arrays += map(pa.array, zip(*values, strict=True))
         elif name in ("ledger", "ttft"):
-            booked, unseen = np.array(values, np.int64).T, pa.nulls(len(values), pa.int64())
+            booked, nulls = np.array(values, np.int64).T, pa.nulls(len(values), pa.int64())
             for info in ACCOUNTS:
-                arrays.append(unseen if info in CLIENT_ACCOUNTS else pa.array(booked[info.account]))
+                arrays.append(nulls if info in CLIENT_ACCOUNTS else pa.array(booked[info.account]))
         else:
             kind = schema.field(name).type
             arrays.append(

@@ -83,8 +83,8 @@ class Steps:
         """Places in COMPOSITIONS [steps]; one place too many for a step without sequences."""
         prompts = self.summed(_IS_PROMPT[self.kinds])
         prefill, decode, mixed = map(COMPOSITIONS.index, ("prefill", "decode", "mixed"))
-        made_of = np.where(prompts == 0, decode, np.where(prompts == self.sequences, prefill, mixed))
-        return np.where(self.sequences == 0, len(COMPOSITIONS), made_of)
+        composition = np.where(prompts == 0, decode, np.where(prompts == self.sequences, prefill, mixed))
+        return np.where(self.sequences == 0, len(COMPOSITIONS), composition)
 
     def summed(self, values: np.ndarray) -> np.ndarray:
         """Values of every sequence of every step → their sum in each step [steps]."""

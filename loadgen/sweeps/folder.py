@@ -121,7 +121,7 @@ class SearchFolder:
     def _drop_unusable(self) -> int:
         """Returns the number of removed points. A warm-up stays: it is not measured."""
         served = any(point.completed for point in self.points)
-        telling = [point for point in self.points if served and (point.tells or point.warm_up)]
+        telling = [point for point in self.points if served and (point.counts or point.warm_up)]
         dropped = len(self.points) - len(telling)
         self.document.points = telling
         finished = {point.run for point in telling}

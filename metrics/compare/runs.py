@@ -31,7 +31,7 @@ from metrics.compare.verdict import (
     runs_evidence,
     statistic,
     together,
-    untold,
+    undecided,
     weigh,
     windows_evidence,
 )
@@ -69,7 +69,7 @@ def compare_runs(
     notes = check(a, b, force)
     whole = [[read_run(run) for run in side] for side in (a, b)]
     several = _several(whole)
-    sides, steps, share, said = _undisturbed(whole, max_steal)
+    sides, steps, share, steal_notes = _undisturbed(whole, max_steal)
     chosen = list(dict.fromkeys(metrics)) or _usual(sides, steps is not None, notes)
     of_steps = [name for name in chosen if METRICS[name].source == "steps"]
     if of_steps and steps is None:
@@ -77,7 +77,7 @@ def compare_runs(
             "a side has no steps that the other has the like of, which metrics of steps need; compare runs of "
             "`sojourn run`, or of `sojourn load --server-run`, or leave those metrics out"
         )
-    notes += [f"{name}: {sentence}" for name, sentence in zip("AB", said, strict=True) if sentence]
+    notes += [f"{name}: {sentence}" for name, sentence in zip("AB", steal_notes, strict=True) if sentence]
     if of_steps:
         notes.append(f"{share:.0%} of the steps have their like on both sides; only those are compared")
     if not several:
@@ -92,7 +92,7 @@ def compare_runs(
             chosen.append("served")
     if idle := [name for name in margins if name not in chosen]:
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
-    kept_work = work_of(sides[0]), work_of(sides[1])
+    remaining_work = work_of(sides[0]), work_of(sides[1])
     windows = 0 if several else num_windows(whole[0][0])[0]
     random = np.random.default_rng(seed)
     found = []
@@ -101,11 +101,11 @@ def compare_runs(
         in_pairs = paired and all(map(same_schedule, *of))
         evidence = _evidence(METRICS[name], of, steps, in_pairs, windows, random)
         if isinstance(evidence, str):
-            found.append(untold(name, own, evidence))
+            found.append(undecided(name, own, evidence))
             continue
         counted = _counted(METRICS[name], of, steps, in_pairs)
         each = weigh(name, METRICS[name], evidence, own, confidence, counted)
-        found.append(_beside(each, METRICS[name], of, work if of is whole else kept_work))
+        found.append(_beside(each, METRICS[name], of, work if of is whole else remaining_work))
     return together(found, margin, confidence, notes, work)
 
 
@@ -134,8 +134,8 @@ def _stolen(side: list[RunSamples]) -> str | None:
     found = [
         steal_within(each.run.table("system"), each.begin_ns, each.begin_ns + round(each.span_s * 1e9)) for each in side
     ]
-    said = steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
-    return f"in the worst run, {said}" if said and len(side) > 1 else said
+    steal_note = steal_sentence(max((steal for steal in found if steal), key=lambda steal: steal.mean, default=None))
+    return f"in the worst run, {steal_note}" if steal_note and len(side) > 1 else steal_note
 
 
 def _usual(sides: list[list[RunSamples]], steps: bool, notes: list[str]) -> list[str]:
@@ -187,18 +187,18 @@ def _undisturbed(
     if max_steal is None:
         return (whole, *_alike(tables), [_stolen(side) for side in whole])
     sides = undisturbed_requests(whole, 100 * max_steal)
-    kept = undisturbed_steps(whole, tables, 100 * max_steal)
-    alike, share = _alike(kept)
+    undisturbed = undisturbed_steps(whole, tables, 100 * max_steal)
+    alike, share = _alike(undisturbed)
     if alike is None and _alike(tables)[0] is not None:
         raise InputError(
             f"with at most {100 * max_steal:.3g}% of the CPU time taken no steps are left that have their like on both "
             "sides; allow more, or measure again"
         )
-    said = [
+    steal_notes = [
         left_out(runs, left, steps, left_steps, 100 * max_steal) or _stolen(runs)  # what is allowed is told, too
-        for runs, left, steps, left_steps in zip(whole, sides, tables, kept, strict=True)
+        for runs, left, steps, left_steps in zip(whole, sides, tables, undisturbed, strict=True)
     ]
-    return sides, alike, share, said
+    return sides, alike, share, steal_notes
 
 
 def _alike(tables: list[list[pd.DataFrame]]) -> tuple[list[list[pd.DataFrame]] | None, float]:

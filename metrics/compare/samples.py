@@ -100,8 +100,8 @@ def samples_of(each: RunSamples, metric: Metric, windows: int, steps: pd.DataFra
     if metric.what not in SHARES:
         failed = (requests.status != "ok").to_numpy()
         values[failed] = math.inf if metric.statistic != "mean" else math.nan
-    kept = ~np.isnan(values)
-    return _cut(values[kept], offsets[kept], float(offsets.max()) if len(offsets) else 0.0, windows)
+    used = ~np.isnan(values)
+    return _cut(values[used], offsets[used], float(offsets.max()) if len(offsets) else 0.0, windows)
 
 
 def _tokens(each: RunSamples, windows: int) -> Samples:
@@ -151,7 +151,7 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
     shared = set(counts.index[(counts >= fewest).all(axis=1)]) if counts.shape[1] == len(sides) else set()
     # The median of the sides' medians: the side with more steps does not decide what is usual.
     medians = every.groupby(["like", "side"], sort=False).took_ns.median().groupby(level=0).mean()
-    found, kept = [], 0
+    found, used = [], 0
     for side in sides:
         found.append([])
         for steps in side:
@@ -160,9 +160,9 @@ def alike_steps(sides: Sequence[Sequence[pd.DataFrame]], fewest: int = 4) -> tup
             usual = alike.ratio.rolling(STEPS_AROUND, center=True, min_periods=1).median()
             long = alike.ratio > STEADY_RATIO * usual
             alike["steady"] = ~long | long.shift(1, fill_value=False) | long.shift(-1, fill_value=False)
-            kept += len(alike)
+            used += len(alike)
             found[-1].append(alike)
-    return found, kept / max(len(every), 1)
+    return found, used / max(len(every), 1)
 
 
 def identity(meta: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ Sides = Sequence[Sequence[RunSamples]]
 def undisturbed_requests(sides: Sides, most_percent: float) -> list[list[RunSamples]]:
     """The runs with those requests only. Raises InputError where a run does not tell, or has none left."""
     latencies = np.concatenate([each.requests.e2e_ms.to_numpy("float64") for side in sides for each in side])
-    told = latencies[np.isfinite(latencies)]
-    lasting_ns = float(np.quantile(told, LASTING)) * 1e6 if len(told) else 0.0
-    return [[_kept(each, lasting_ns, most_percent) for each in side] for side in sides]
+    measured = latencies[np.isfinite(latencies)]
+    lasting_ns = float(np.quantile(measured, LASTING)) * 1e6 if len(measured) else 0.0
+    return [[_undisturbed_samples(each, lasting_ns, most_percent) for each in side] for side in sides]
 
 
 def undisturbed_steps(sides: Sides, steps: list[list[pd.DataFrame]], most_percent: float) -> list[list[pd.DataFrame]]:
@@ -44,8 +44,8 @@ def left_out(
     left_steps: Sequence[pd.DataFrame], most_percent: float,
 ) -> str | None:  # fmt: skip
     """What a side lost by it, where it lost anything."""
-    lost = [1 - len(kept.requests) / len(each.requests) for each, kept in zip(runs, left, strict=True)]
-    lost_steps = [1 - len(kept) / len(each) for each, kept in zip(steps, left_steps, strict=True) if len(each)]
+    lost = [1 - len(rest.requests) / len(each.requests) for each, rest in zip(runs, left, strict=True)]
+    lost_steps = [1 - len(rest) / len(each) for each, rest in zip(steps, left_steps, strict=True) if len(each)]
     if not any(lost) and not any(lost_steps):
         return None
     worst = f" ({max(lost):.0%} in the worst run)" if len(lost) > 1 else ""
@@ -56,15 +56,15 @@ def left_out(
     )
 
 
-def _kept(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSamples:
+def _undisturbed_samples(each: RunSamples, lasting_ns: float, most_percent: float) -> RunSamples:
     due_ns = each.requests.due_ns.to_numpy("float64")
-    kept = undisturbed(_system_of(each), due_ns, lasting_ns, most_percent)
-    if not kept.any():
+    selected = undisturbed(_system_of(each), due_ns, lasting_ns, most_percent)
+    if not selected.any():
         raise InputError(
             f"{each.run.path} has no request outside the seconds in which other machines took more than "
             f"{most_percent:.3g}% of the CPU time, or that nobody sampled; measure it again, or allow more"
         )
-    return each._replace(requests=each.requests[kept].reset_index(drop=True))
+    return each._replace(requests=each.requests[selected].reset_index(drop=True))
 
 
 def _system_of(each: RunSamples) -> pd.DataFrame:

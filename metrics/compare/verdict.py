@@ -82,9 +82,9 @@ def windows_evidence(a: Samples, b: Samples, metric: Metric, paired: bool, rando
     if not paired:
         a, b = _without_empty(a), _without_empty(b)
     found = statistic(a, metric), statistic(b, metric)
-    drawn_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
-    drawn_b = drawn_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
-    effects = _worsening(_weighted(a, metric, drawn_a), _weighted(b, metric, drawn_b), metric)
+    resampled_a = random.multinomial(a.windows, [1 / a.windows] * a.windows, RESAMPLES)
+    resampled_b = resampled_a if paired else random.multinomial(b.windows, [1 / b.windows] * b.windows, RESAMPLES)
+    effects = _worsening(_weighted(a, metric, resampled_a), _weighted(b, metric, resampled_b), metric)
     clusters = a.windows if paired else a.windows + b.windows
     fewest = min(a.windows, b.windows)
     degrees = (fewest - 1) * (1 if paired or fewest < FEWEST_WINDOWS else 2)
@@ -139,7 +139,7 @@ def weigh(
     `counting_error` of a share."""
     bound = math.log1p(margin)
     if not math.isfinite(evidence.effect) or not math.isfinite(evidence.error):
-        return untold(name, margin, "a side has no such value, or too many requests failed", evidence)
+        return undecided(name, margin, "a side has no such value, or too many requests failed", evidence)
     error, degrees = max(
         ((evidence.error, evidence.degrees), (counted, math.inf)),
         key=lambda known: known[0] * t_quantile(confidence, known[1]),
@@ -173,7 +173,7 @@ def outlasting(found: Compared, shift: Shift) -> Compared:
     return msgspec.structs.replace(found, verdict="cannot tell", reason=shift.reason, p_worse=1.0, p_no_worse=1.0)
 
 
-def untold(name: str, margin: float, reason: str, evidence: Evidence | None = None) -> Compared:
+def undecided(name: str, margin: float, reason: str, evidence: Evidence | None = None) -> Compared:
     """A metric that nothing can be said about."""
     a, b = (None, None) if evidence is None else (evidence.a, evidence.b)
     return Compared(metric=name, verdict="cannot tell", a=a, b=b, ratio=None, low=None, high=None, margin=margin,
@@ -205,8 +205,8 @@ def together(
 
 def _without_empty(samples: Samples) -> Samples:
     """A side that sent less, as a slow server does in a closed loop, has windows without a sample."""
-    kept, window = np.unique(samples.window, return_inverse=True)
-    return Samples(samples.values, window, len(kept))
+    windows, window = np.unique(samples.window, return_inverse=True)
+    return Samples(samples.values, window, len(windows))
 
 
 def _worsening(a: np.ndarray, b: np.ndarray, metric: Metric) -> np.ndarray:

@@ -100,8 +100,8 @@ def _tokens(rows: pd.DataFrame) -> pd.Series:
 def _cached(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Cached and all prompt tokens of the served requests that tell both."""
     cached, prompt = (client_or_server(rows, name) for name in ("cached_tokens", "prompt_tokens"))
-    told = rows.served & cached.notna() & prompt.notna()
-    return cached[told], prompt[told]
+    recorded = rows.served & cached.notna() & prompt.notna()
+    return cached[recorded], prompt[recorded]
 
 
 def _token_ratio(a: Sequence[RunSamples], b: Sequence[RunSamples], paired: bool) -> tuple[float, float]:

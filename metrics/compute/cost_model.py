@@ -78,8 +78,8 @@ class StepCost(NamedTuple):
 
 def shape_from(meta: Mapping[str, Any]) -> ModelShape | None:
     """The model shape in a `run.json`; None where no server of ours wrote one. Raises msgspec.ValidationError."""
-    told = meta.get("model_shape")
-    return None if told is None else msgspec.convert(told, ModelShape)
+    recorded = meta.get("model_shape")
+    return None if recorded is None else msgspec.convert(recorded, ModelShape)
 
 
 def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequence[int], logit_rows: int) -> StepWork:

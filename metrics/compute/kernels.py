@@ -105,14 +105,14 @@ class Packing:
         self._room = MAX_TRACED
 
     def add(self, kernels: Sequence[Kernel]) -> None:
-        numbers, kept = self._numbers, kernels[: self._room]
+        numbers, selected = self._numbers, kernels[: self._room]
         rows = [
             (numbers.setdefault((run.name, run.klass), len(numbers)), run.begin_ns, run.end_ns, run.track)
-            for run in kept
+            for run in selected
         ]
         self._parts.append(np.array(rows, dtype=np.int64).tobytes())
-        self._room -= len(kept)
-        self.dropped += len(kernels) - len(kept)
+        self._room -= len(selected)
+        self.dropped += len(kernels) - len(selected)
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -186,12 +186,12 @@ def within(kernels: Iterable[Kernel], windows: Sequence[StepWindow]) -> list[Ker
 def classed(kernels: Iterable[Kernel], windows: Sequence[StepWindow], error_ns: int) -> list[Kernel]:
     """What a name does not tell, the place may: after the logits a step samples."""
     begins = [window.begin_ns for window in windows]
-    told = []
+    result = []
     for run in kernels:
         place = bisect_right(begins, run.begin_ns) - 1
         after = place >= 0 and windows[place].forward_ns - error_ns <= run.begin_ns < windows[place].end_ns
-        told.append(run._replace(klass="sampling") if run.klass == "other" and after else run)
-    return told
+        result.append(run._replace(klass="sampling") if run.klass == "other" and after else run)
+    return result
 
 
 def segments(kernels: Sequence[Kernel]) -> Iterator[tuple[int, int, int]]:
@@ -238,7 +238,7 @@ def kernel_records(
         bounds.append(until_ns)
     idle = [after - before for before, after in pairwise(bounds)]
     sums: dict[tuple[int, str, str], list[int]] = {}  # (step, class, name) → count, total, begin
-    begun: set[int] = set()
+    started: set[int] = set()
     at = 0
     for place, begin_ns, end_ns in segments(kernels):
         begin_ns = max(begin_ns, bounds[0])
@@ -249,8 +249,8 @@ def kernel_records(
             idle[at] -= until_ns - begin_ns
             run = kernels[place]
             booked = sums.setdefault((windows[at // 2].step, run.klass, run.name), [0, 0, begin_ns])
-            if place not in begun:
-                begun.add(place)
+            if place not in started:
+                started.add(place)
                 booked[0] += 1
             booked[1] += until_ns - begin_ns
             begin_ns = until_ns

@@ -51,7 +51,7 @@ class StepTimeModel:
         self._passive = np.ones(NUM_FEATURES, dtype=bool)  # the coefficients above nought
         self._usual = self.USUAL[1]
         self._block: list[np.ndarray] = []  # of features
-        self._taken: list[int] = []
+        self._measured_ns: list[int] = []
 
     def predict(self, found: np.ndarray) -> float | None:
         """Nanoseconds of a step, or None while it has seen too few steps, or too few like this one."""
@@ -63,15 +63,15 @@ class StepTimeModel:
         `predict` says None."""
         predicted, first = [], 0
         while first < len(found):
-            block = self.BLOCK if self.steps - len(self._taken) < self.LEARNT else self.LARGE_BLOCK
-            last = first + block - len(self._taken)
+            block = self.BLOCK if self.steps - len(self._measured_ns) < self.LEARNT else self.LARGE_BLOCK
+            last = first + block - len(self._measured_ns)
             predicted.append(self._predicted(found[first:last]))
             self._block.append(found[first:last])
-            self._taken += device_ns[first:last].tolist()
+            self._measured_ns += device_ns[first:last].tolist()
             self.steps += len(predicted[-1])
-            if len(self._taken) == block:
+            if len(self._measured_ns) == block:
                 self._learn()
-                self._block, self._taken = [], []
+                self._block, self._measured_ns = [], []
             first = last
         return np.rint(np.concatenate(predicted))
 
@@ -83,23 +83,23 @@ class StepTimeModel:
         return known
 
     def _learn(self) -> None:
-        rows, taken = np.concatenate(self._block), np.maximum(self._taken, 1.0)
-        unit, trust = taken, np.ones(len(taken))
+        rows, measured_ns = np.concatenate(self._block), np.maximum(self._measured_ns, 1.0)
+        unit, trust = measured_ns, np.ones(len(measured_ns))
         if self.steps > self.MIN_STEPS:
             expected = np.maximum(rows @ self._coefficients, 1.0)
-            errors = np.abs(taken / expected - 1)
+            errors = np.abs(measured_ns / expected - 1)
             trust = np.minimum(1.0, 3 * self._usual / np.maximum(errors, 1e-9))
             middle = float(np.sort(errors)[len(errors) // 2])
             self._usual += (min(max(middle, self.USUAL[0]), self.USUAL[1]) - self._usual) / 8
             # What is expected has no noise; but a guess that is far too high would make its own correction light.
-            unit = np.where(expected > 2 * taken, taken, expected)
+            unit = np.where(expected > 2 * measured_ns, measured_ns, expected)
         weight = trust / unit**2
-        keep = self.FORGET ** len(taken)
+        decay = self.FORGET ** len(measured_ns)
         weighted = rows * weight[:, None]
-        self._gram = keep * self._gram + weighted.T @ rows
-        self._moment = keep * self._moment + weighted.T @ taken
+        self._gram = decay * self._gram + weighted.T @ rows
+        self._moment = decay * self._moment + weighted.T @ measured_ns
         self._seen += (rows > 0).sum(axis=0)
-        self._seen[np.diagonal(self._gram) < _FORGOTTEN] = 0
+        self._seen[np.diagonal(self._gram) < _NEGLIGIBLE_WEIGHT] = 0
         self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN)
         self._coefficients = self._solve()
 
@@ -126,4 +126,4 @@ class StepTimeModel:
 
 
 _SEGMENTS = tuple(zip(KNOTS, (*KNOTS[1:], 2**62), strict=True))
-_FORGOTTEN = 1e-280  # near the smallest number that floats have
+_NEGLIGIBLE_WEIGHT = 1e-280  # near the smallest number that floats have

@@ -53,8 +53,8 @@ def phases(steps: pd.DataFrame) -> np.ndarray:
 
 def ceilings_from(meta: Mapping[str, Any]) -> Ceilings | None:
     """Those of the device that a run was made on; None where `run.json` has none, because they were not measured."""
-    told = meta.get("ceilings")
-    return None if told is None else msgspec.convert(told, Ceilings)
+    recorded = meta.get("ceilings")
+    return None if recorded is None else msgspec.convert(recorded, Ceilings)
 
 
 def arithmetic(meta: Mapping[str, Any]) -> str | None:
@@ -101,7 +101,7 @@ def _use(phase: str, steps: pd.DataFrame, ceilings: Ceilings | None, precision: 
 
 def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
     """Of `steps.parquet` and `requests.parquet`, alone or joined to the client's; older runs lack some columns."""
-    entropy, kept = (_listed(steps, name) for name in ("entropy_millinats", "nucleus_mass_ppm"))
+    entropy, mass = (_listed(steps, name) for name in ("entropy_millinats", "nucleus_mass_ppm"))
     side = "server_" if "server_prompt_tokens" in requests else ""
     prompt_tokens, prompt_characters = _total(requests, f"{side}prompt_tokens"), _total(requests, "prompt_characters")
     output_tokens, output_characters = _total(requests, f"{side}output_tokens"), _total(requests, "output_characters")
@@ -109,7 +109,7 @@ def token_numbers(steps: pd.DataFrame, requests: pd.DataFrame) -> TokenNumbers:
     as_text = bool(prompt_characters) and not (requests.prompt_characters.astype("float64") == 0).any()
     return TokenNumbers(
         entropy_nats=float(entropy.mean()) / 1e3 if len(entropy) else None,
-        nucleus_mass=float(kept.mean()) / 1e6 if len(kept) else None,
+        nucleus_mass=float(mass.mean()) / 1e6 if len(mass) else None,
         looks=len(entropy),
         prompt_characters_per_token=prompt_characters / prompt_tokens if as_text else None,
         output_characters_per_token=output_characters / output_tokens if output_characters else None,

@@ -13,7 +13,7 @@ from metrics.diagnosis.foreign_server import shares_seen, warnings_of, what_is_s
 from metrics.diagnosis.rules.cause import Explanation, cause_of_symptom, first_cause
 from metrics.diagnosis.rules.request import OFFERED_LOAD, overload
 from metrics.diagnosis.symptoms import SYMPTOMS, TOLERATED_MISSES, Symptom, check, cohort, late, significant
-from metrics.diagnosis.verdict import UNSEEN, Closure, Diagnosis, Finding, State, SymptomCheck
+from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Closure, Diagnosis, Finding, State, SymptomCheck
 from metrics.ledger import LIFECYCLES
 from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
@@ -178,7 +178,7 @@ def _healthy(facts: Facts, attained: float, findings: list[Finding], steady: Ste
 def _inconclusive(facts: Facts, excess: Excess) -> str:
     miss = f"{excess.missed} of {excess.sent} requests miss {short(excess.objective)} ≤ {excess.bound_ms:g} ms"
     if not facts.joined:
-        return f"{miss}; {what_is_seen(facts, excess) if facts.server is not None else UNSEEN}"
+        return f"{miss}; {what_is_seen(facts, excess) if facts.server is not None else NEEDS_SERVER_RECORDS}"
     ranked = excess.ranked()
     if not ranked:
         return f"{miss}, and no account is above {excess.baseline}: measure more requests first"

@@ -178,8 +178,8 @@ def shares(rows: pd.DataFrame, prefix: str = "ledger") -> dict[str, float]:
     if whole_ms <= 0:
         return {}
     booked = ledger_columns(served, prefix)
-    unseen_ms = latency_ms - booked.sum(axis=1)
-    left_ms = (served[left].astype("float64") / 1e6).fillna(unseen_ms)
+    unbooked_ms = latency_ms - booked.sum(axis=1)
+    left_ms = (served[left].astype("float64") / 1e6).fillna(unbooked_ms)
     result = {name: float(ms) / whole_ms for name, ms in booked.sum().items()}
     return result | {UNACCOUNTED: float(left_ms.sum()) / whole_ms}
 

@@ -114,14 +114,14 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
 
 def fit(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel | None:
     """Least squares with non-negative coefficients, once more without the outliers; None for too few steps."""
-    keep = tokens > 0
-    if keep.sum() < FEWEST_STEPS_FOR_A_FIT:
+    fitted = tokens > 0
+    if fitted.sum() < FEWEST_STEPS_FOR_A_FIT:
         return None
-    model = _fit_once(tokens[keep], context[keep], wall[keep])
+    model = _fit_once(tokens[fitted], context[fitted], wall[fitted])
     residual = wall - model.predict(tokens, context)
-    spread = 1.4826 * np.median(np.abs(residual[keep] - np.median(residual[keep])))  # 1.4826: MAD of a normal = 1 σ
-    keep &= np.abs(residual) <= OUTLIER_DEVIATIONS * max(spread, 1.0)
-    return _fit_once(tokens[keep], context[keep], wall[keep]) if keep.sum() >= FEWEST_STEPS_FOR_A_FIT else model
+    spread = 1.4826 * np.median(np.abs(residual[fitted] - np.median(residual[fitted])))  # 1.4826: MAD of a normal = 1 σ
+    fitted &= np.abs(residual) <= OUTLIER_DEVIATIONS * max(spread, 1.0)
+    return _fit_once(tokens[fitted], context[fitted], wall[fitted]) if fitted.sum() >= FEWEST_STEPS_FOR_A_FIT else model
 
 
 def _fit_once(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel:

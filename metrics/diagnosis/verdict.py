@@ -13,7 +13,7 @@ Kind = Literal["capacity", "policy", "workload", "client", "fault"]
 Status = Literal["present", "absent", "unknown"]
 State = Literal["healthy", "degraded", "overloaded", "inconclusive", "invalid"]
 
-UNSEEN = "the cause cannot be known without the server's records"
+NEEDS_SERVER_RECORDS = "the cause cannot be known without the server's records"
 RECORD_THE_SERVER = (
     "replay with `sojourn run`, or `sojourn load … --server-run DIR` beside a `sojourn serve … --run-dir DIR`"
 )
@@ -121,7 +121,7 @@ def without_finding(diagnosis: Diagnosis) -> str:
         if diagnosis.server is not None:
             title = diagnosis.server.title
             return f"{title}'s metrics name no cause: they are means over all requests, late or not."
-        return f"{UNSEEN[0].upper()}{UNSEEN[1:]}: {RECORD_THE_SERVER}."
+        return f"{NEEDS_SERVER_RECORDS[0].upper()}{NEEDS_SERVER_RECORDS[1:]}: {RECORD_THE_SERVER}."
     if shows:
         return "No known cause explains what this run shows: look at its slowest requests first."
     return "No symptom of this run has a cause to name."

@@ -54,7 +54,7 @@ class Tracer:
         self._rng = rng or random.SystemRandom()
         self._capacity = capacity
         self._endpoint = endpoint
-        self._is_heard = True  # by the collector, as far as we know
+        self._is_accepted = True  # by the collector, as far as we know
         self._otlp = _Otlp(endpoint, wall_offset_ns)
         self._pending: deque[tuple[RequestRecord, Mapping[str, Any], Parent | None, int, list[str]]] = deque()
         self._closing = threading.Event()
@@ -63,7 +63,7 @@ class Tracer:
         self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
         self._thread.start()
 
-    def observe(self, request: RequestRecord, asked: Mapping[str, Any]) -> None:
+    def observe(self, request: RequestRecord, attributes: Mapping[str, Any]) -> None:
         """Takes an ended request. `asked`: the attributes of its options."""
         parent = parent_of(request.traceparent)
         trace_id = parent.trace_id if parent is not None else self._rng.getrandbits(128) or 1
@@ -81,7 +81,7 @@ class Tracer:
         if len(self._pending) >= self._capacity:
             self.exports["dropped"] += 1
         else:
-            self._pending.append((request, asked, parent, trace_id, missed))
+            self._pending.append((request, attributes, parent, trace_id, missed))
 
     def close(self) -> None:
         """Sends the rest, for as long as CLOSE_SECONDS; what is left then is dropped."""
@@ -100,16 +100,16 @@ class Tracer:
         while self._pending:
             batch = [self._pending.popleft() for _ in range(min(BATCH_REQUESTS, len(self._pending)))]
             spans: list[Any] = []
-            for request, asked, parent, trace_id, missed in batch:
-                root = root_span(request, self._model_name, asked)
+            for request, attributes, parent, trace_id, missed in batch:
+                root = root_span(request, self._model_name, attributes)
                 if missed:
                     root.attributes["sojourn.missed_objectives"] = missed
                 spans += self._otlp.trace(root, account_spans(request), request, parent, trace_id)
-            taken = self._otlp.export(spans)
-            self.exports["exported" if taken else "refused"] += len(batch)
-            if taken != self._is_heard:
-                log.warning("%s %s", self._endpoint, "takes traces again" if taken else _AWAY)
-            self._is_heard = taken
+            accepted = self._otlp.export(spans)
+            self.exports["exported" if accepted else "refused"] += len(batch)
+            if accepted != self._is_accepted:
+                log.warning("%s %s", self._endpoint, "takes traces again" if accepted else _AWAY)
+            self._is_accepted = accepted
 
 
 class _Otlp:

@@ -165,16 +165,16 @@ def _request(row: Row, steps: Mapping[int, Row]) -> tuple[Event, list[Event]]:
     if tokens:
         phases += [("decode", tokens[-1]), ("stream", written)]
     ledger = {info.name: _whole(row, f"ledger_{info.column}") for info in SERVER_ACCOUNTS}
-    told = {
-        **{name: row[name] if isinstance(row[name], str) else None for name in _WORDS},
+    arguments = {
+        **{name: row[name] if isinstance(row[name], str) else None for name in _TEXT_COLUMNS},
         "prompt_tokens": _whole(row, "prompt_tokens"), "cached_tokens": _whole(row, "cached_tokens"),
         "output_tokens": _whole(row, "output_tokens"), "preemptions": _whole(row, "preemptions"),
         "ledger_ns": {name: ns for name, ns in ledger.items() if ns},
     }  # fmt: skip
-    return _slices(row["request_id"], "request", arrived, finished, phases, told)
+    return _slices(row["request_id"], "request", arrived, finished, phases, arguments)
 
 
-_WORDS = ("tenant", "klass", "finish_reason", "error")
+_TEXT_COLUMNS = ("tenant", "klass", "finish_reason", "error")
 _BEFORE_THE_FIRST_STEP = ("request_admission", "request_queue", "memory_blocked")
 
 
@@ -184,8 +184,8 @@ def _client(row: Row) -> tuple[Event, list[Event]]:
     end = max(moment for moment in (due, sent, first, last) if moment is not None)
     phases = [(name, moment) for name, moment in (("lag", sent), ("to first token", first), ("to last byte", last))
               if moment is not None]  # fmt: skip
-    told = {"status": row["status"], "output_tokens": _whole(row, "output_tokens"), "seen_by": "client alone"}
-    return _slices(row["request_id"], "client", due, end, phases, told)
+    arguments = {"status": row["status"], "output_tokens": _whole(row, "output_tokens"), "seen_by": "client alone"}
+    return _slices(row["request_id"], "client", due, end, phases, arguments)
 
 
 def _unfinished(steps: Iterable[Row], seen: set[str]) -> list[tuple[Event, list[Event]]]:
@@ -200,11 +200,11 @@ def _unfinished(steps: Iterable[Row], seen: set[str]) -> list[tuple[Event, list[
 
 
 def _slices(
-    name: str, category: str, begin: int, end: int, phases: list[tuple[str, int]], told: Mapping[str, Any]
+    name: str, category: str, begin: int, end: int, phases: list[tuple[str, int]], arguments: Mapping[str, Any]
 ) -> tuple[Event, list[Event]]:
     """The whole, and its phases, each from the end of the one before; readings that contradict each other are cut."""
     end = max(begin, end)
-    whole = {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": end - begin, "args": told}
+    whole = {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": end - begin, "args": arguments}
     parts, at = [], begin
     for phase, until in phases:
         until = min(max(at, until), end)

@@ -124,8 +124,8 @@ class Tallies:
 
 
 def _head(metric: Metric) -> str:
-    words = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {metric.name} {words}\n# TYPE {metric.name} {metric.kind}"
+    help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"# HELP {metric.name} {help_text}\n# TYPE {metric.name} {metric.kind}"
 
 
 def _escaped(value: str) -> str:

@@ -67,7 +67,8 @@ class StepFold:
         self._sums = ColumnSums(series, SUMS)
         self._tallies = Tallies(series, TALLIES)
         self._phases = [
-            ColumnSums(series, {(name, made_of): field for name, field in PHASES.items()}) for made_of in COMPOSITIONS
+            ColumnSums(series, {(name, composition): field for name, field in PHASES.items()})
+            for composition in COMPOSITIONS
         ]
         self._limits: tuple[float, float] | None = None
 
@@ -101,21 +102,21 @@ class StepFold:
             needed_s = np.maximum(steps["flops"] / self._limits[0], steps["bytes"] / self._limits[1])
             needed_ns = np.rint(needed_s * NS_PER_SECOND)
         roofline = self._numbers["sojourn_compute_roofline_seconds_total"]
-        for code, made_of in enumerate(COMPOSITIONS):
+        for code, composition in enumerate(COMPOSITIONS):
             chosen = steps.compositions == code
             if chosen.any():
                 self._phases[code].add(steps, chosen)
-                self._histograms["sojourn_compute_step_seconds"][(made_of,)].observe_all(wall_ns[chosen])
+                self._histograms["sojourn_compute_step_seconds"][(composition,)].observe_all(wall_ns[chosen])
                 if needed_ns is not None:
-                    roofline[(made_of,)] += int(needed_ns[chosen].sum())
+                    roofline[(composition,)] += int(needed_ns[chosen].sum())
 
     def _observe_predictions(self, steps: Steps) -> None:
         known = steps["predicted_ns"] > 0
         if known.any():
-            predicted, taken = steps["predicted_ns"][known], steps["device_ns"][known]
-            residual_ns = taken - predicted
+            predicted, measured = steps["predicted_ns"][known], steps["device_ns"][known]
+            residual_ns = measured - predicted
             self._numbers["sojourn_compute_predicted_seconds_total"][()] += int(predicted.sum())
             residual = self._numbers["sojourn_compute_residual_seconds_total"]
             residual[("slower",)] += int(residual_ns[residual_ns > 0].sum())
             residual[("faster",)] -= int(residual_ns[residual_ns <= 0].sum())
-            self._histograms["sojourn_compute_prediction_ratio"][()].observe_all(taken / predicted)
+            self._histograms["sojourn_compute_prediction_ratio"][()].observe_all(measured / predicted)

@@ -53,9 +53,9 @@ class SystemFold:
 
     def _grow(self, earlier: SystemRecord, later: SystemRecord) -> None:
         for device in DEVICES:
-            drawn = joules_between(earlier, later, device)
-            if drawn is not None:
-                self._numbers["sojourn_compute_energy_joules_total"][(device,)] += drawn
+            used = joules_between(earlier, later, device)
+            if used is not None:
+                self._numbers["sojourn_compute_energy_joules_total"][(device,)] += used
         for process in PROCESSES:
             before, now = (getattr(record, f"{process}_cpu_seconds") for record in (earlier, later))
             if now is not None:  # a restarted core begins at 0 again

@@ -110,7 +110,7 @@ def moments(request: RequestRecord) -> Iterator[tuple[str, int]]:
     return ((name, ns) for name, ns in named.items() if ns is not None)
 
 
-def root_span(request: RequestRecord, model_name: str, asked: Mapping[str, Any]) -> Span:
+def root_span(request: RequestRecord, model_name: str, options: Mapping[str, Any]) -> Span:
     """The request itself, in the words of OpenTelemetry's GenAI conventions; our own are below `sojourn.`.
 
     `asked`: attributes of what the request asked for, `gen_ai.operation.name` among them.
@@ -123,7 +123,7 @@ def root_span(request: RequestRecord, model_name: str, asked: Mapping[str, Any])
         "gen_ai.usage.input_tokens": request.prompt_tokens,
         "gen_ai.usage.output_tokens": request.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
-        **asked,
+        **options,
         "sojourn.request_id": request.request_id,
         "sojourn.outcome": outcome(request),
         "sojourn.preemptions": request.preemptions,

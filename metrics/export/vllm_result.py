@@ -20,7 +20,7 @@ import pandas as pd
 from metrics.request.deadlines import class_deadlines
 from metrics.request.goodput import judged, total_tokens, window_ns
 from metrics.request.latencies import gaps_ms, inter_chunk_ms, with_origins
-from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, asked_for, objectives_of
+from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of, requested_objectives
 from metrics.results.summary import load_summary, steady_of
 from metrics.run.directory import section
 
@@ -43,7 +43,7 @@ def vllm_result(
 
     `metrics` are names of COLUMNS; `metadata` is written as it is; without `detailed`, most arrays are left out.
     """
-    meta = {**meta, "objectives": asked_for(meta.get("objectives"))}
+    meta = {**meta, "objectives": requested_objectives(meta.get("objectives"))}
     rows = with_origins(judged(frame.sort_values("due_ns", ignore_index=True), meta["objectives"]))
     rows["lag_ms"] = (rows.sent_ns.astype("float64") - rows.due_ns.astype("float64")) / 1e6
     span = window_ns(rows)
@@ -62,9 +62,9 @@ def _head(meta: Mapping[str, Any], prompts: int) -> dict[str, Any]:
     scenario, anchor = section(meta, "scenario"), section(meta, "wall_anchor")
     target = section(scenario, "target")
     backend = "openai-chat" if target.get("api") == "chat" else "openai"
-    begun = anchor["unix_ns"] / 1e9 if "unix_ns" in anchor else time.time()
+    started = anchor["unix_ns"] / 1e9 if "unix_ns" in anchor else time.time()
     return {
-        "date": time.strftime("%Y%m%d-%H%M%S", time.localtime(begun)),
+        "date": time.strftime("%Y%m%d-%H%M%S", time.localtime(started)),
         "endpoint_type": backend,
         "backend": backend,
         "label": scenario.get("name"),
@@ -148,11 +148,11 @@ def _ours(rows: pd.DataFrame, meta: Mapping[str, Any], seconds: float, percentil
     objectives = meta.get("objectives") or []
     bounds = objectives_of(EVERY_CLASS, objectives)
     load, steady = load_summary(rows), steady_of(rows, meta)
-    kept = {name: rows[f"{name.removesuffix('_ms')}_met"].dropna() for name in OBJECTIVES}
+    verdicts = {name: rows[f"{name.removesuffix('_ms')}_met"].dropna() for name in OBJECTIVES}
     result = {
         "goodput_slos_ms": {NAMES[name]: bound for name, bound in bounds.items()},
         "slo_attainment": float(rows.good.mean()) if objectives and len(rows) else None,
-        "slo_attainment_by_metric": {NAMES[name]: float(met.mean()) for name, met in kept.items() if len(met)},
+        "slo_attainment_by_metric": {NAMES[name]: float(met.mean()) for name, met in verdicts.items() if len(met)},
         "goodput": _per(int(rows.good.sum()), seconds) if objectives else None,
         "token_goodput": _per(total_tokens(rows[rows.good].output_tokens), seconds) if objectives else None,
         "fluidity_index": {each.klass: each.fluidity for each in class_deadlines(rows, objectives)},
@@ -183,8 +183,8 @@ def _fullest_second(served: pd.DataFrame) -> float:
     seconds: list[np.ndarray] = []
     for stamps, tokens in zip(served.chunk_ns, served.chunk_tokens, strict=True):
         read = ((np.asarray(stamps, dtype="float64") - begin_ns) // 1e9).astype("int64")
-        told = tokens is not None and len(tokens) == len(read)
-        seconds.append(np.repeat(read, np.asarray(tokens, dtype="int64") if told else 1))
+        counted = tokens is not None and len(tokens) == len(read)
+        seconds.append(np.repeat(read, np.asarray(tokens, dtype="int64") if counted else 1))
     counts = np.bincount(np.clip(np.concatenate(seconds), 0, None)) if seconds else np.zeros(1)
     return float(counts.max(initial=0))
 

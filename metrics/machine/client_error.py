@@ -82,13 +82,13 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def capacity(self) -> Point | None:
         """The point with the most tokens a second whose p99 error, and that of all with fewer streams, is in bounds."""
-        kept = []
+        in_bound = []
         for rate in self.rates():
             streams, errors = self.curve(rate)
-            kept += [(count * rate, count, rate) for count in streams[errors <= self.bound_ms]]
-        if not kept:
+            in_bound += [(count * rate, count, rate) for count in streams[errors <= self.bound_ms]]
+        if not in_bound:
             return None
-        _, count, rate = max(kept)
+        _, count, rate = max(in_bound)
         return next(each for each in self.points if (each.streams, each.tokens_per_s) == (count, rate))
 
     def error_ms(self, streams: float, chunks_per_s: float, kind: str = WORST) -> float | None:
@@ -150,10 +150,10 @@ def stream_load(first_ns: np.ndarray, last_ns: np.ndarray, num_chunks: np.ndarra
     steps = np.concatenate([np.ones(len(first_ns)), -np.ones(len(last_ns))])
     order = np.argsort(moments, kind="stable")
     at_once = np.cumsum(steps[order])[:-1]
-    held_ns = np.diff(moments[order]).astype(float)
-    held_ns[at_once <= 0] = 0.0
+    lasting_ns = np.diff(moments[order]).astype(float)
+    lasting_ns[at_once <= 0] = 0.0
     by_count = np.argsort(at_once, kind="stable")
-    share = np.cumsum(held_ns[by_count]) / held_ns.sum()
+    share = np.cumsum(lasting_ns[by_count]) / lasting_ns.sum()
     streams = at_once[by_count][np.searchsorted(share, 0.99)]
     return float(streams), float((num_chunks - 1).sum() / (spans.sum() / 1e9))
 
@@ -198,11 +198,11 @@ def client_error_sentence(client_error: dict[str, Any] | None) -> str:
     if "unknown" in found:
         return found["unknown"]
     if found["worst_p99_ms"] is None:
-        said = f"not known: {_load(found)} is above what was calibrated"
+        sentence = f"not known: {_load(found)} is above what was calibrated"
     else:
         kinds = f"TTFT ±{_ms(found['ttft_p99_ms'])}, ITL ±{_ms(found['itl_p99_ms'])}"
-        said = f"±{_ms(found['worst_p99_ms'])} ms (p99) at this load, {_load(found)}; {kinds}"
-    return said + (f"; calibrated beside other work: {found['company']}" if found["company"] else "")
+        sentence = f"±{_ms(found['worst_p99_ms'])} ms (p99) at this load, {_load(found)}; {kinds}"
+    return sentence + (f"; calibrated beside other work: {found['company']}" if found["company"] else "")
 
 
 def calibration_table(calibration: Calibration) -> Table:
@@ -228,8 +228,8 @@ def calibration_table(calibration: Calibration) -> Table:
     for point in calibration.points:
         errors = (point.stamp.bias_ms, *(each.p99_ms for each in (point.stamp, point.ttft, point.itl, point.send)))
         late = f"{point.server_late_p99_ms:.2f}{'' if point.delivered >= SMALLEST_DELIVERED else '*'}"
-        told = (*(f"{error:.2f}" for error in errors), str(point.wrong_counts), late)
-        table.add_row(str(point.streams), f"{point.tokens_per_s:g}", *told)
+        cells = (*(f"{error:.2f}" for error in errors), str(point.wrong_counts), late)
+        table.add_row(str(point.streams), f"{point.tokens_per_s:g}", *cells)
     return table
 
 

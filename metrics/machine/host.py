@@ -92,11 +92,11 @@ def company() -> str | None:
     before = psutil.cpu_times()
     time.sleep(0.5)
     after = psutil.cpu_times()
-    steal, taken = steal_percent(before, after) or 0.0, busy_percent(before, after) or 0.0
-    told = [f"other work runs here ({taken:.0f}% of the CPU is taken)"] if taken > 25 else []
+    steal, busy = steal_percent(before, after) or 0.0, busy_percent(before, after) or 0.0
+    warnings = [f"other work runs here ({busy:.0f}% of the CPU is taken)"] if busy > 25 else []
     if steal > STEAL_WARNS_PERCENT:
-        told.append(f"the hypervisor gives {steal:.0f}% of the CPU to other machines")
-    return " and ".join(told) or None
+        warnings.append(f"the hypervisor gives {steal:.0f}% of the CPU to other machines")
+    return " and ".join(warnings) or None
 
 
 def steal_percent(earlier: Any, later: Any) -> float | None:

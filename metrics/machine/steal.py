@@ -23,10 +23,10 @@ def steal_within(system: pd.DataFrame, begin_ns: int, end_ns: int) -> Steal | No
         return None
     begins, ends, percent = _samples(system)
     within = np.minimum(ends, end_ns) - np.maximum(begins, begin_ns)
-    told = (within > 0) & ~np.isnan(percent)
-    if not told.any():
+    measured = (within > 0) & ~np.isnan(percent)
+    if not measured.any():
         return None
-    return Steal(float(np.average(percent[told], weights=within[told])), float(percent[told].max()))
+    return Steal(float(np.average(percent[measured], weights=within[measured])), float(percent[measured].max()))
 
 
 def undisturbed(system: pd.DataFrame, begins_ns: np.ndarray, lasting_ns: float, most_percent: float) -> np.ndarray:

@@ -57,19 +57,19 @@ def prefix_share(meta: dict[str, Any], requests: pd.DataFrame) -> PrefixShare | 
     )  # fmt: skip
 
 
-def in_words(share: PrefixShare) -> str:
+def cache_sentence(share: PrefixShare) -> str:
     """One line for the terminal."""
     ideal = f"ideal {share.ideal:.1%} ({share.infinite_cache})"
     if share.achieved is None:
         return f"Prefix cache: {ideal}; the server does not tell what it found"
-    told = f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
-    return f"{told}. {KNOWN_BEFORE}" if _above_ideal(share) else told
+    sentence = f"Prefix cache: {share.achieved:.1%} of the prompt tokens were cached, {ideal}"
+    return f"{sentence}. {KNOWN_BEFORE}" if _above_ideal(share) else sentence
 
 
 def cache_doubt(meta: dict[str, Any], requests: pd.DataFrame) -> str:
     """Of a run that was one of several: what its server found beyond the ideal; "" where it did not."""
     share = prefix_share(meta, requests)
-    return in_words(share) if share and _above_ideal(share) else ""
+    return cache_sentence(share) if share and _above_ideal(share) else ""
 
 
 def _above_ideal(share: PrefixShare) -> bool:
@@ -87,11 +87,11 @@ def _numbers(frame: pd.DataFrame, name: str) -> pd.Series:
     return frame[name].astype("float64")
 
 
-def _rate(found: pd.Series, asked: pd.Series) -> float | None:
-    return float(found.sum() / asked.sum()) if len(asked) and asked.sum() else None
+def _rate(found: pd.Series, requested: pd.Series) -> float | None:
+    return float(found.sum() / requested.sum()) if len(requested) and requested.sum() else None
 
 
 def workload_lines(meta: dict[str, Any], requests: pd.DataFrame) -> list[str]:
     """What a reader of the results has to know of the workload: cache rates, scaled blocks, rows left out."""
     share, notes = prefix_share(meta, requests), section(meta, "workload").get("notes", [])
-    return ([in_words(share)] if share else []) + [f"Workload: {note}" for note in notes]
+    return ([cache_sentence(share)] if share else []) + [f"Workload: {note}" for note in notes]

@@ -52,8 +52,8 @@ def matrix(book: Book, group_of: pd.Series) -> pd.DataFrame:
     explained = np.zeros((len(book.requests), len(names)))
     for column, suffered in enumerate(_suffered(book, group, len(names))):
         explained[:, column] = suffered
-    taken = book.waits.spans[book.waits.spans.taker >= 0]
-    np.add.at(explained, (taken.victim, group[taken.taker]), (taken.end_ns - taken.begin_ns).astype("float64"))
+    spans = book.waits.spans[book.waits.spans.taker >= 0]
+    np.add.at(explained, (spans.victim, group[spans.taker]), (spans.end_ns - spans.begin_ns).astype("float64"))
     ran = np.flatnonzero(book.waits.sequence >= 0)
     np.add.at(explained, (ran, group[book.waits.sequence[ran]]), -book.own_ns[ran])
     table = pd.DataFrame(explained, index=pd.Index(book.waits.request_ids, name="request_id"), columns=list(names))
@@ -91,8 +91,8 @@ def largest_groups(book: Book, group_of: pd.Series) -> pd.Series:
         return group_of
     caused = offenders(book).set_index("request_id").caused_ns
     weight = waited_ns(book).sum(axis=1).add(caused, fill_value=0.0).reindex(group_of.index).fillna(0.0)
-    kept = weight.groupby(group_of).sum().sort_values(ascending=False, kind="stable").index[:MOST_GROUPS]
-    return group_of.where(group_of.isin(kept), OTHERS)
+    largest = weight.groupby(group_of).sum().sort_values(ascending=False, kind="stable").index[:MOST_GROUPS]
+    return group_of.where(group_of.isin(largest), OTHERS)
 
 
 def worst(book: Book, count: int) -> pd.DataFrame:
@@ -174,8 +174,8 @@ def _caused(book: Book) -> np.ndarray:
     caused = np.bincount(book.who, weights=by_entry, minlength=len(line.sequences))
     ran = waited.sequence >= 0
     np.add.at(caused, waited.sequence[ran], -book.own_ns[ran])
-    taken = waited.spans[waited.spans.taker >= 0]
-    np.add.at(caused, taken.taker, (taken.end_ns - taken.begin_ns).astype("float64"))
+    spans = waited.spans[waited.spans.taker >= 0]
+    np.add.at(caused, spans.taker, (spans.end_ns - spans.begin_ns).astype("float64"))
     return caused
 
 

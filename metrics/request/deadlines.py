@@ -45,15 +45,15 @@ def missed_deadlines(token_ms: np.ndarray, first_ms: float, each_ms: float) -> t
     late = read_ms > first_ms + each_ms * np.arange(len(read_ms))
     if not late.any():  # as most streams are
         return 0, len(read_ms)
-    met = kept = int(np.argmax(late))
+    met = in_time = int(np.argmax(late))
     missed, due_ms = 0, first_ms
     for read in read_ms[met:].tolist():
-        late_ms = read - (due_ms + each_ms * kept)  # `kept` in a row: a sum of gaps would drift
+        late_ms = read - (due_ms + each_ms * in_time)  # `in_time` in a row: a sum of gaps would drift
         if late_ms > 0:
             missed += 1 + int(late_ms // each_ms)
-            kept, due_ms = 0, read + each_ms
+            in_time, due_ms = 0, read + each_ms
         else:
-            met, kept = met + 1, kept + 1
+            met, in_time = met + 1, in_time + 1
     return missed, missed + met
 
 

@@ -63,9 +63,9 @@ def measured(frame: pd.DataFrame, meta: dict[str, Any]) -> pd.DataFrame:
     `warmup_requests` leaves out the first so many requests, `warmup_s` what was due in the first seconds after them.
     """
     measure = ((meta.get("scenario") or {}) if isinstance(meta.get("scenario"), dict) else {}).get("measure") or {}
-    kept = frame.sort_values("due_ns", ignore_index=True)
+    ordered = frame.sort_values("due_ns", ignore_index=True)
     seconds, requests = measure.get("warmup_s") or 0, measure.get("warmup_requests") or 0
-    return kept[after_warmup(kept.due_ns.to_numpy(), seconds, int(requests))].reset_index(drop=True)
+    return ordered[after_warmup(ordered.due_ns.to_numpy(), seconds, int(requests))].reset_index(drop=True)
 
 
 def after_warmup(due_ns: np.ndarray, warmup_s: float, warmup_requests: int) -> np.ndarray:
@@ -98,18 +98,18 @@ def judged(frame: pd.DataFrame, objectives: list[dict[str, Any]] | None) -> pd.D
     for name in OBJECTIVES:
         bound = result.klass.map(lambda klass, name=name: by_class[klass].get(name, math.nan)).astype("float64")
         latency = result[name].astype("float64")
-        kept = (latency <= bound).to_numpy(copy=True)
+        met = (latency <= bound).to_numpy(copy=True)
         applies = bound.notna().to_numpy(copy=True)
         if name == "tpot_ms":
             unmeasured = served & latency.isna().to_numpy()
             without_gap = (result.output_tokens <= 1).to_numpy(dtype=bool, na_value=False)
-            kept |= unmeasured & without_gap
+            met |= unmeasured & without_gap
             result["tpot_unmeasured"] = applies & unmeasured & ~without_gap
             applies &= ~result.tpot_unmeasured.to_numpy()
-        kept &= served
-        result[f"{short(name)}_met"] = pd.array(np.where(applies, kept, False), dtype="boolean")
+        met &= served
+        result[f"{short(name)}_met"] = pd.array(np.where(applies, met, False), dtype="boolean")
         result.loc[~applies, f"{short(name)}_met"] = pd.NA
-        good = good & (kept | ~applies)
+        good = good & (met | ~applies)
     result["good"] = good
     return result
 
@@ -214,8 +214,8 @@ def total_tokens(tokens: pd.Series) -> int | None:
 
 def tokens_per_s(tokens: pd.Series, seconds: float) -> float | None:
     """None where the server reported none; 0 for a window of 0 s."""
-    told = total_tokens(tokens)
-    return None if told is None else told / seconds if seconds else 0.0
+    reported = total_tokens(tokens)
+    return None if reported is None else reported / seconds if seconds else 0.0
 
 
 def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window: RateWindow) -> ClassGoodput:
@@ -242,13 +242,13 @@ def _class_row(klass: str, rows: pd.DataFrame, bounds: dict[str, float], window:
 
 
 def _tpot_with_chunks(frame: pd.DataFrame) -> pd.Series:
-    told = frame.output_tokens.notna()
-    if told.all():
+    reported = frame.output_tokens.notna()
+    if reported.all():
         return frame.tpot_ms.astype("float64")
     chunks = frame.chunk_ns.map(lambda stamps: 0 if stamps is None else len(stamps)).astype("float64")
     span = frame.chunk_ns.map(lambda s: float(s[-1] - s[0]) / 1e6 if s is not None and len(s) > 1 else math.nan)
     estimated = (span.astype("float64") / (chunks - 1)).where((frame.status == "ok") & (chunks > 1))
-    return frame.tpot_ms.astype("float64").where(told, estimated)
+    return frame.tpot_ms.astype("float64").where(reported, estimated)
 
 
 def _mean_open_streams(streamed: pd.DataFrame, edges: np.ndarray) -> np.ndarray:

@@ -108,22 +108,22 @@ def itl_ms(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None = None) -
     that told text but no new token (the end of a character) adds its gap to the next token's.
     """
     stamps, tokens = reads(chunk_ns, chunk_tokens)
-    kept = tokens[1:] > 0
-    if not kept.any():
+    has_tokens = tokens[1:] > 0
+    if not has_tokens.any():
         return np.empty(0)
-    last = np.flatnonzero(kept)[-1] + 1
-    kept = np.concatenate(([True], kept))
-    kept[last] = False  # the last token's stamp is that of the last read: what follows it belongs to it
-    ends = np.concatenate((stamps[kept], stamps[-1:]))
-    counts = np.concatenate((tokens[kept][1:], tokens[last : last + 1])).astype(int)
+    last = np.flatnonzero(has_tokens)[-1] + 1
+    has_tokens = np.concatenate(([True], has_tokens))
+    has_tokens[last] = False  # the last token's stamp is that of the last read: what follows it belongs to it
+    ends = np.concatenate((stamps[has_tokens], stamps[-1:]))
+    counts = np.concatenate((tokens[has_tokens][1:], tokens[last : last + 1])).astype(int)
     return np.repeat(np.diff(ends) / counts, counts) / 1e6
 
 
 def reads(chunk_ns: Sequence[int], chunk_tokens: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
     """Stamp and new tokens of each read with text; a chunk stands for a token where the server reports none."""
     stamps = np.asarray(chunk_ns, dtype="int64")
-    told = chunk_tokens is not None and len(chunk_tokens) == len(stamps)
-    tokens = np.asarray(chunk_tokens, dtype="float64") if told else np.ones(len(stamps))
+    reported = chunk_tokens is not None and len(chunk_tokens) == len(stamps)
+    tokens = np.asarray(chunk_tokens, dtype="float64") if reported else np.ones(len(stamps))
     distinct, first = np.unique(stamps, return_index=True)
     return distinct, np.add.reduceat(tokens, first) if len(stamps) else tokens
 

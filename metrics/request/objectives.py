@@ -26,7 +26,7 @@ def objectives_of(klass: str, objectives: Sequence[Mapping[str, Any]] | None) ->
     return merged
 
 
-def asked_for(objectives: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+def requested_objectives(objectives: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
     """Without those that only stand in where nobody named any: `bench-serve` without `--goodput`."""
     return [entry for entry in objectives or () if not str(entry.get("source", "")).endswith(STANDS_IN)]
 

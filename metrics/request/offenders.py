@@ -165,8 +165,8 @@ class Places:
         """[N] time of all victims together in each slice."""
         size = len(self.length_ns)
         through = np.cumsum(np.bincount(self.first, minlength=size) - np.bincount(self.last, minlength=size))
-        begun = np.bincount(self.first, weights=self.first_ns, minlength=size)
-        return through * self.length_ns - begun + np.bincount(self.last, weights=self.last_ns, minlength=size)
+        before = np.bincount(self.first, weights=self.first_ns, minlength=size)
+        return through * self.length_ns - before + np.bincount(self.last, weights=self.last_ns, minlength=size)
 
 
 def slices(line: Timeline, family: Family) -> tuple[np.ndarray, np.ndarray]:

@@ -74,19 +74,21 @@ def timeline(steps: pa.Table) -> Timeline:
 
     end_ns, device_ns = number("end_ns"), number("device_ns")
     out_ns = number("stage_commit_ns") + number("stage_publish_ns")
-    device_end = _told(number("device_end_ns"), end_ns - out_ns)
-    sampling = _told(number("sampling_ns", missing=-1), np.minimum(number("stage_sample_ns"), device_ns), least=0)
+    device_end = _recorded_or(number("device_end_ns"), end_ns - out_ns)
+    sampling = _recorded_or(
+        number("sampling_ns", missing=-1), np.minimum(number("stage_sample_ns"), device_ns), least=0
+    )
     planned = number("begin_ns") + number("stage_receive_ns") + number("stage_schedule_ns")
     ids, new, past = _flat(steps, "request_ids"), _flat(steps, "new_tokens"), _flat(steps, "past_tokens")
-    gone, taker = _flat(steps, "preempted_ids"), _flat(steps, "preempted_for")
+    preempted_ids, taker = _flat(steps, "preempted_ids"), _flat(steps, "preempted_for")
     kinds = _flat(steps, "kinds").cast(pa.string())
-    names, who, preempted, preempted_for = _names(ids, gone, taker)
+    names, who, preempted, preempted_for = _names(ids, preempted_ids, taker)
     owner, calls = pd.factorize(np.array([call_of(name) for name in names], dtype=object))
     return Timeline(
         step=number("step"),
         begin_ns=number("begin_ns"),
         end_ns=end_ns,
-        planned_ns=np.maximum.accumulate(_told(number("planned_ns"), planned)) if len(steps) else planned,
+        planned_ns=np.maximum.accumulate(_recorded_or(number("planned_ns"), planned)) if len(steps) else planned,
         device_begin_ns=device_end - device_ns,
         device_end_ns=np.maximum.accumulate(device_end) if len(steps) else device_end,
         work_ns=device_ns - sampling,
@@ -133,12 +135,12 @@ def prompt_flops(line: Timeline, shape: ModelShape | None, prompt_tokens: dict[s
     whole = np.array([prompt_tokens.get(name, NOBODY) for name in line.calls])[line.owner[line.who[chosen]]]
     draws = (past + new == whole) & (line.kind[chosen] == PREFILL)
     work, place = np.unique(np.stack([new, past, draws]), axis=1, return_inverse=True)
-    costs = [request_flops(shape, int(n), int(p), int(drawn)) for n, p, drawn in work.T]
+    costs = [request_flops(shape, int(n), int(p), int(samples)) for n, p, samples in work.T]
     result[chosen] = np.array(costs, dtype="float64")[place.reshape(-1)]
     return result
 
 
-def _told(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarray:
+def _recorded_or(values: np.ndarray, otherwise: np.ndarray, least: int = 1) -> np.ndarray:
     """The recorded value; `otherwise` in a run of an older version, which lacks the column."""
     return np.where(values >= least, values, otherwise)
 

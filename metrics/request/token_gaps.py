@@ -178,15 +178,15 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
     pieces = [_device(book, victim, at, part.get(at)) for at in sorted({*part, *absent})]
     pieces += list(_waiting(book, victim))
     pieces.sort(key=lambda link: (link.begin_ns, link.end_ns))
-    taken_in = int(book.requests.ledger_request_admission_ns.iloc[victim] or 0)
+    admission_left = int(book.requests.ledger_request_admission_ns.iloc[victim] or 0)
     cursor = encoded
     for link in pieces:
         if link.begin_ns > cursor:
             # What it took to get into the loop comes first, as far as it is told
-            admission = min(taken_in, link.begin_ns - cursor)
+            admission = min(admission_left, link.begin_ns - cursor)
             yield _Link(cursor, cursor + admission, {"request.admission": 1.0})
             yield _Link(cursor + admission, link.begin_ns, {HOST: 1.0})
-            taken_in -= admission
+            admission_left -= admission
         if link.end_ns > cursor:
             yield link._replace(begin_ns=max(link.begin_ns, cursor))
             cursor = link.end_ns
@@ -236,17 +236,17 @@ def why(gap: Gap) -> str:
     if not gap.accounts:
         return "nothing is booked in it"
     name = max(gap.accounts, key=lambda account: gap.accounts[account])
-    words = f"{gap.accounts[name] / max(gap.length_ns, 1):.0%} {name}"
+    sentence = f"{gap.accounts[name] / max(gap.length_ns, 1):.0%} {name}"
     reason = max(gap.waits, key=lambda each: gap.waits[each], default="")
     if reason and reason not in name and name not in ("request.interference", HOST):
-        words += f" ({reason})"
+        sentence += f" ({reason})"
     prompts = sum(step.others_prompt_tokens for step in gap.steps)
     if name == "request.interference" and gap.offenders:
         more = f" and {len(gap.offenders) - 1} more" if len(gap.offenders) > 1 else ""
-        words += f": {prompts:,} prompt tokens of {gap.offenders[0][0]}{more}"
+        sentence += f": {prompts:,} prompt tokens of {gap.offenders[0][0]}{more}"
     elif len(gap.steps) > 1:
-        words += f" in {len(gap.steps)} steps"
+        sentence += f" in {len(gap.steps)} steps"
     residual = gap.residual_ns
     if residual is not None and residual > SLOW_SHARE * gap.length_ns:
-        words += f"; its steps took {residual / 1e6:.1f} ms longer than what they held explains"
-    return words
+        sentence += f"; its steps took {residual / 1e6:.1f} ms longer than what they held explains"
+    return sentence

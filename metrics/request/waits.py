@@ -25,7 +25,7 @@ from metrics.request.timeline import NOBODY, Timeline
 # A message may be on its way while the loop turns; after so many turns it has surely been read.
 MOST_TURNS = 8
 TICK_NS = 1_000  # two readings of one moment
-HELD_ASIDE = ("grammar", "leader", "policy")  # in the order in which a request meets them
+DEFERRALS = ("grammar", "leader", "policy")  # in the order in which a request meets them
 
 
 class Family(IntEnum):
@@ -78,14 +78,14 @@ def waits(line: Timeline, requests: pd.DataFrame) -> Waits:
     mine = np.flatnonzero((victim >= 0) & (sequence[victim] == line.who) & (line.step[line.at] <= last_step[victim]))
     mine = mine[np.lexsort((line.at[mine], victim[mine]))]
     victim, at = victim[mine], line.at[mine]
-    next_gone = next_preemption(line, line.who[mine], at)
+    next_preempted = next_preemption(line, line.who[mine], at)
     first_at = np.full(len(requests), NOBODY)
     starts = np.flatnonzero(np.diff(victim, prepend=NOBODY))
     first_at[victim[starts]] = at[starts]
     planned = np.append(line.planned_ns, np.iinfo("int64").max)
-    gave_way = planned[next_gone] < line.committed_ns[at]  # it was computed, and booked to nobody
-    booked = ~gave_way
-    between, absences = _gaps(line, requests, victim_of, victim, at, next_gone)
+    discarded = planned[next_preempted] < line.committed_ns[at]  # it was computed, and booked to nobody
+    booked = ~discarded
+    between, absences = _gaps(line, requests, victim_of, victim, at, next_preempted)
     spans = np.concatenate([*_first_waits(line, requests, sequence, first_at), *between]).view(np.recarray)
     return Waits(
         request_ids=requests.request_id.to_numpy(dtype=object),
@@ -145,12 +145,12 @@ def _first_waits(
     ready, turn = _seen(line, encoded, admission, first_at)
     until = np.where(first_at >= 0, line.planned_ns[first_at], _stamps(requests, "finished_ns"))
     everyone, known = np.arange(len(requests)), arrived > 0
-    told = [reasons(cell) for cell in requests.waits]
-    grammar_ns, leader_ns, aside_ns = (np.array([cell.get(name, 0) for cell in told]) for name in HELD_ASIDE)
+    recorded = [reasons(cell) for cell in requests.waits]
+    grammar_ns, leader_ns, aside_ns = (np.array([cell.get(name, 0) for cell in recorded]) for name in DEFERRALS)
     # A step was computed when it came; then it was taken in
     turn_end = np.where(turn >= 0, line.end_ns[turn], 0)
-    taken_in = np.maximum(ready, turn_end) + np.maximum(admission - (ready - encoded), 0)
-    released = np.minimum(taken_in + grammar_ns, until)
+    admitted = np.maximum(ready, turn_end) + np.maximum(admission - (ready - encoded), 0)
+    released = np.minimum(admitted + grammar_ns, until)
     # The first decision that could have admitted it, and the one that did
     decided = _decided(line, turn, released, grammar_ns > 0)
     begin = np.minimum(decided, until)
@@ -160,7 +160,7 @@ def _first_waits(
     pending = np.where(first_at > 0, line.device_end_ns[first_at - 1], 0)
     found = (
         _spans(everyone, ready, np.minimum(turn_end, until), Family.UNDER_WAY),
-        _spans(everyone, np.minimum(taken_in, released), released, Family.ASIDE, sequence),
+        _spans(everyone, np.minimum(admitted, released), released, Family.ASIDE, sequence),
         _spans(everyone, begin, line_begin, Family.ASIDE, _leaders(line, sequence)),
         _spans(everyone, line_begin, aside_begin, Family.LINE),
         _spans(everyone, aside_begin, until, Family.ASIDE),
@@ -169,14 +169,14 @@ def _first_waits(
     return [part[known] for part in found]
 
 
-def _decided(line: Timeline, turn: np.ndarray, ready_ns: np.ndarray, was_held: np.ndarray) -> np.ndarray:
+def _decided(line: Timeline, turn: np.ndarray, ready_ns: np.ndarray, was_deferred: np.ndarray) -> np.ndarray:
     """The first decision about requests that were ready then: one that made a step, or one that found nothing to
     compute in the turn that took them in."""
     never = np.iinfo("int64").max
     planned = np.append(line.planned_ns, never)[np.searchsorted(line.planned_ns, ready_ns, side="left")]
     after = np.minimum(turn + 1, len(line) - 1)
     fruitless = line.end_ns[turn] + line.receive_ns[after] + line.schedule_ns[after]
-    at_once = (turn >= 0) & (turn + 1 < len(line)) & (line.schedule_ns[after] > 0) & ~was_held
+    at_once = (turn >= 0) & (turn + 1 < len(line)) & (line.schedule_ns[after] > 0) & ~was_deferred
     return np.where(at_once, np.minimum(planned, np.maximum(fruitless, ready_ns)), planned)
 
 
@@ -218,43 +218,43 @@ def _leaders(line: Timeline, sequence: np.ndarray) -> np.ndarray:
 
 def _gaps(
     line: Timeline, requests: pd.DataFrame, victim_of: np.ndarray, victim: np.ndarray, at: np.ndarray,
-    next_gone: np.ndarray,
+    next_preempted: np.ndarray,
 ) -> tuple[list[np.ndarray], StepRanges]:  # fmt: skip
     """Between two steps of a request: preempted, or running without a share. Its spans, and its absences."""
     size = len(line)
     ends = np.diff(victim, append=NOBODY) != 0  # its last step: it may still have been preempted after that
     back = np.where(ends, size, np.append(at[1:], size))
-    gone = np.where(next_gone <= back, next_gone, size)
-    lost = gone < size
+    preempted_at = np.where(next_preempted <= back, next_preempted, size)
+    lost = preempted_at < size
     planned = np.append(line.planned_ns, 0)
     # A plan may be made before the step that came before it is over: then it is no absence from that step
-    early = lost & (planned[gone] < np.append(line.committed_ns, 0)[np.maximum(gone - 1, 0)])
-    away = (np.minimum(gone, back) > at + 1) & ~(ends & ~lost)
-    until = np.minimum(gone, back) - early
+    early = lost & (planned[preempted_at] < np.append(line.committed_ns, 0)[np.maximum(preempted_at - 1, 0)])
+    away = (np.minimum(preempted_at, back) > at + 1) & ~(ends & ~lost)
+    until = np.minimum(preempted_at, back) - early
     absences = StepRanges(victim[away], at[away] + 1, np.maximum(until[away], at[away] + 1))
-    begin = planned[gone[lost]]
+    begin = planned[preempted_at[lost]]
     # Who gave way while its last token was under way ended with that step
     over = requests.finish_reason.isin(("stop", "length")).to_numpy()[victim[lost]]
     end = np.where(over, line.committed_ns[at[lost]], _stamps(requests, "finished_ns")[victim[lost]])
     end = np.where(back[lost] < size, planned[np.minimum(back[lost], size)], end)
-    taker = _takers(line, victim_of, victim[lost], gone[lost])
-    taken_until = np.where(taker >= 0, np.clip(_leaves(line)[taker], begin, end), begin)
+    taker = _takers(line, victim_of, victim[lost], preempted_at[lost])
+    taker_until = np.where(taker >= 0, np.clip(_leaves(line)[taker], begin, end), begin)
     back_at = np.minimum(back[lost], size - 1)
     pending = np.where(back[lost] < size, line.device_end_ns[np.maximum(back_at - 1, 0)], 0)
     found = [
-        _spans(victim[lost], begin, taken_until, Family.PREEMPTED, taker),
-        _spans(victim[lost], taken_until, end, Family.PREEMPTED),
+        _spans(victim[lost], begin, taker_until, Family.PREEMPTED, taker),
+        _spans(victim[lost], taker_until, end, Family.PREEMPTED),
         _spans(victim[lost], end, pending, Family.UNDER_WAY),
     ]
     return found, absences
 
 
-def _takers(line: Timeline, victim_of: np.ndarray, victim: np.ndarray, gone: np.ndarray) -> np.ndarray:
+def _takers(line: Timeline, victim_of: np.ndarray, victim: np.ndarray, preempted_at: np.ndarray) -> np.ndarray:
     """Whose need took the blocks of each of these victims in these plans."""
     plans = pd.MultiIndex.from_arrays([victim_of[line.preempted], line.preempted_at])
-    told = pd.Series(line.preempted_for, index=plans)
-    told = told[~told.index.duplicated()]
-    taker = told.reindex(pd.MultiIndex.from_arrays([victim, gone])).fillna(NOBODY).to_numpy().astype("int64")
+    takers = pd.Series(line.preempted_for, index=plans)
+    takers = takers[~takers.index.duplicated()]
+    taker = takers.reindex(pd.MultiIndex.from_arrays([victim, preempted_at])).fillna(NOBODY).to_numpy().astype("int64")
     itself = np.append(victim_of, NOBODY)[taker] == victim  # it could not grow: whoever held blocks
     return np.where(itself, NOBODY, taker)
 

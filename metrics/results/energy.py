@@ -61,12 +61,12 @@ def joules(system: pd.DataFrame, device: str, begin_ns: int, end_ns: int) -> flo
 
 def energy_use(system: pd.DataFrame, requests: pd.DataFrame, begin_ns: int, end_ns: int) -> EnergyUse:
     """What a window drew, and per output token that left the core in it (`token_ns` of the server's requests)."""
-    drawn = {device: joules(system, device, begin_ns, end_ns) for device in SENSORS}
-    known = [value for value in drawn.values() if value is not None]
+    used = {device: joules(system, device, begin_ns, end_ns) for device in SENSORS}
+    known = [value for value in used.values() if value is not None]
     tokens = sum(_within(stamps, begin_ns, end_ns) for stamps in requests.token_ns) if "token_ns" in requests else 0
     return EnergyUse(
         seconds=max(0, end_ns - begin_ns) / 1e9,
-        joules=drawn,
+        joules=used,
         output_tokens=tokens,
         joules_per_token=sum(known) / tokens if known and tokens else None,
     )
@@ -85,11 +85,11 @@ def run_energy(run: RunDirectory, requests: pd.DataFrame) -> EnergyUse | None:
     if window is None:
         return None
     use = energy_use(run.table("system"), requests, *window)
-    return use if any(drawn is not None for drawn in use.joules.values()) else None
+    return use if any(value is not None for value in use.joules.values()) else None
 
 
 def energy_line(use: EnergyUse) -> str:
     """As a report shows it: "1,250 J of the GPU and 310 J of the CPU in 12 s: 0.42 J per output token"."""
-    drawn = [f"{value:,.0f} J of the {device.upper()}" for device, value in use.joules.items() if value is not None]
+    amounts = [f"{value:,.0f} J of the {device.upper()}" for device, value in use.joules.items() if value is not None]
     each = "" if use.joules_per_token is None else f": {use.joules_per_token:.3g} J per output token"
-    return f"{' and '.join(drawn)} in {use.seconds:,.0f} s{each}"
+    return f"{' and '.join(amounts)} in {use.seconds:,.0f} s{each}"

@@ -9,8 +9,8 @@ CLOSED_ORIGIN = "the moment its turn had come"  # instead of an intended send
 
 def load_notes(meta: dict[str, Any]) -> list[str]:
     """Sentences: whether the loop was closed, and whether a trace's times were rounded. [] of an ordinary open load."""
-    told = section(meta, "arrivals").get("told")
-    return [str(sentence) for sentence in told] if isinstance(told, list) else []
+    reported = section(meta, "arrivals").get("told")
+    return [str(sentence) for sentence in reported] if isinstance(reported, list) else []
 
 
 def is_closed(meta: dict[str, Any]) -> bool:

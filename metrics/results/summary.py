@@ -12,7 +12,7 @@ from metrics.results.energy import EnergyUse
 from metrics.results.load import is_closed
 from metrics.results.prices import TokenCost, token_cost
 from metrics.run.directory import section
-from metrics.statistics.steadiness import Steadiness, steadiness, untold
+from metrics.statistics.steadiness import Steadiness, steadiness, undetermined
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def results(rows: pd.DataFrame, meta: dict[str, Any], energy: EnergyUse | None =
 
 def steady_of(rows: pd.DataFrame, meta: Mapping[str, Any]) -> Steadiness:
     """Undecided for a run that is not valid."""
-    return untold("the run is not valid") if meta.get("valid") is False else steadiness(rows)
+    return undetermined("the run is not valid") if meta.get("valid") is False else steadiness(rows)
 
 
 def load_summary(rows: pd.DataFrame) -> LoadSummary:

@@ -35,20 +35,20 @@ class ClockOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimate_offset(
-    sent_ns: np.ndarray, arrived_ns: np.ndarray, made_ns: np.ndarray, read_ns: np.ndarray
+    sent_ns: np.ndarray, arrived_ns: np.ndarray, answered_ns: np.ndarray, read_ns: np.ndarray
 ) -> ClockOffset:
     """The offset from pairs of stamps: sent by the client before it arrived at the server, and made by the server
     before it was read by the client. The two kinds of pairs need not be of the same requests. Raises RunDataError."""
-    if not len(sent_ns) or not len(made_ns):
+    if not len(sent_ns) or not len(answered_ns):
         raise RunDataError("no request has stamps of both clocks, so nothing is known of their offset")
-    times = np.concatenate([arrived_ns, made_ns])
+    times = np.concatenate([arrived_ns, answered_ns])
     reference = int((int(times.min()) + int(times.max())) // 2)
     span = max(float(times.max() - times.min()), 1.0)
     # In units of half the span, so that both coefficients are nanoseconds
     unit = span / 2
     base = int(np.median(arrived_ns - sent_ns))
     above = _hull((arrived_ns - reference) / unit, (arrived_ns - sent_ns - base).astype("float64") + ROUNDING_NS)
-    below = _hull((made_ns - reference) / unit, -((made_ns - read_ns - base).astype("float64") - ROUNDING_NS))
+    below = _hull((answered_ns - reference) / unit, -((answered_ns - read_ns - base).astype("float64") - ROUNDING_NS))
     widest = float(np.abs(np.concatenate([above[:, 1], below[:, 1]])).max()) + MAX_DRIFT * unit + 1.0
     steepest = MAX_DRIFT * unit
     lines = [(-widest, -steepest), (widest, -steepest), (widest, steepest), (-widest, steepest)]
@@ -70,7 +70,7 @@ def estimate_offset(
         drift=float((middle[1] - middle[0]) / span),
         reference_ns=reference,
         uncertainty_ns=float(half.max()) + ROUNDING_NS,
-        bounds=len(sent_ns) + len(made_ns),
+        bounds=len(sent_ns) + len(answered_ns),
     )
 
 
@@ -91,12 +91,12 @@ def _turn(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
 
 def _clip(corners: list[tuple[float, float]], p: float, q: float, bound: float) -> list[tuple[float, float]]:
     """The part of a convex polygon with p·a + q·b <= bound (Sutherland and Hodgman, 1974)."""
-    kept: list[tuple[float, float]] = []
+    clipped: list[tuple[float, float]] = []
     for (a0, b0), (a1, b1) in zip(corners, corners[1:] + corners[:1], strict=True):
         left, right = bound - p * a0 - q * b0, bound - p * a1 - q * b1
         if left >= 0:
-            kept.append((a0, b0))
+            clipped.append((a0, b0))
         if (left < 0) != (right < 0):
             share = left / (left - right)
-            kept.append((a0 + share * (a1 - a0), b0 + share * (b1 - b0)))
-    return kept
+            clipped.append((a0 + share * (a1 - a0), b0 + share * (b1 - b0)))
+    return clipped

@@ -78,9 +78,9 @@ def join_runs(client: RunDirectory, server: RunDirectory) -> Joined:
 
 def clock_of(meta: dict[str, Any]) -> Joined | None:
     """How the clocks of a run were joined; None where client and server recorded it together."""
-    told = meta.get("clock")
+    recorded = meta.get("clock")
     try:
-        return msgspec.convert(told, Joined) if told else None
+        return msgspec.convert(recorded, Joined) if recorded else None
     except msgspec.ValidationError:
         return None
 
@@ -109,13 +109,13 @@ def _offset(both: pd.DataFrame) -> ClockOffset:
     `written_ns` would be a tighter bound, but a server looks at the clock after a write, when the client may have read.
     """
     way_in = both[["sent_ns", "arrived_ns"]].dropna().astype("int64")
-    made, read = [], []
+    answers, read = [], []
     for place, column, rows in ((0, "first_token_ns", both), (-1, "last_byte_ns", both[both.status == "ok"])):
         answered = rows[rows[column].notna() & rows.token_ns.map(lambda stamps: stamps is not None and len(stamps) > 0)]
-        made.append(answered.token_ns.map(lambda stamps, place=place: int(stamps[place])).to_numpy(dtype="int64"))
+        answers.append(answered.token_ns.map(lambda stamps, place=place: int(stamps[place])).to_numpy(dtype="int64"))
         read.append(answered[column].to_numpy(dtype="int64"))
     return estimate_offset(
-        way_in.sent_ns.to_numpy(), way_in.arrived_ns.to_numpy(), np.concatenate(made), np.concatenate(read)
+        way_in.sent_ns.to_numpy(), way_in.arrived_ns.to_numpy(), np.concatenate(answers), np.concatenate(read)
     )
 
 

@@ -63,8 +63,8 @@ def sources(directory: Path, table: str) -> list[Path]:
     if not whole.exists():
         return segments
     if segments:
-        held = _held(whole)
-        segments = [segment for segment in segments if segment.name not in held]
+        compacted = _compacted_segments(whole)
+        segments = [segment for segment in segments if segment.name not in compacted]
     return [whole, *segments]
 
 
@@ -137,7 +137,7 @@ def _segments(directory: Path, table: str) -> list[Path]:
     return sorted(segment for segment in parts.glob("*") if segment.suffix in (".parquet", STREAM))
 
 
-def _held(whole: Path) -> set[str]:
+def _compacted_segments(whole: Path) -> set[str]:
     metadata = pq.read_metadata(whole).metadata or {}
     return set(json.loads(metadata.get(HOLDS, b"[]")))
 

@@ -93,9 +93,9 @@ def bracket_sentence(outcome: Outcome, goal: Goal) -> str:
     low, high, share = outcome.meets_rps, outcome.misses_rps, f"{goal.attainment:.0%}"
     if low is None and high is None:
         return f"no rate that was tried surely keeps {share}, and none surely does not"
-    kept = "no rate that was tried surely keeps" if low is None else f"{low:g} requests/s surely keep"
+    met = "no rate that was tried surely keeps" if low is None else f"{low:g} requests/s surely keep"
     missed = "and none that was tried surely does not" if high is None else f"{high:g} surely do not"
-    return f"{kept} {share}, {missed}"
+    return f"{met} {share}, {missed}"
 
 
 def trial_sentence(trial: Trial, known: Sequence[Judgement]) -> str:
@@ -175,11 +175,11 @@ def next_trial(trials: Sequence[Trial], goal: Goal) -> Proposal | Outcome:
     unsent = [trial for trial in counted if not trial.valid]
     if len(counted) >= goal.most_trials:
         lost = f", {len(unsent)} of them not sent as they were meant ({unsent[-1].error})" if unsent else ""
-        kept = next((unclear[rate] for rate in undecided if unclear[rate].attainment >= goal.attainment), None)
+        best = next((unclear[rate] for rate in undecided if unclear[rate].attainment >= goal.attainment), None)
         seen = (
-            f": {kept.sent:,} requests at {kept.rate_rps:g} requests/s kept {kept.attainment:.1%}, and to be sure of "
+            f": {best.sent:,} requests at {best.rate_rps:g} requests/s kept {best.attainment:.1%}, and to be sure of "
             f"{goal.attainment:.0%} takes {fewest_to_meet(goal):,} independent ones at least"
-            if kept is not None and not kept.growing
+            if best is not None and not best.growing
             else ""
         )
         return end(f"{len(counted)} trials were not enough{lost}{seen}; allow more, or longer ones")

@@ -45,17 +45,15 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
     if not known:
         return MaxRate(share=share, rate_rps=None, low_rps=None, high_rps=None, resolved=False,
                        reason="no request was sent at any rate")  # fmt: skip
-    settled = [point for point in known if point.share < share or not point.growing]
-    rate = _crossing([point.rate_rps for point in settled], _falling(settled), share)
+    usable = [point for point in known if point.share < share or not point.growing]
+    rate = _crossing([point.rate_rps for point in usable], _falling(usable), share)
     high = next((point.rate_rps for point in known if point.high < share), None)
     meets = [point.rate_rps for point in known if point.low >= share and not point.growing]
     low = max((rate for rate in meets if high is None or rate < high), default=None)
-    grew = [
-        f"{point.rate_rps:g}" for point in known if point not in settled and (high is None or point.rate_rps < high)
-    ]
+    grew = [f"{point.rate_rps:g}" for point in known if point not in usable and (high is None or point.rate_rps < high)]
     reason = ""
     if low is None:
-        reason = _none_surely_keeps(known, settled, share, high)
+        reason = _why_none_surely_keeps(known, usable, share, high)
     elif high is None:
         reason = (
             f"no rate surely misses {share:.0%}: offer more than {known[-1].rate_rps:g} req/s, or send more requests"
@@ -68,13 +66,13 @@ def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
     )  # fmt: skip
 
 
-def _none_surely_keeps(
-    known: Sequence[RatePoint], settled: Sequence[RatePoint], share: float, high: float | None
+def _why_none_surely_keeps(
+    known: Sequence[RatePoint], usable: Sequence[RatePoint], share: float, high: float | None
 ) -> str:
     """Why, and what to do: a lower rate helps only where fewer than `share` were seen to be kept."""
-    kept = [point for point in settled if point.share >= share and (high is None or point.rate_rps < high)]
-    if kept:
-        most = kept[-1]
+    meeting = [point for point in usable if point.share >= share and (high is None or point.rate_rps < high)]
+    if meeting:
+        most = meeting[-1]
         higher = ", or go higher" if high is None and most is known[-1] else ""
         return (
             f"{most.share:.0%} kept at {most.rate_rps:g} req/s, but {most.samples:.0f} independent requests only show "
@@ -91,16 +89,16 @@ def _falling(points: Sequence[RatePoint]) -> list[float]:
     for point in points:
         pools.append([point.share * point.samples, point.samples, 1])
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] < pools[-1][0] / pools[-1][1]:
-            kept, samples, number = pools.pop()
-            pools[-1] = [pools[-1][0] + kept, pools[-1][1] + samples, pools[-1][2] + number]
-    return [kept / samples for kept, samples, number in pools for _ in range(int(number))]
+            met, samples, number = pools.pop()
+            pools[-1] = [pools[-1][0] + met, pools[-1][1] + samples, pools[-1][2] + number]
+    return [met / samples for met, samples, number in pools for _ in range(int(number))]
 
 
-def _crossing(rates: Sequence[float], kept: Sequence[float], share: float) -> float | None:
-    if not kept or kept[0] < share:
+def _crossing(rates: Sequence[float], attainments: Sequence[float], share: float) -> float | None:
+    if not attainments or attainments[0] < share:
         return None
-    last = max(place for place, each in enumerate(kept) if each >= share)
-    if last == len(kept) - 1:
+    last = max(place for place, each in enumerate(attainments) if each >= share)
+    if last == len(attainments) - 1:
         return rates[last]
-    part = (kept[last] - share) / (kept[last] - kept[last + 1])
+    part = (attainments[last] - share) / (attainments[last] - attainments[last + 1])
     return rates[last] + part * (rates[last + 1] - rates[last])

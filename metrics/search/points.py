@@ -57,27 +57,27 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """What to know of it at once, in sentences."""
         failed = self.sent - self.completed
         most = f", most often: {self.error}" if self.error else ""
-        told = [f"{failed:,} of {self.sent:,} requests were not served{most}"] if failed else []
+        sentences = [f"{failed:,} of {self.sent:,} requests were not served{most}"] if failed else []
         if self.died:
-            told = [f"{self.invalid_reasons[0]}; it counts as a miss"]
+            sentences = [f"{self.invalid_reasons[0]}; it counts as a miss"]
         elif not self.valid:
-            told = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
-        told += [self.cache_doubt] if self.cache_doubt else []
+            sentences = [f"run {self.run} is not valid: {reason}" for reason in self.invalid_reasons]
+        sentences += [self.cache_doubt] if self.cache_doubt else []
         if self.steal_percent is not None and self.steal_percent > STEAL_WARNS_PERCENT:
-            told.append(
+            sentences.append(
                 f"other machines took {self.steal_percent:.1f}% of the CPU time; without them the server may bear more"
             )
-        return [f"{self.rate_rps:g} requests/s: {each}" for each in told]
+        return [f"{self.rate_rps:g} requests/s: {each}" for each in sentences]
 
     @property
-    def tells(self) -> bool:
+    def counts(self) -> bool:
         """Whether the point counts for its rate. A server that died met no objective, however the load was sent."""
         return self.valid or self.died
 
     def trial(self) -> Trial:
         return Trial(
             rate_rps=self.rate_rps, sent=self.sent, completed=self.completed, good=self.good, effective=self.effective,
-            growing=self.growing, valid=self.tells, died=self.died, warm_up=self.warm_up,
+            growing=self.growing, valid=self.counts, died=self.died, warm_up=self.warm_up,
             error=self.error if self.valid or not self.invalid_reasons else self.invalid_reasons[0],
         )  # fmt: skip
 
@@ -188,29 +188,29 @@ def by_rate(points: Sequence[Point]) -> list[Rate]:
 
 
 def _rate(rate_rps: float, points: list[Point]) -> Rate:
-    told = [point for point in points if point.tells]
-    sent, good = sum(point.sent for point in told), sum(point.good for point in told)
+    counted = [point for point in points if point.counts]
+    sent, good = sum(point.sent for point in counted), sum(point.good for point in counted)
     share = good / sent if sent else None
-    effective = sum(point.effective for point in told)
+    effective = sum(point.effective for point in counted)
     quantile = t_quantile((1 + LEVEL) / 2, max(3.0, effective / 2))
     low, high = (None, None) if share is None else wilson_bounds(share, effective, quantile)
 
     def mean(name: str) -> float | None:
-        known = [getattr(point, name) for point in told]
+        known = [getattr(point, name) for point in counted]
         return sum(known) / len(known) if known and None not in known else None
 
     return Rate(
-        rate_rps=rate_rps, points=len(points), invalid=len(points) - len(told), sent=sent,
-        uncounted=sum(point.sent for point in points if not point.tells),
-        died=next((point.invalid_reasons[0] for point in told if point.died), ""), effective=effective,
-        growing=any(point.growing for point in told), attainment=share, attainment_low=low, attainment_high=high,
+        rate_rps=rate_rps, points=len(points), invalid=len(points) - len(counted), sent=sent,
+        uncounted=sum(point.sent for point in points if not point.counts),
+        died=next((point.invalid_reasons[0] for point in counted if point.died), ""), effective=effective,
+        growing=any(point.growing for point in counted), attainment=share, attainment_low=low, attainment_high=high,
         goodput_rps=mean("goodput_rps"), goodput_tokens_per_s=mean("goodput_tokens_per_s"),
-        tokens_per_s=mean("tokens_per_s"), due_rps=mean("due_rps"), quantiles_ms=_middle_quantiles(told),
+        tokens_per_s=mean("tokens_per_s"), due_rps=mean("due_rps"), quantiles_ms=_middle_quantiles(counted),
         goodput_by_scale={
-            name: sum(point.goodput_by_scale[name] for point in told) / len(told)
-            for name in (told[0].goodput_by_scale if told else ())
+            name: sum(point.goodput_by_scale[name] for point in counted) / len(counted)
+            for name in (counted[0].goodput_by_scale if counted else ())
         },
-        steal_percent=max((point.steal_percent for point in told if point.steal_percent is not None), default=None),
+        steal_percent=max((point.steal_percent for point in counted if point.steal_percent is not None), default=None),
     )  # fmt: skip
 
 

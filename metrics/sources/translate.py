@@ -66,8 +66,8 @@ class Growth:
         self._series: dict[str, list[tuple[Labels, float]]] = {}
         for name, group in rows.groupby("name"):
             speaks = source.counted(list(group.labels))
-            kept = group[speaks]
-            self._series[name] = list(zip(kept.labels, kept.growth.astype("float64"), strict=True))
+            matching = group[speaks]
+            self._series[name] = list(zip(matching.labels, matching.growth.astype("float64"), strict=True))
 
     def total(self, terms: Sum, wanted: LabelSet = (), suffix: str = "") -> float | None:
         """The sum of the terms over the series with the wanted labels; None where the server lacks a term."""

@@ -136,9 +136,9 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     source = recognise(scrapes.names(run))
     if source is None:
         return None
-    taken = scrapes.scrape_summary(run)
-    first, last = int(taken.answered_ns[0]), int(taken.answered_ns[-1])
-    begin, names = _begin(taken.answered_ns, measured), names_that_grow(source)
+    scraped = scrapes.scrape_summary(run)
+    first, last = int(scraped.answered_ns[0]), int(scraped.answered_ns[-1])
+    begin, names = _begin(scraped.answered_ns, measured), names_that_grow(source)
     grown = Growth(source, scrapes.growth(run, names, begin, last))
     whole = grown if begin == first else Growth(source, scrapes.growth(run, names, first, last))
     gauges = _gauges(run, source, begin, last)
@@ -152,11 +152,11 @@ def observe(run: RunDirectory, requests: pd.DataFrame, measured: pd.DataFrame) -
     return ServerView(
         source=source.key,
         title=source.title,
-        scrapes=len(taken.answered_ns),
-        failed_scrapes=taken.failed,
-        slowest_scrape_s=taken.slowest_s,
-        longest_gap_s=taken.longest_gap_s,
-        restarts=max(taken.restarts, whole.resets),
+        scrapes=len(scraped.answered_ns),
+        failed_scrapes=scraped.failed,
+        slowest_scrape_s=scraped.slowest_s,
+        longest_gap_s=scraped.longest_gap_s,
+        restarts=max(scraped.restarts, whole.resets),
         seconds=seconds,
         finished=of_family(totals, FINISHED),
         spans=spans,
@@ -190,11 +190,11 @@ def timeline(run: RunDirectory) -> pd.DataFrame:
     source = recognise(scrapes.names(run))
     if source is None:
         return pd.DataFrame()
-    taken = scrapes.scrape_summary(run).answered_ns
-    first, last = int(taken[0]), int(taken[-1])
+    scraped = scrapes.scrape_summary(run).answered_ns
+    first, last = int(scraped[0]), int(scraped[-1])
     rows = scrapes.growth_over_time(run, names_of(source, "counter"), first, last)
     grown = over_time(source, "counter", rows, "growth")
-    return pd.DataFrame(_gauges(run, source, first, last) | grown, index=pd.Index(taken, name="ns"))
+    return pd.DataFrame(_gauges(run, source, first, last) | grown, index=pd.Index(scraped, name="ns"))
 
 
 def _begin(answered_ns: np.ndarray, measured: pd.DataFrame) -> int:
@@ -233,15 +233,15 @@ def _waiting(gauges: dict[str, pd.Series]) -> Waiting | None:
     waiting, running, used = (gauges.get(name) for name in (WAITING, RUNNING, KV_USE))
     if waiting is None or not len(waiting):
         return None
-    held = waiting[waiting > 0].index
+    queued = waiting[waiting > 0].index
     largest_batch = float(running.max()) if running is not None and len(running) else None
     return Waiting(
-        samples=len(held),
-        share=len(held) / len(waiting),
+        samples=len(queued),
+        share=len(queued) / len(waiting),
         largest=float(waiting.max()),
-        with_kv_free=_share(used, held, lambda use: use <= 1 - KV_FREE),
-        with_kv_full=_share(used, held, lambda use: use >= KV_FULL),
-        at_largest_batch=_share(running, held, lambda batch: batch >= AS_EVER * largest_batch),
+        with_kv_free=_share(used, queued, lambda use: use <= 1 - KV_FREE),
+        with_kv_full=_share(used, queued, lambda use: use >= KV_FULL),
+        at_largest_batch=_share(running, queued, lambda batch: batch >= AS_EVER * largest_batch),
         largest_batch=largest_batch,
     )
 

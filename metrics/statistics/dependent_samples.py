@@ -32,8 +32,8 @@ def effective_samples(latencies: Sequence[float] | np.ndarray) -> float:
     spectrum = np.abs(np.fft.rfft(centred, size)) ** 2
     covariance = np.fft.irfft(spectrum, size)[:count]
     times = 2 * np.cumsum(covariance / covariance[0]) - 1
-    settled = np.flatnonzero(np.arange(count) >= WINDOW * times)
-    time = float(times[settled[0]]) if len(settled) else count / 2
+    stable = np.flatnonzero(np.arange(count) >= WINDOW * times)
+    time = float(times[stable[0]]) if len(stable) else count / 2
     return count / max(1.0, CAUTION * time)
 
 

@@ -158,12 +158,12 @@ def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMP
     if count < FEWEST_SAMPLES:
         return None
     random = np.random.default_rng(seed)
-    drawn = _resampled_means(sample, random, resamples, min(block, count))
+    resampled = _resampled_means(sample, random, resamples, min(block, count))
     if block > 1:
         centre, wider = float(sample.mean()), _student(count / block)
-        low, high = (centre + wider * (bound - centre) for bound in np.quantile(drawn, TAILS))
+        low, high = (centre + wider * (bound - centre) for bound in np.quantile(resampled, TAILS))
         return Interval(low=float(low), high=float(high), method="block bootstrap")
-    low, high = np.quantile(drawn, _bca_tails(sample, drawn))
+    low, high = np.quantile(resampled, _bca_tails(sample, resampled))
     return Interval(low=float(low), high=float(high), method="bca bootstrap")
 
 
@@ -225,10 +225,10 @@ def _resampled_means(sample: np.ndarray, random: np.random.Generator, resamples:
     return np.concatenate(results)
 
 
-def _bca_tails(sample: np.ndarray, drawn: np.ndarray) -> tuple[float, float]:
+def _bca_tails(sample: np.ndarray, resampled: np.ndarray) -> tuple[float, float]:
     """Which quantiles of the resampled means bound the true one: shifted for their bias and skew."""
     normal, centre = NormalDist(), float(sample.mean())
-    below = (np.sum(drawn < centre) + 0.5 * np.sum(drawn == centre)) / len(drawn)
+    below = (np.sum(resampled < centre) + 0.5 * np.sum(resampled == centre)) / len(resampled)
     if not 0 < below < 1:
         return TAILS
     bias = normal.inv_cdf(float(below))

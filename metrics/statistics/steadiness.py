@@ -64,7 +64,7 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     seconds = float(rows.due_ns.iloc[-1] - rows.due_ns.iloc[0]) / 1e9 if len(rows) else 0.0
     windows = min(MOST_WINDOWS, len(rows) // REQUESTS_A_WINDOW)
     if len(rows) < FEWEST_REQUESTS or windows < FEWEST_WINDOWS or seconds <= 0:
-        return untold(
+        return undetermined(
             f"{len(rows)} requests due within {seconds:.3g} s are too few for a verdict; it takes {FEWEST_REQUESTS} "
             "over a time", seconds,
         )  # fmt: skip
@@ -91,7 +91,7 @@ def steadiness(frame: pd.DataFrame) -> Steadiness:
     )  # fmt: skip
 
 
-def untold(reason: str, end_s: float = 0.0) -> Steadiness:
+def undetermined(reason: str, end_s: float = 0.0) -> Steadiness:
     return Steadiness(
         verdict="cannot tell", reason=reason, begin_s=0.0, end_s=end_s, window_s=None, in_flight=None,
         tokens_per_s=None, warmup_s=None,
@@ -161,9 +161,9 @@ def _open_times(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     begin, end = (
         rows[name].to_numpy(dtype="float64", na_value=np.nan, copy=True) for name in ("due_ns", "last_byte_ns")
     )
-    given_up = rows.status.isin(["timeout", "cancelled"]).to_numpy()
+    abandoned = rows.status.isin(["timeout", "cancelled"]).to_numpy()
     longest = np.nanmax(end - begin, initial=0.0)
-    return begin, np.where(np.isnan(end), begin + np.where(given_up, longest, 0.0), end)
+    return begin, np.where(np.isnan(end), begin + np.where(abandoned, longest, 0.0), end)
 
 
 def _mean_open(begin: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -178,8 +178,8 @@ def _tokens_read(rows: pd.DataFrame, edges: np.ndarray) -> np.ndarray:
     for stamps, tokens in zip(rows.chunk_ns, rows.chunk_tokens, strict=True):
         if stamps is None or not len(stamps):
             continue
-        told = tokens is not None and len(tokens) == len(stamps)
-        total += np.histogram(np.asarray(stamps, "float64"), edges, weights=np.asarray(tokens) if told else None)[0]
+        reported = tokens is not None and len(tokens) == len(stamps)
+        total += np.histogram(np.asarray(stamps, "float64"), edges, weights=np.asarray(tokens) if reported else None)[0]
     return total
 
 

@@ -127,13 +127,13 @@ def cause(**registered: Any) -> Callable[[Callable[..., Explanation | None]], Ca
     """Registers a function as a cause under its own name; `registered` are fields of Cause."""
 
     def register(explain: Callable[..., Explanation | None]) -> Cause:
-        made = Cause(explain=explain, **registered)
+        new = Cause(explain=explain, **registered)
         for other in CAUSES:
-            if other.reads == made.reads and (other.key == made.key or other.precedence == made.precedence):
-                raise ValueError(f"causes {other.key} and {made.key} share a name or the precedence {made.precedence}")
-        CAUSES.append(made)
+            if other.reads == new.reads and (other.key == new.key or other.precedence == new.precedence):
+                raise ValueError(f"causes {other.key} and {new.key} share a name or the precedence {new.precedence}")
+        CAUSES.append(new)
         CAUSES.sort(key=lambda each: each.precedence)
-        return made
+        return new
 
     return register
 

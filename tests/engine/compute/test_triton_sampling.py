@@ -59,7 +59,7 @@ def fused_ids(rows: list[Row], logits: torch.Tensor, masks: torch.Tensor | None 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Chunks of 32 logits, and room for 8 selected ones, so that small vocabularies have several and many rows overflow."""
+    """Chunks of 32 logits, and room for 8 of them, so that small vocabularies have several and many rows overflow."""
     monkeypatch.setattr(sampling.draw_rows, "__kwdefaults__", {"chunk": 32, "capacity": 8})
 
 

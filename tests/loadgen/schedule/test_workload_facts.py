@@ -10,7 +10,7 @@ from loadgen.schedule.build import build_schedule
 from loadgen.schedule.facts import repeated_texts, workload_facts
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from loadgen.target.scrape import rows_of
-from metrics.memory.prefix_share import in_words, prefix_share, workload_lines
+from metrics.memory.prefix_share import cache_sentence, prefix_share, workload_lines
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
@@ -32,7 +32,7 @@ def test_share_is_of_the_served_requests_whose_cache_is_told():
     share = prefix_share(META, REQUESTS)
     assert (share.achieved, share.infinite, share.num_requests) == (0.32, 0.5, 2)
     assert workload_lines(META, REQUESTS)[1:] == ["Workload: scaled"]
-    assert "32.0% of the prompt tokens were cached, ideal 50.0% (infinite cache, blocks of 16" in in_words(share)
+    assert "32.0% of the prompt tokens were cached, ideal 50.0% (infinite cache, blocks of 16" in cache_sentence(share)
 
 
 def test_server_that_tells_nothing_and_load_that_shares_nothing_are_said_to():

@@ -8,7 +8,7 @@ import pytest
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.symptoms import SYMPTOMS
-from metrics.diagnosis.verdict import RECORD_THE_SERVER, UNSEEN, Diagnosis, without_finding
+from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, RECORD_THE_SERVER, Diagnosis, without_finding
 from metrics.ledger import LIFECYCLES
 from metrics.run.directory import RunDirectory
 from tests.further import further
@@ -214,7 +214,7 @@ def test_foreign_server_gets_goodput_and_is_told_what_cannot_be_seen(tmp_path):
 
 def test_what_a_foreign_server_hides_is_said_with_the_next_step(tmp_path):
     diagnosis = diagnose(foreign(tmp_path, plant="overload"))
-    assert UNSEEN in diagnosis.headline
+    assert NEEDS_SERVER_RECORDS in diagnosis.headline
     assert without_finding(diagnosis).startswith("The cause cannot be known without the server's records: replay with")
     low = next(check for check in diagnosis.checks if check.symptom == "low_device_utilisation")
     assert RECORD_THE_SERVER in low.reason

@@ -77,7 +77,7 @@ def test_a_rate_at_which_the_server_died_is_a_miss_and_is_not_lost(tmp_path):
     assert "requests were not served, most often:" in point_of(run, rate_rps=6.0, repeat=1, seed=0).notes[0]
     run.update_meta(valid=False, invalid_reasons=["exit code -9"])
     found = point_of(run, rate_rps=6.0, repeat=1, seed=0, died=True)
-    assert found.tells and found.notes == ["6 requests/s: exit code -9; it counts as a miss"]
+    assert found.counts and found.notes == ["6 requests/s: exit code -9; it counts as a miss"]
 
 
 def test_a_rate_at_which_other_machines_took_cpu_time_says_so(tmp_path):
