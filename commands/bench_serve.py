@@ -20,7 +20,7 @@ def bench_serve(context: typer.Context) -> None:
         return
     flags = parse(context.args)
     run_dir = flags.run_dir or new_run(flags.scenario.name)
-    recorded = flags.scenario.given_as_file(run_dir / SCENARIO_FILE)
+    recorded = flags.scenario.with_path(run_dir / SCENARIO_FILE)
     with run_progress(run_dir, flags.show_progress) as progress:
         done = load_url(
             recorded, flags.base_url, run_dir, model=flags.model, tokenizer=flags.tokenizer, seed=flags.seed,

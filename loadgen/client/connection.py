@@ -23,7 +23,7 @@ SOL_SOCKET, SO_ERROR, IPPROTO_TCP, TCP_NODELAY, MSG_PEEK, SOCK_STREAM = get_orig
 )
 
 READ_SIZE = 65_536
-_GIVEN_UP = {
+_TIMEOUT_FAULTS = {
     WHOLE: "no complete reply within target.timeout_s, {:g} s from when it was due",
     CONNECT: "not connected within target.connect_timeout_s, {:g} s",
     FIRST_BYTE: "no byte of the reply within target.first_byte_timeout_s, {:g} s from when it was sent",
@@ -105,7 +105,7 @@ class Exchange:
         else:
             ends.append((self.last_ns, BETWEEN_BYTES))
         ways = [
-            (since_ns + round(limit_s * NS_PER_S), TIMEOUT, _GIVEN_UP[name].format(limit_s))
+            (since_ns + round(limit_s * NS_PER_S), TIMEOUT, _TIMEOUT_FAULTS[name].format(limit_s))
             for since_ns, name in ends
             if (limit_s := getattr(outgoing.target, name)) is not None
         ]

@@ -157,7 +157,7 @@ class LoadClient:
                 event_log.write_events(self._replay.run_dir, events, self._num_written, self._replay.shift_ns)
                 self._num_written += len(events)
             self._full.popleft()
-        sent = self._loop.num_begun
+        sent = self._loop.num_started
         event_log.write_progress(self._replay.run_dir, self._counts | {"sent": sent}, self._replay.shard)
 
 

@@ -17,7 +17,7 @@ class Outgoing:
     wire: bytes
     target: Target
     keep_reply: bool = False  # the next turn of its session needs the answer
-    tells_due: bool = False  # the due time depends on a reply, so only the log has it
+    logs_due: bool = False  # the due time depends on a reply, so only the log has it
     patience_ns: int | None = None  # from when it was due; then the client leaves
     patience_for: str = "first_token"  # or "answer"
 

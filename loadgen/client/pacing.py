@@ -107,6 +107,6 @@ class Pacer:
         if goes_on or self._loop is not None:
             self._under_way[request.index] = chain
         return Outgoing(
-            request.index, due_ns, wire, self._target, keep_reply=goes_on, tells_due=request.due_offset_ns is None,
+            request.index, due_ns, wire, self._target, keep_reply=goes_on, logs_due=request.due_offset_ns is None,
             patience_ns=request.patience_ns, patience_for=request.patience_for,
         )  # fmt: skip

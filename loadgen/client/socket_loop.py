@@ -45,7 +45,7 @@ class SocketLoop:
         self._order = count()  # requests of one due time are sent in the order of `at`
         self._connections: dict[int, Connection] = {}
         self._idle: deque[Connection] = deque()
-        self.num_begun = 0
+        self.num_started = 0
         self._num_open = 0
         self._clock = KernelClock()
         self._stopping = False
@@ -77,7 +77,7 @@ class SocketLoop:
                 outgoing = heapq.heappop(due)[2]
                 if outgoing is upcoming:
                     upcoming = self._take_up(arrivals)
-                self._begin(outgoing)
+                self._start_request(outgoing)
                 now_ns = monotonic_ns()
             while deadlines and deadlines[0][0] <= now_ns:
                 self._look_at_deadline(heapq.heappop(deadlines)[2], now_ns)
@@ -117,13 +117,13 @@ class SocketLoop:
             self.at(outgoing)
         return outgoing
 
-    def _begin(self, outgoing: Outgoing) -> None:
+    def _start_request(self, outgoing: Outgoing) -> None:
         exchange = Exchange(outgoing, monotonic_ns())
-        if outgoing.tells_due:
+        if outgoing.logs_due:
             self.log.add(outgoing.index, outgoing.due_ns, DUE)
         self.log.add(outgoing.index, exchange.dispatched_ns, DISPATCHED)
         self._num_open += 1
-        self.num_begun += 1
+        self.num_started += 1
         try:
             self._take_connection(exchange)
         except OSError as error:

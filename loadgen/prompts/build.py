@@ -115,32 +115,32 @@ class PromptSource:
 
     def _lead(self, *name: object) -> list[int]:
         """Places of the words that the text of this name begins with."""
-        drawn, places = stable_seed(self._seed, "lead", *name), []
+        seed, places = stable_seed(self._seed, "lead", *name), []
         for _ in range(LEAD_WORDS):
-            drawn, place = divmod(drawn, len(self._lead_words))
+            seed, place = divmod(seed, len(self._lead_words))
             places.append(self._lead_words[place])
         return places
 
     def _cut(self, lead: list[int], start: int, num_tokens: int, prefix: str) -> str:
         """Text of `num_tokens` tokens, counted after `prefix`: `lead`, then the prose from word `start` on."""
-        words = max(1, self._words_for(lead, start, num_tokens))
+        num_words = max(1, self._words_for(lead, start, num_tokens))
         if self._tokenizer is None:
-            return self._text(lead, start, words)
+            return self._text(lead, start, num_words)
         best: tuple[int, str] | None = None
         already = self._count(prefix) if prefix else 0
         for _ in range(_CUT_ATTEMPTS):
-            text = self._text(lead, start, words)
+            text = self._text(lead, start, num_words)
             surplus = self._count(f"{prefix} {text}" if prefix else text) - already - num_tokens
             if best is None or abs(surplus) < best[0]:
                 best = (abs(surplus), text)
             if surplus == 0:
                 break
             if surplus < 0:
-                words += max(1, -surplus // 2)
-            elif surplus <= 3 or words == 1:
+                num_words += max(1, -surplus // 2)
+            elif surplus <= 3 or num_words == 1:
                 return self._trim(text, surplus, best)
             else:
-                words = max(1, words - max(1, surplus // 3))
+                num_words = max(1, num_words - max(1, surplus // 3))
         return best[1]
 
     def _trim(self, text: str, surplus: int, best: tuple[int, str]) -> str:

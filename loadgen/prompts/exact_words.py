@@ -18,7 +18,7 @@ from loadgen.traces.plain import TOKENS_PER_WORD
 
 FEWEST_WORDS = 64  # 64 words in blocks of 8 tokens: 3e14 blocks
 MOST_WORDS = 4096
-MOST_ASKED = 1500  # of a server, one by one
+MOST_CHECKED = 1500  # of a server, one by one
 SAMPLE = 400
 
 
@@ -83,7 +83,7 @@ def single_token_words(encoder: Encoder, prose: list[str]) -> list[str]:
 def _candidates(encoder: Encoder, prose: list[str]) -> list[str]:
     """Words of the vocabulary, lowest id first; of the prose where the vocabulary is a server's."""
     if not isinstance(encoder, Tokenizer):
-        return prose_words(prose)[:MOST_ASKED]
+        return prose_words(prose)[:MOST_CHECKED]
     spelled = sorted(encoder.get_vocab().items(), key=lambda entry: entry[1])
     after_space = (token[1:] for token, _ in spelled if token[:1] in ("Ġ", "▁"))
     return [word for word in dict.fromkeys(after_space) if word.isascii() and word.isalpha() and len(word) > 1]

@@ -113,8 +113,8 @@ class Stream:
         timing = server.timing
         self.served = served
         self._server, self._connection = server, connection
-        asked = body.get("max_completion_tokens") or body.get("max_tokens")
-        self._left = asked if isinstance(asked, int) and asked > 0 else DEFAULT_MAX_TOKENS
+        max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+        self._left = max_tokens if isinstance(max_tokens, int) and max_tokens > 0 else DEFAULT_MAX_TOKENS
         self._written = 0
         self._per_chunk = timing.tokens_per_chunk
         self._streamed = bool(body.get("stream"))
@@ -175,11 +175,11 @@ class Stream:
         return b"%x\r\n%s\r\n" % (len(content), content) + (b"" if self._left else b"0\r\n\r\n")
 
     def _content(self, num_tokens: int, usage: bool) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": WORD * num_tokens}
+        content: dict[str, Any] = {"text": WORD * num_tokens}
         if self._chat:
             role = {"role": "assistant"} if self._written == num_tokens else {}
-            said = {"delta" if self._streamed else "message": {**role, "content": WORD * num_tokens}}
-        choice = {"index": 0, **said, "finish_reason": None if self._left else "length"}
+            content = {"delta" if self._streamed else "message": {**role, "content": WORD * num_tokens}}
+        choice = {"index": 0, **content, "finish_reason": None if self._left else "length"}
         return {**self._opening, "choices": [choice]} | ({"usage": self._usage_now()} if usage else {})
 
     def _usage_now(self) -> dict[str, int]:
@@ -318,16 +318,16 @@ def main() -> None:
     parser.add_argument("timing", metavar="JSON", nargs="?", default="{}", help="fields of ReplyTiming")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="by default a free one")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     fields = ", ".join(ReplyTiming.__struct_fields__)
     try:
-        timing = msgspec.json.decode(given.timing, type=ReplyTiming)
+        timing = msgspec.json.decode(arguments.timing, type=ReplyTiming)
     except msgspec.DecodeError as error:
-        parser.error(f"{given.timing!r} is no ReplyTiming: {error}; its fields are {fields}")
+        parser.error(f"{arguments.timing!r} is no ReplyTiming: {error}; its fields are {fields}")
     if fault := timing.fault():
         parser.error(fault)
     gc.disable()  # a collection would be a stall that is not planned; references are dropped when a connection ends
-    asyncio.run(_serve(timing, given.host, given.port))
+    asyncio.run(_serve(timing, arguments.host, arguments.port))
 
 
 if __name__ == "__main__":

@@ -187,10 +187,10 @@ class ReplyReader:
 
 def _text_of(choice: dict[str, Any]) -> str:
     """The text that a choice adds: text, content, reasoning, name or arguments of a tool; "" for a role alone."""
-    said = _part(choice, "delta", dict) or _part(choice, "message", dict) or choice
-    text = _part(said, "reasoning_content", str) or _part(said, "reasoning", str)
-    text += _part(said, "content", str) or _part(said, "text", str)
-    calls = _entries(said, "tool_calls")
+    message = _part(choice, "delta", dict) or _part(choice, "message", dict) or choice
+    text = _part(message, "reasoning_content", str) or _part(message, "reasoning", str)
+    text += _part(message, "content", str) or _part(message, "text", str)
+    calls = _entries(message, "tool_calls")
     named = [_part(call, "function", dict) for call in calls]
     return text + "".join(_part(function, "name", str) + _part(function, "arguments", str) for function in named)
 

@@ -37,7 +37,7 @@ class MasterReplay:
         self._id_prefix = ""  # of the run under way: a worker may still speak of the one before
         self._failures: list[str] = []
         self._stop_by_ns: int | None = None
-        for word, listener in ((CLOCK, self._tell_time), (READY, self._heard_ready), (ENDED, self._heard_ended)):
+        for word, listener in ((CLOCK, self._on_clock), (READY, self._on_ready), (ENDED, self._on_ended)):
             runner.register_message(word, listener)
 
     def run(self, started: StartedRun) -> None:
@@ -101,10 +101,10 @@ class MasterReplay:
     def _write(self, run_dir: Path) -> None:
         write_shards(run_dir, list(self._shards.values()))
 
-    def _tell_time(self, environment, msg, **_: Any) -> None:
+    def _on_clock(self, environment, msg, **_: Any) -> None:
         self._runner.send_message(CLOCK, {"asked_ns": msg.data["asked_ns"], "master_ns": monotonic_ns()}, msg.node_id)
 
-    def _heard_ready(self, environment, msg, **_: Any) -> None:
+    def _on_ready(self, environment, msg, **_: Any) -> None:
         if self._is_of_this_run(msg):
             self._ready.add(msg.node_id)
             uncertainty_ms = msg.data["clock_uncertainty_ms"]
@@ -114,7 +114,7 @@ class MasterReplay:
         """A worker of an older version names no run; its refusal must be heard."""
         return msg.node_id in self._shards and msg.data.get("id_prefix", self._id_prefix) == self._id_prefix
 
-    def _heard_ended(self, environment, msg, **_: Any) -> None:
+    def _on_ended(self, environment, msg, **_: Any) -> None:
         if not self._is_of_this_run(msg):
             return
         if msg.data["failure"]:
@@ -134,9 +134,9 @@ class WorkerReplay:
         self._times: gevent.event.AsyncResult = gevent.event.AsyncResult()
         self._sending: gevent.Greenlet | None = None
         self._stopping = False
-        runner.register_message(PART, self._heard_part)
-        runner.register_message(START, self._heard_start)
-        runner.register_message(CLOCK, self._heard_time)
+        runner.register_message(PART, self._on_part)
+        runner.register_message(START, self._on_start)
+        runner.register_message(CLOCK, self._on_time)
 
     def stop(self) -> None:
         """Cancels requests in flight, and returns once all events are written."""
@@ -146,19 +146,19 @@ class WorkerReplay:
                 self._sending.kill(block=False)
             self._sending.join()
 
-    def _heard_part(self, environment, msg, **_: Any) -> None:
+    def _on_part(self, environment, msg, **_: Any) -> None:
         if self._sending is not None and not self._sending.ready():
             failure = "a worker still writes what it recorded of the load before; start again when it is done"
-            self._tell_end(msg.data["plan"]["id_prefix"], False, failure)
+            self._send_end(msg.data["plan"]["id_prefix"], False, failure)
             return
         self._stopping = False
         self._start = gevent.event.AsyncResult()
         self._sending = gevent.spawn(self._send, msg.data)
 
-    def _heard_start(self, environment, msg, **_: Any) -> None:
+    def _on_start(self, environment, msg, **_: Any) -> None:
         self._start.set(msg.data["start_ns"])
 
-    def _heard_time(self, environment, msg, **_: Any) -> None:
+    def _on_time(self, environment, msg, **_: Any) -> None:
         self._times.set((msg.data["asked_ns"], msg.data["master_ns"], monotonic_ns()))
 
     def _send(self, part: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ class WorkerReplay:
         try:
             plan, shift_ns, uncertainty_ms = Plan(**part["plan"]), 0, None
             if part["boot_id"] is None or part["boot_id"] != boot_id():  # another host has another monotonic clock
-                shift_ns, uncertainty_ms = clock_shift([self._ask_time() for _ in range(CLOCK_ROUNDS)])
+                shift_ns, uncertainty_ms = clock_shift([self._request_time() for _ in range(CLOCK_ROUNDS)])
             client = prepare_part(plan, part["number"], part["of"], self._on_finished, shift_ns=shift_ns)
 
             def agree_start() -> int:
@@ -183,12 +183,12 @@ class WorkerReplay:
         except Exception as error:
             failure = f"part {part['number']} of the replay ended early: {type(error).__name__}: {error}"
         finally:
-            self._tell_end(part["plan"]["id_prefix"], whole, failure)
+            self._send_end(part["plan"]["id_prefix"], whole, failure)
 
-    def _tell_end(self, id_prefix: str, whole: bool, failure: str) -> None:
+    def _send_end(self, id_prefix: str, whole: bool, failure: str) -> None:
         self._runner.send_message(ENDED, {"id_prefix": id_prefix, "whole": whole, "failure": failure})
 
-    def _ask_time(self) -> tuple[int, int, int]:
+    def _request_time(self) -> tuple[int, int, int]:
         self._times = gevent.event.AsyncResult()
         self._runner.send_message(CLOCK, {"asked_ns": monotonic_ns()})
         try:
@@ -200,5 +200,5 @@ class WorkerReplay:
 def clock_shift(rounds: list[tuple[int, int, int]]) -> tuple[int, float]:
     """(asked, the other's clock, answered) of each round → ns to add to this clock, and the uncertainty in ms. The
     fastest round bounds it best (Cristian, 1989)."""
-    asked_ns, other_ns, answered_ns = min(rounds, key=lambda each: each[2] - each[0])
-    return other_ns - (asked_ns + answered_ns) // 2, (answered_ns - asked_ns) / 2e6
+    requested_ns, other_ns, answered_ns = min(rounds, key=lambda each: each[2] - each[0])
+    return other_ns - (requested_ns + answered_ns) // 2, (answered_ns - requested_ns) / 2e6

@@ -61,11 +61,11 @@ def begin_run(
 def repeat_command(verb: str, scenario: Scenario, seed: int, **options: Any) -> list[str]:
     """The words that repeat a run, except for its folder. A dict (`set`) gives one KEY=VALUE an entry; None gives
     none."""
-    words = ["sojourn", verb, scenario.given_as]
+    arguments = ["sojourn", verb, scenario.path_or_name]
     for name, value in options.items():
         entries = [f"{key}={_as_yaml(item)}" for key, item in value.items()] if isinstance(value, dict) else [value]
-        words += [word for entry in entries if entry is not None for word in (f"--{name.replace('_', '-')}", entry)]
-    return [*words, "--seed", str(seed)]
+        arguments += [word for entry in entries if entry is not None for word in (f"--{name.replace('_', '-')}", entry)]
+    return [*arguments, "--seed", str(seed)]
 
 
 def _as_yaml(value: Any) -> str:

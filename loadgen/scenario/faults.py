@@ -61,8 +61,8 @@ def describe_faults(error: ValidationError, root: type[BaseModel]) -> list[str]:
     for fault in faults:
         if fault["type"] == "missing":
             missing.setdefault(fault["loc"][:-1], []).append(str(fault["loc"][-1]))
-    said = [_describe(fault, root, missing.get(fault["loc"][:-1], [])) for fault in faults]
-    return list(dict.fromkeys(line for sentences in said for line in sentences.splitlines()))
+    descriptions = [_describe(fault, root, missing.get(fault["loc"][:-1], [])) for fault in faults]
+    return list(dict.fromkeys(line for sentences in descriptions for line in sentences.splitlines()))
 
 
 def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) -> str:
@@ -73,7 +73,7 @@ def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) 
         field = block.model_fields.get(str(fault["loc"][-1])) if block else None
         return f"`{path}` is missing; add it{f': {field.description}' if field and field.description else ''}"
     if kind == "extra_forbidden":
-        return f"`{path}` is no known key{_meant(str(fault['loc'][-1]), block, missing)}"
+        return f"`{path}` is no known key{_suggestion(str(fault['loc'][-1]), block, missing)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tag = context["discriminator"].strip("'")
         expected = context.get("expected_tags") or _tags(block, fault["loc"][-1], tag)
@@ -86,7 +86,7 @@ def _describe(fault: dict[str, Any], root: type[BaseModel], missing: list[str]) 
     return f"`{path}` is {_shown(value)}; it {bound}"
 
 
-def _meant(key: str, block: type[BaseModel] | None, missing: list[str]) -> str:
+def _suggestion(key: str, block: type[BaseModel] | None, missing: list[str]) -> str:
     """A guess for an unknown key: a similar one, else the missing one; without a guess all keys, required ones
     first."""
     fields = block.model_fields if block else {}

@@ -58,7 +58,7 @@ class Objective(Block):
     source: str = Field(min_length=1, description="where the numbers come from, and how they were scaled")
 
     @model_validator(mode="after")
-    def _says_something(self):
+    def _names_a_bound(self):
         if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
             raise ValueError("names no bound; give at least one of ttft_ms, tpot_ms and e2e_ms")
         if self.ttft_ms_per_prompt_token is not None and (self.ttft_ms is None or self.tpot_ms is None):
@@ -91,17 +91,17 @@ class Scenario(Block):
     workload: Workload
     objectives: list[Objective] = Field(min_length=1)
     measure: Measure = Measure()
-    _given_as: str = PrivateAttr("")
+    _path_or_name: str = PrivateAttr("")
 
     @property
-    def given_as(self) -> str:
+    def path_or_name(self) -> str:
         """The argument of `load_scenario`: a path or a bundled name. The bare name without a file."""
-        return self._given_as or self.name
+        return self._path_or_name or self.name
 
-    def given_as_file(self, path: Path) -> "Scenario":
+    def with_path(self, path: Path) -> "Scenario":
         """The same scenario, as if read from that file: the command that repeats its run names it."""
         same = self.model_copy()
-        same._given_as = str(path)
+        same._path_or_name = str(path)
         return same
 
     @model_validator(mode="after")
@@ -180,7 +180,7 @@ def load_scenario(path_or_name: str | Path) -> Scenario:
         scenario = Scenario(**{"name": path.stem, **{str(key): value for key, value in content.items()}})
     except ValidationError as error:
         raise ScenarioError(*[f"{path.name}: {fault}" for fault in describe_faults(error, Scenario)]) from None
-    scenario._given_as = str(path_or_name)
+    scenario._path_or_name = str(path_or_name)
     return scenario
 
 

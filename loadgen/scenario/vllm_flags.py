@@ -90,30 +90,30 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def parse(words: list[str]) -> BenchServe:
+def parse(arguments: list[str]) -> BenchServe:
     """Raises InputError or ScenarioError."""
     parser = flag_parser()
-    for word in words:
+    for word in arguments:
         name = word.split("=", 1)[0]
         if name in REFUSED:
             raise InputError(f"`{name}` of vllm bench serve cannot be honoured here: {REFUSED[name]}")
-    given, unknown = parser.parse_known_args(words)
+    options, unknown = parser.parse_known_args(arguments)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
         raise InputError(f"`{unknown[0]}` is no flag of this command{nearest(unknown[0], known)}; see --help")
-    stated = {name for name, value in vars(given).items() if value is not None}
-    given.dataset_name = given.dataset_name or "random"
-    _refuse_contradictions(given)
+    stated = {name for name, value in vars(options).items() if value is not None}
+    options.dataset_name = options.dataset_name or "random"
+    _refuse_contradictions(options)
     return BenchServe(
-        scenario=scenario_of(given, stated),
-        base_url=given.base_url or f"http://{given.host or '127.0.0.1'}:{given.port or 8000}",
-        model=given.served_model_name or given.model,
-        tokenizer=given.tokenizer,
-        seed=given.seed or 0,
-        run_dir=Path(given.run_dir) if given.run_dir else None,
-        processes=given.processes or 1,
-        show_progress=not given.disable_tqdm,
-        save=_save(given, stated),
+        scenario=scenario_of(options, stated),
+        base_url=options.base_url or f"http://{options.host or '127.0.0.1'}:{options.port or 8000}",
+        model=options.served_model_name or options.model,
+        tokenizer=options.tokenizer,
+        seed=options.seed or 0,
+        run_dir=Path(options.run_dir) if options.run_dir else None,
+        processes=options.processes or 1,
+        show_progress=not options.disable_tqdm,
+        save=_save(options, stated),
     )
 
 
@@ -185,35 +185,37 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _refuse_contradictions(given: argparse.Namespace) -> None:
-    if given.base_url and (given.host or given.port):
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    if options.base_url and (options.host or options.port):
         raise InputError("--base-url names the server, and so do --host and --port; keep one of the two")
-    if given.processes is not None and not 1 <= given.processes <= MOST_PROCESSES:
-        raise InputError(f"--processes is {given.processes}; it must be 1 to {MOST_PROCESSES}")
-    if given.tokenizer and given.skip_tokenizer_init:
+    if options.processes is not None and not 1 <= options.processes <= MOST_PROCESSES:
+        raise InputError(f"--processes is {options.processes}; it must be 1 to {MOST_PROCESSES}")
+    if options.tokenizer and options.skip_tokenizer_init:
         raise InputError("--tokenizer names a tokenizer that --skip-tokenizer-init would not read; keep one of the two")
 
 
-def _save(given: argparse.Namespace, stated: set[str]) -> SaveResult | None:
-    if not (given.save_result or given.append_result):
+def _save(options: argparse.Namespace, stated: set[str]) -> SaveResult | None:
+    if not (options.save_result or options.append_result):
         if idle := stated & {"save_detailed", "result_dir", "result_filename", "metadata", "label",
                              "percentile_metrics", "metric_percentiles"}:  # fmt: skip
             raise InputError(
                 f"{flag(sorted(idle)[0])} is of the result file, which nobody asked for; add --save-result"
             )
         return None
-    metrics = tuple((given.percentile_metrics or "ttft,tpot,itl").split(","))
+    metrics = tuple((options.percentile_metrics or "ttft,tpot,itl").split(","))
     for name in metrics:
         if name not in COLUMNS:
             raise InputError(f"--percentile-metrics names {name!r}; it takes {', '.join(COLUMNS)}")
     try:
-        percentiles = tuple(float(each) for each in (given.metric_percentiles or "99").split(","))
+        percentiles = tuple(float(each) for each in (options.metric_percentiles or "99").split(","))
     except ValueError:
-        raise InputError(f"--metric-percentiles is {given.metric_percentiles!r}; it takes numbers: 50,90,99") from None
+        raise InputError(
+            f"--metric-percentiles is {options.metric_percentiles!r}; it takes numbers: 50,90,99"
+        ) from None
     if wrong := [each for each in percentiles if not 0 <= each <= 100]:
         raise InputError(f"--metric-percentiles has {wrong[0]:g}; a percentile lies between 0 and 100")
     return SaveResult(
-        folder=Path(given.result_dir or "."), filename=given.result_filename, detailed=bool(given.save_detailed),
-        append=bool(given.append_result), metrics=metrics, percentiles=percentiles, label=given.label,
-        metadata=dict(pair(each, "=", "--metadata") for each in given.metadata or ()),
+        folder=Path(options.result_dir or "."), filename=options.result_filename, detailed=bool(options.save_detailed),
+        append=bool(options.append_result), metrics=metrics, percentiles=percentiles, label=options.label,
+        metadata=dict(pair(each, "=", "--metadata") for each in options.metadata or ()),
     )  # fmt: skip

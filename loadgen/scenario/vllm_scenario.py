@@ -28,38 +28,38 @@ FLAGS_OF_KEYS = {
 LONGEST_TOKENS = 10_000_000
 
 
-def scenario_of(given: argparse.Namespace, stated: set[str]) -> Scenario:
+def scenario_of(options: argparse.Namespace, stated: set[str]) -> Scenario:
     """Converts parsed flags, None for absent ones; `stated` are the given ones. Raises FlagError, ScenarioError."""
-    _refuse_foreign(given.dataset_name, stated)
-    api = _api(given)
+    _refuse_foreign(options.dataset_name, stated)
+    api = _api(options)
     document = {
-        "name": f"bench-serve-{given.dataset_name}",
+        "name": f"bench-serve-{options.dataset_name}",
         "description": "Made of the flags of `vllm bench serve`, as they were given to `sojourn bench-serve`.",
-        "target": {"api": api} | ({"tokenizer": given.tokenizer} if given.tokenizer else {}),
-        "arrivals": _arrivals(given),
-        "workload": {"classes": [{"klass": "all-requests"} | _sampling(given) | _requests(given)]},
-        "objectives": [_objective(given)],
-        "measure": {"seed": given.seed or 0, "warmup_requests": given.num_warmups or 0},
+        "target": {"api": api} | ({"tokenizer": options.tokenizer} if options.tokenizer else {}),
+        "arrivals": _arrivals(options),
+        "workload": {"classes": [{"klass": "all-requests"} | _sampling(options) | _requests(options)]},
+        "objectives": [_objective(options)],
+        "measure": {"seed": options.seed or 0, "warmup_requests": options.num_warmups or 0},
     }
     try:
         return Scenario(**document)
     except ValidationError as error:
-        raise ScenarioError(*[_in_flags(fault, given) for fault in describe_faults(error, Scenario)]) from None
+        raise ScenarioError(*[_in_flags(fault, options) for fault in describe_faults(error, Scenario)]) from None
 
 
-def _in_flags(fault: str, given: argparse.Namespace) -> str:
+def _in_flags(fault: str, options: argparse.Namespace) -> str:
     """A fault of the scenario, in terms of its flag: the user typed no keys of a scenario."""
-    data = given.dataset_name
+    data = options.dataset_name
     flags = FLAGS_OF_KEYS | {
-        "workload.classes[0].prompt_tokens": "input_len" if given.input_len is not None else f"{data}_input_len",
-        "workload.classes[0].output_tokens": "output_len" if given.output_len is not None else f"{data}_output_len",
+        "workload.classes[0].prompt_tokens": "input_len" if options.input_len is not None else f"{data}_input_len",
+        "workload.classes[0].output_tokens": "output_len" if options.output_len is not None else f"{data}_output_len",
         "workload.classes[0].shared_prefix_tokens": f"{data}_prefix_len",
     }
 
     def named(key: re.Match) -> str:
         path = max((path for path in flags if f"{key[1]}.".startswith(f"{path}.")), key=len, default=None)
         name = flags[path] if path else key[1].rpartition(".")[2] if key[1].startswith("workload.") else None
-        return flag(name) if name in vars(given) else f"of these flags: {key[0]}"
+        return flag(name) if name in vars(options) else f"of these flags: {key[0]}"
 
     return re.sub(r"`([\w.\[\]]+)`", named, fault, count=1)
 
@@ -84,26 +84,26 @@ def _refuse_foreign(dataset: str, stated: set[str]) -> None:
             raise InputError(f"{flag(general)} and {flag(own)} say the same; keep one of the two")
 
 
-def _api(given: argparse.Namespace) -> str:
-    by_endpoint = {path: api for api, path in ENDPOINTS.items()}.get(given.endpoint)
-    by_backend = BACKENDS.get(given.backend)
+def _api(options: argparse.Namespace) -> str:
+    by_endpoint = {path: api for api, path in ENDPOINTS.items()}.get(options.endpoint)
+    by_backend = BACKENDS.get(options.backend)
     if by_backend and by_endpoint and by_backend != by_endpoint:
         raise InputError(
-            f"--backend {given.backend} asks {ENDPOINTS[by_backend]}, but --endpoint is {given.endpoint}; keep one"
+            f"--backend {options.backend} asks {ENDPOINTS[by_backend]}, but --endpoint is {options.endpoint}; keep one"
         )
     return by_backend or by_endpoint or "completions"
 
 
-def _arrivals(given: argparse.Namespace) -> dict[str, Any]:
-    count = 1000 if given.num_prompts is None else given.num_prompts
-    rate, burstiness = given.request_rate, given.burstiness
-    if given.dataset_name == "timed_trace":
-        if rate is not None or burstiness is not None or given.max_concurrency is not None:
+def _arrivals(options: argparse.Namespace) -> dict[str, Any]:
+    count = 1000 if options.num_prompts is None else options.num_prompts
+    rate, burstiness = options.request_rate, options.burstiness
+    if options.dataset_name == "timed_trace":
+        if rate is not None or burstiness is not None or options.max_concurrency is not None:
             raise InputError(
                 "timed_trace brings its own times, so --request-rate, --burstiness and --max-concurrency say nothing; "
                 "leave them out"
             )
-        return {"process": "trace", "file": given.dataset_path, "duration_s": 604_800, "count": count}
+        return {"process": "trace", "file": options.dataset_path, "duration_s": 604_800, "count": count}
     unbounded = rate is None or math.isinf(rate)
     if rate is not None and not rate > 0:
         raise InputError(f"--request-rate is {rate:g}; it must be above 0, or inf for all at once")
@@ -114,13 +114,13 @@ def _arrivals(given: argparse.Namespace) -> dict[str, Any]:
             f"--burstiness is {burstiness:g}, but without a --request-rate all requests come at once, without gaps; "
             "add --request-rate, or leave it out"
         )
-    if given.max_concurrency is not None:
+    if options.max_concurrency is not None:
         if not unbounded:
             raise InputError(
-                f"--request-rate {rate:g} says when requests come, --max-concurrency {given.max_concurrency} that they "
-                "wait in the client instead: such a run hides the server's delay. Keep one of the two"
+                f"--request-rate {rate:g} says when requests come, --max-concurrency {options.max_concurrency} that "
+                "they wait in the client instead: such a run hides the server's delay. Keep one of the two"
             )
-        return {"process": "concurrency", "in_flight": given.max_concurrency, "count": count}
+        return {"process": "concurrency", "in_flight": options.max_concurrency, "count": count}
     if unbounded:
         return {"process": "at_once", "count": count}
     if burstiness is None or burstiness == 1:
@@ -130,31 +130,32 @@ def _arrivals(given: argparse.Namespace) -> dict[str, Any]:
     return {"process": "gamma", "rate_rps": rate, "cv": 1 / math.sqrt(burstiness), "count": count}
 
 
-def _requests(given: argparse.Namespace) -> dict[str, Any]:
+def _requests(options: argparse.Namespace) -> dict[str, Any]:
     """Lengths and content of the one class."""
-    ignore_eos = {"ignore_eos": bool(given.ignore_eos) or given.dataset_name in ("random", "timed_trace")}
-    if given.dataset_name == "random":
-        return _random(given) | ignore_eos
-    if given.dataset_name == "prefix_repetition":
-        prefix, suffix = _or(given.prefix_repetition_prefix_len, 256), _or(given.prefix_repetition_suffix_len, 256)
+    ignore_eos = {"ignore_eos": bool(options.ignore_eos) or options.dataset_name in ("random", "timed_trace")}
+    if options.dataset_name == "random":
+        return _random(options) | ignore_eos
+    if options.dataset_name == "prefix_repetition":
+        prefix, suffix = _or(options.prefix_repetition_prefix_len, 256), _or(options.prefix_repetition_suffix_len, 256)
         return ignore_eos | {
             "prompt_tokens": prefix + suffix, "shared_prefix_tokens": prefix, "content": "random",
-            "num_shared_prefixes": _or(given.prefix_repetition_num_prefixes, 10),
-            "output_tokens": _or(given.output_len, _or(given.prefix_repetition_output_len, 128)),
+            "num_shared_prefixes": _or(options.prefix_repetition_num_prefixes, 10),
+            "output_tokens": _or(options.output_len, _or(options.prefix_repetition_output_len, 128)),
         }  # fmt: skip
     from_file = {"distribution": "trace", "min_tokens": 1, "max_tokens": LONGEST_TOKENS}
-    source = {} if given.dataset_name == "timed_trace" else {"from_file": given.dataset_path}
-    content = {"sharegpt": "recorded", "custom": "recorded", "timed_trace": "blocks"}.get(given.dataset_name, "random")
-    by_dataset = {"sharegpt": given.sharegpt_output_len, "custom": _or(given.custom_output_len, 256)}
-    output = _or(given.output_len, by_dataset.get(given.dataset_name))
+    source = {} if options.dataset_name == "timed_trace" else {"from_file": options.dataset_path}
+    contents = {"sharegpt": "recorded", "custom": "recorded", "timed_trace": "blocks"}
+    content = contents.get(options.dataset_name, "random")
+    by_dataset = {"sharegpt": options.sharegpt_output_len, "custom": _or(options.custom_output_len, 256)}
+    output = _or(options.output_len, by_dataset.get(options.dataset_name))
     answer = from_file if output is None or output == -1 else output
     return source | ignore_eos | {"content": content, "prompt_tokens": from_file, "output_tokens": answer}
 
 
-def _random(given: argparse.Namespace) -> dict[str, Any]:
-    prompt = _or(given.input_len, _or(given.random_input_len, 1024))
-    output = _or(given.output_len, _or(given.random_output_len, 128))
-    prefix, (of_prompt, of_output) = given.random_prefix_len or 0, _ratios(given.random_range_ratio or "0")
+def _random(options: argparse.Namespace) -> dict[str, Any]:
+    prompt = _or(options.input_len, _or(options.random_input_len, 1024))
+    output = _or(options.output_len, _or(options.random_output_len, 128))
+    prefix, (of_prompt, of_output) = options.random_prefix_len or 0, _ratios(options.random_range_ratio or "0")
     low, high = math.floor(prompt * (1 - of_prompt)), math.ceil(prompt * (1 + of_prompt))
     length: Any = prefix + prompt
     if of_prompt:
@@ -178,20 +179,20 @@ def _ratios(text: str) -> tuple[float, float]:
     return ratios
 
 
-def _sampling(given: argparse.Namespace) -> dict[str, Any]:
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
     names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
              "extra_body")  # fmt: skip
-    chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if chosen.get("top_k") in (-1, 0):  # vLLM's words for no top-k
         del chosen["top_k"]
     return chosen
 
 
-def _objective(given: argparse.Namespace) -> dict[str, Any]:
-    if not given.goodput:
+def _objective(options: argparse.Namespace) -> dict[str, Any]:
+    if not options.goodput:
         return {"klass": "all", "ttft_ms": 2000.0, "tpot_ms": 100.0, "source": NO_OBJECTIVE}
     bounds: dict[str, Any] = {}
-    for each in given.goodput:
+    for each in options.goodput:
         name, value = pair(each, ":", "--goodput")
         if name not in SLO_NAMES:
             raise InputError(f"--goodput has {name!r}; it takes {', '.join(SLO_NAMES)}, such as ttft:500")
@@ -200,7 +201,7 @@ def _objective(given: argparse.Namespace) -> dict[str, Any]:
         if SLO_NAMES[name] in bounds:
             raise InputError(f"--goodput has {name} twice; keep one")
         bounds[SLO_NAMES[name]] = float(value)
-    return {"klass": "all", **bounds, "source": f"--goodput {' '.join(given.goodput)}"}
+    return {"klass": "all", **bounds, "source": f"--goodput {' '.join(options.goodput)}"}
 
 
 def pair(text: str, mark: str, flag: str) -> tuple[str, str]:

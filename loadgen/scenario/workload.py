@@ -63,8 +63,8 @@ class Sampling(Block):
             raise ValueError(
                 f"has response_format {self.response_format!r:.60}; its type must be one of {', '.join(FORMATS)}"
             )
-        if taken := sorted(OWN_KEYS & self.extra_body.keys()):
-            raise ValueError(f"has extra_body.{taken[0]}, which another key of the scenario says; leave it out there")
+        if clash := sorted(OWN_KEYS & self.extra_body.keys()):
+            raise ValueError(f"has extra_body.{clash[0]}, which another key of the scenario says; leave it out there")
         return self
 
 

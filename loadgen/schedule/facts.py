@@ -44,7 +44,7 @@ def workload_facts(scenario: Scenario, seed: int) -> dict[str, Any]:
     """`traces`, `blocks` and `notes` (the same in words), each only where there is something to say."""
     traces = _traces(scenario, seed)
     blocks = _blocks(scenario, traces)
-    facts = {"traces": traces, "blocks": blocks, "notes": _in_words(traces, blocks)}
+    facts = {"traces": traces, "blocks": blocks, "notes": _notes(traces, blocks)}
     return {name: value for name, value in facts.items() if value}
 
 
@@ -89,7 +89,7 @@ def _blocks(scenario: Scenario, traces: dict[str, dict[str, Any]]) -> dict[str, 
     return blocks
 
 
-def _in_words(traces: dict[str, dict[str, Any]], blocks: dict[str, dict[str, Any]]) -> list[str]:
+def _notes(traces: dict[str, dict[str, Any]], blocks: dict[str, dict[str, Any]]) -> list[str]:
     """A sentence for each fact that a reader of the results must know."""
     lines = []
     for file, trace in traces.items():

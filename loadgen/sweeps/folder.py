@@ -88,8 +88,8 @@ class SearchFolder:
 
     def earlier_runs(self, of: int | None = None) -> str:
         """The earlier runs: how many, from when, and how to measure again. "" if there are none."""
-        begun = [point.begun_unix_ns for point in self.points if point.begun_unix_ns is not None]
-        date = f" from {time.strftime('%Y-%m-%d %H:%M', time.localtime(min(begun) / 1e9))}" if begun else ""
+        starts_ns = [point.begun_unix_ns for point in self.points if point.begun_unix_ns is not None]
+        date = f" from {time.strftime('%Y-%m-%d %H:%M', time.localtime(min(starts_ns) / 1e9))}" if starts_ns else ""
         count = f"{len(self.points)}{f' of {of}' if of else ''} run{'s' if (of or len(self.points)) > 1 else ''}"
         dropped = f"{self.num_dropped} told nothing and are measured again" if self.num_dropped else ""
         if not self.points:

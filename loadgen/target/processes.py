@@ -50,12 +50,12 @@ def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[st
 def load_command(scenario_file: str, base_url: str, run_dir: Path, options: dict[str, Any]) -> list[str]:
     """Locust, headless, on our locustfile; an option that is None is left out."""
     locustfile = Path(__file__).parents[1] / "locustfile.py"
-    given = {"scenario": scenario_file, "host": base_url, "run-dir": run_dir, **options}
-    if given.get("processes"):
+    arguments = {"scenario": scenario_file, "host": base_url, "run-dir": run_dir, **options}
+    if arguments.get("processes"):
         port = free_port()  # Locust's own is one for all runs of a machine
-        given |= {"master-host": "127.0.0.1", "master-port": port, "master-bind-host": "127.0.0.1"}
-        given["master-bind-port"] = port
-    flags = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+        arguments |= {"master-host": "127.0.0.1", "master-port": port, "master-bind-host": "127.0.0.1"}
+        arguments["master-bind-port"] = port
+    flags = [str(part) for name, value in arguments.items() if value is not None for part in (f"--{name}", value)]
     return [sys.executable, "-m", "locust", "-f", str(locustfile), "--headless", "--only-summary", *flags]
 
 

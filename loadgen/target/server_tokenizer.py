@@ -31,7 +31,7 @@ class ServerTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         if (text, add_special_tokens) not in self._known:
-            self._known[text, add_special_tokens] = Encoding(self._ask(text, add_special_tokens))
+            self._known[text, add_special_tokens] = Encoding(self._post(text, add_special_tokens))
         return self._known[text, add_special_tokens]
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
@@ -41,7 +41,7 @@ class ServerTokenizer:
         self._connection.close()
         self._known.clear()
 
-    def _ask(self, text: str, special: bool) -> list[int]:
+    def _post(self, text: str, special: bool) -> list[int]:
         body = json.dumps({"model": self._model, "prompt": text, "add_special_tokens": special}).encode()
         headers = {"Content-Type": "application/json", **authorisation()}
         for attempt in (1, 2):  # a server may close an idle connection

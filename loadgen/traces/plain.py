@@ -49,27 +49,27 @@ def _plain_rows(path: Path, _window: Window, _tally: Tally) -> Iterator[TraceRow
     for number, line in json_lines(path, PlainLine):
         if line.prompt is not None and line.messages is not None:
             raise bad_line(path, number, "it has both prompt and messages; keep one of the two")
-        spoken = line.messages if line.prompt is None else line.prompt
-        if spoken is None and line.prompt_tokens is None:
+        content = line.messages if line.prompt is None else line.prompt
+        if content is None and line.prompt_tokens is None:
             raise bad_line(path, number, "it has neither prompt_tokens nor prompt nor messages; give one of them")
         timed = line.at_s is not None if timed is None else timed
         if timed is not (line.at_s is not None):
             raise bad_line(path, number, "either every line has at_s, or none")
         yield TraceRow(
             line.at_s,
-            line.prompt_tokens or estimated_tokens(_text_of(path, number, spoken)),
+            line.prompt_tokens or estimated_tokens(_text_of(path, number, content)),
             line.output_tokens, klass=line.klass, session_id=line.session_id,
-            content="" if spoken is None else json.dumps(spoken, ensure_ascii=False),
+            content="" if content is None else json.dumps(content, ensure_ascii=False),
         )  # fmt: skip
 
 
-def _text_of(path: Path, number: int, spoken: str | list[dict[str, Any]]) -> str:
-    if isinstance(spoken, str):
-        return spoken
-    if not all(isinstance(message.get("content"), str) and message.get("role") for message in spoken):
+def _text_of(path: Path, number: int, content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    if not all(isinstance(message.get("content"), str) and message.get("role") for message in content):
         raise bad_line(path, number, "a message has no role or no text as its content; give prompt_tokens, "
                        "as its length cannot be estimated")  # fmt: skip
-    return " ".join(message["content"] for message in spoken)
+    return " ".join(message["content"] for message in content)
 
 
 def _is_sharegpt(head: Head) -> bool:
@@ -83,12 +83,12 @@ def _sharegpt_rows(path: Path, _window: Window, tally: Tally) -> Iterator[TraceR
     except msgspec.MsgspecError as error:
         raise ScenarioError(f"{path.name} is not a JSON list of conversations: {error}") from None
     for entry in conversations:
-        spoken = entry.conversations
-        if len(spoken) < 2 or spoken[0].from_ not in ("human", "user") or not spoken[0].value.strip():
+        content = entry.conversations
+        if len(content) < 2 or content[0].from_ not in ("human", "user") or not content[0].value.strip():
             tally["does not begin with a question and its answer"] += 1
             continue
-        yield TraceRow(None, estimated_tokens(spoken[0].value), estimated_tokens(spoken[1].value),
-                       content=json.dumps(spoken[0].value, ensure_ascii=False))  # fmt: skip
+        yield TraceRow(None, estimated_tokens(content[0].value), estimated_tokens(content[1].value),
+                       content=json.dumps(content[0].value, ensure_ascii=False))  # fmt: skip
 
 
 _KEYS = ", ".join(sorted(PlainLine.__struct_fields__))

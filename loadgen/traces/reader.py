@@ -95,12 +95,12 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
     """Most files are in order, so that the first time is the least; another file is read a second time."""
     origin_s: float | None = 0.0 if form is SERVEGEN else None  # its seconds are the trace's own, drawn or not
     while True:
-        tally, kept, count, rounding = Tally(), [], 0, Rounding()
+        tally, selected, count, rounding = Tally(), [], 0, Rounding()
         earliest, latest = origin_s, 0.0
         for row in form.rows(path, window, tally):
             count += 1
             if row.offset_s is None:
-                kept.append(row)
+                selected.append(row)
                 continue
             origin_s = row.offset_s if origin_s is None else origin_s
             earliest = row.offset_s if earliest is None else min(earliest, row.offset_s)
@@ -108,7 +108,7 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
             offset_s = row.offset_s - origin_s
             rounding.add(offset_s)
             if window.start_s <= offset_s < window.end_s:
-                kept.append(replace(row, offset_s=offset_s))
+                selected.append(replace(row, offset_s=offset_s))
         if earliest is None or earliest >= origin_s:
             break
         origin_s = earliest
@@ -117,6 +117,6 @@ def _walk(path: Path, form: TraceForm, window: Window) -> TraceSlice:
         raise ScenarioError(f"{path.name} holds no requests{dropped if tally else ''}")
     timed = origin_s is not None
     if timed:
-        kept.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
+        selected.sort(key=lambda row: row.offset_s)  # stable: those of one moment stay in the file's order
     end_s = latest - (origin_s or 0.0)
-    return TraceSlice(path, form, kept, count, end_s, timed, dict(tally), rounding.bins)
+    return TraceSlice(path, form, selected, count, end_s, timed, dict(tally), rounding.bins)

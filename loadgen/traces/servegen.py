@@ -60,10 +60,10 @@ def _rows(path: Path, window: Window, tally: Tally) -> Iterator[TraceRow]:
                 tally[NO_LENGTHS] += 1
                 continue
             rng = seeded_rng(window.seed, file.name, rate.begin_s)
-            yield from _drawn(rate, lengths[known[-1]], file.stem.removesuffix("-trace"), rng)
+            yield from _arrivals(rate, lengths[known[-1]], file.stem.removesuffix("-trace"), rng)
 
 
-def _drawn(rate: Rate, lengths: dict[str, Histogram], client: str, rng: np.random.Generator) -> Iterator[TraceRow]:
+def _arrivals(rate: Rate, lengths: dict[str, Histogram], client: str, rng: np.random.Generator) -> Iterator[TraceRow]:
     at_s = rate.begin_s - float(_gaps(rate, 1, rng)[0] * rng.random())  # the window begins somewhere within a gap
     while at_s < rate.end_s:
         times_s = at_s + np.cumsum(_gaps(rate, GAPS_A_DRAW, rng))
