@@ -68,7 +68,7 @@ def offline(
         repeats=repeats, one_at_a_time=one_at_a_time, **_peers("offline", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        _measure(lambda keep: bench_offline(options, Path(folder), _show, keep), json, markdown)
+        _measure(lambda save: bench_offline(options, Path(folder), _show, save), json, markdown)
 
 
 @app.command()
@@ -104,7 +104,7 @@ def online(
         one_at_a_time=one_at_a_time, **_peers("online", peer or []),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sojourn-bench-") as folder:
-        _measure(lambda keep: bench_online(options, Path(folder), _show, keep), json, markdown)
+        _measure(lambda save: bench_online(options, Path(folder), _show, save), json, markdown)
 
 
 @app.command()
@@ -114,7 +114,7 @@ def kernels(
     markdown: MarkdownFile = None,
 ) -> None:
     """Single kernels, beside the limits that bound them."""
-    _measure(lambda keep: bench_kernels(names or [], _show, keep), json, markdown)
+    _measure(lambda save: bench_kernels(names or [], _show, save), json, markdown)
 
 
 def _peers(kind: str, pairs: list[str]) -> dict[str, str]:
@@ -139,13 +139,13 @@ def _measure(run: Callable[[Callable[[Report], None]], Report], json: Path | Non
     _warn_of_company()
     latest: list[Report] = []
 
-    def keep(report: Report) -> None:
+    def save(report: Report) -> None:
         latest[:] = [report]
         if json is not None:
             write_report(report, json)
 
     try:
-        report = run(keep)
+        report = run(save)
     except KeyboardInterrupt:
         if latest:
             latest[0].notes.append("Cut short: the last repeats are missing.")

@@ -33,7 +33,7 @@ class JsonProcess:
                 env=environment(),
             )  # fmt: skip
 
-    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+    def request(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Raises BenchError with what the process said last, if it ended."""
         limit = threading.Timer(self._seconds, self._process.kill)
         limit.daemon = True
@@ -47,8 +47,8 @@ class JsonProcess:
         finally:
             limit.cancel()
         if not answer:
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise BenchError(f"{self.name} ended: {said[-1] if said else 'it said nothing'}")
+            log_lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise BenchError(f"{self.name} ended: {log_lines[-1] if log_lines else 'it said nothing'}")
         return json.loads(answer)
 
     def stop(self) -> None:

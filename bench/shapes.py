@@ -64,8 +64,8 @@ def add_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    words = {f"w{index}": index for index in range(vocab_size(str(folder)))}
-    Tokenizer(WordLevel(words, "w0")).save(str(folder / "tokenizer.json"))
+    vocabulary = {f"w{index}": index for index in range(vocab_size(str(folder)))}
+    Tokenizer(WordLevel(vocabulary, "w0")).save(str(folder / "tokenizer.json"))
 
 
 def vocab_size(model: str) -> int:

@@ -71,9 +71,9 @@ def capacity(
         options.chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = search_dir or RUNS / f"capacity-{loaded.name}"
-    with options.search_progress(folder, plan.doubts(), json) as (say, progress):
+    with options.search_progress(folder, plan.doubts(), json) as (show_note, progress):
         outcome = find_capacity(
-            plan, folder, progress=progress, on_note=say, on_trial=lambda *trial: say(_trial_line(*trial))
+            plan, folder, progress=progress, on_note=show_note, on_trial=lambda *trial: show_note(_trial_line(*trial))
         )
     if json:
         print_json(outcome)

@@ -59,10 +59,10 @@ def print_json(document: Any) -> None:
 
 def table(*columns: str, text: Collection[str] = ()) -> Table:
     """A table without lines. The columns in `text` stand left and may wrap; all others are numbers."""
-    made = Table(box=None, padding=(0, 1))
+    result = Table(box=None, padding=(0, 1))
     for name in columns:
-        made.add_column(name, justify="left" if name in text else "right", no_wrap=name not in text)
-    return made
+        result.add_column(name, justify="left" if name in text else "right", no_wrap=name not in text)
+    return result
 
 
 def program_name() -> str:

@@ -108,8 +108,8 @@ def _print(found: "Comparison") -> None:
     if found.work is not None:
         out.print(_work(*found.work))
     for each in found.metrics:
-        if said := _said(each):
-            out.print(f"{each.metric}: {said}")
+        if reason := _reason(each):
+            out.print(f"{each.metric}: {reason}")
     for note in found.notes:
         out.print(note, markup=False)
     own = "".join(f" ({each.metric} {100 * each.margin:.3g}%)" for each in found.metrics if each.margin != found.margin)
@@ -133,7 +133,7 @@ def _work(a: "Work", b: "Work") -> str:
     )
 
 
-def _said(each: "Compared") -> str:
+def _reason(each: "Compared") -> str:
     if each.needs is not None:
         times = max(each.needs, 1.2)
         more = f"about {times:,.{0 if times >= 10 else 1}f} times as many requests or runs would tell"

@@ -55,10 +55,10 @@ def sweep(
         options.chosen_target(loaded, base_url, model, tokenizer, set_, processes),
     )  # fmt: skip
     folder = sweep_dir or RUNS / f"sweep-{loaded.name}"
-    with options.search_progress(folder, plan.target.doubts(loaded), json) as (say, progress):
+    with options.search_progress(folder, plan.target.doubts(loaded), json) as (show_note, progress):
         search = run_sweep(
-            plan, folder, progress=progress, on_note=say,
-            on_point=lambda number, of, rate: say(f"run {number} of {of}: {rate:g} requests/s"),
+            plan, folder, progress=progress, on_note=show_note,
+            on_point=lambda number, of, rate: show_note(f"run {number} of {of}: {rate:g} requests/s"),
         )  # fmt: skip
     assert len(search.points) == len(plan.rates_rps) * plan.repeats
     found = by_rate(search.points)
@@ -82,10 +82,10 @@ def _rates(
     from loadgen.sweeps.sweep import rate_grid, rate_list
 
     grid = {"--rate-from": rate_from, "--rate-to": rate_to, "--points": points, "--scale": scale}
-    given = [flag for flag, value in grid.items() if value is not None]
+    grid_flags = [flag for flag, value in grid.items() if value is not None]
     if rates is not None:
-        if given:
-            raise InputError(f"--rates names the rates, and {', '.join(given)} would make others; drop one")
+        if grid_flags:
+            raise InputError(f"--rates names the rates, and {', '.join(grid_flags)} would make others; drop one")
         return rate_list(rates)
     if rate_from is None or rate_to is None:
         raise InputError("no rates are given; add --rates 1,2,4,8, or --rate-from and --rate-to")
@@ -98,10 +98,10 @@ def _print(points: "list[Point]", rates: "list[Rate]", best: "list[Frontier]") -
     out.print("[bold]Goodput against the rate")
     rows = table("rate/s", "counted", "kept", "95 %", "good/s", "tok/s", "TTFT p50", "p90", "TPOT p50", "p90")
     for rate in rates:
-        kept, interval = "–", "–"
+        attainment, interval = "–", "–"
         if rate.attainment is not None:
-            kept, interval = f"{rate.attainment:.1%}", f"{rate.attainment_low:.0%}–{rate.attainment_high:.0%}"
-        cells = [_number(rate.rate_rps), f"{rate.sent:,}", kept, interval]
+            attainment, interval = f"{rate.attainment:.1%}", f"{rate.attainment_low:.0%}–{rate.attainment_high:.0%}"
+        cells = [_number(rate.rate_rps), f"{rate.sent:,}", attainment, interval]
         cells += [_number(rate.goodput_rps), _number(rate.goodput_tokens_per_s)]
         for latency in ("ttft_ms", "tpot_ms"):
             cells += [_number(rate.quantiles_ms.get(latency, {}).get(name)) for name in ("p50", "p90")]

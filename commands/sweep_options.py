@@ -84,14 +84,14 @@ def search_progress(folder: Path, doubts: Iterable[str], json: bool) -> Iterator
 
     console = Console(file=sys.stderr) if json else out
 
-    def say(sentence: str) -> None:
+    def show_note(sentence: str) -> None:
         console.print(sentence, highlight=False, markup=False)
 
     for doubt in doubts:
-        say(doubt)
+        show_note(doubt)
     try:
         with ProgressBar(console) as progress:
-            yield say, progress
+            yield show_note, progress
     except KeyboardInterrupt:
         out.print(f"\nstopped; finished runs stay in {folder}, and the same command continues there")
         raise

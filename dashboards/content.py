@@ -12,7 +12,7 @@ class Row:
     panels: tuple[Panel, ...]
 
 
-_ASKED = "sojourn_memory_prefix_tokens_total"
+_LOOKUPS = "sojourn_memory_prefix_tokens_total"
 _OUTCOMES = "sojourn_memory_prefix_outcome_tokens_total"
 _OBJECTIVE = "sojourn_request_objective_total"
 _GOOD = f'objective="{GOOD}"'
@@ -167,12 +167,12 @@ MEMORY = (
     )),
     Row("The prefix cache", (
         Panel("Prefix hits, and hits without eviction", "percentunit", (
-            Query(rate(_ASKED, where='result="hit"') + " / " + rate(_ASKED), "hit"),
-            Query(rate("sojourn_memory_infinite_hit_tokens_total") + " / " + rate(_ASKED), "without eviction"))),
+            Query(rate(_LOOKUPS, where='result="hit"') + " / " + rate(_LOOKUPS), "hit"),
+            Query(rate("sojourn_memory_infinite_hit_tokens_total") + " / " + rate(_LOOKUPS), "without eviction"))),
         rates("Prefix lookups in tokens, by outcome", _OUTCOMES, by="outcome", shape="stack"),
         Panel("Hits with a pool of another size", "percentunit", (Query(
             rate("sojourn_memory_resized_hit_tokens_total", by="pool") + " / ignoring (pool) group_left () "
-            + rate(_ASKED), "× {{pool}}"),), note="Multiples of the current pool."),
+            + rate(_LOOKUPS), "× {{pool}}"),), note="Multiples of the current pool."),
         quantiles("Time since the eviction of a missed prefix", "sojourn_memory_evicted_ago_seconds"),
         quantiles("Time until a cached block is read again", "sojourn_memory_reuse_gap_seconds"),
         quantiles("Reuse distance", "sojourn_memory_reuse_distance_blocks"),

@@ -51,11 +51,11 @@ def dashboard(lifecycle: str, rows: tuple[Row, ...]) -> dict[str, Any]:
     }  # fmt: skip
     models = _variable("model_name", "Model", "label_values(sojourn_request_running, model_name)")
     servers = 'label_values(sojourn_request_running{model_name=~"$model_name"}, instance)'
-    made_from = "Made from the catalogue by `sojourn dashboards`."
+    origin = "Made from the catalogue by `sojourn dashboards`."
     return {
         "title": f"Sojourn: {lifecycle}",
         "uid": f"sojourn-{lifecycle}",
-        "description": f"The {lifecycle} lifecycle of a Sojourn server. {made_from}",
+        "description": f"The {lifecycle} lifecycle of a Sojourn server. {origin}",
         "tags": ["sojourn"],
         "editable": True,
         "annotations": {"list": []},

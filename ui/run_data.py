@@ -130,8 +130,8 @@ def _book(run: RunDirectory) -> tuple[Book | None, str]:
 
 def _ceilings(meta: dict[str, Any]) -> tuple[Ceilings | None, str]:
     """The measured limits of the device that a run was computed on, or None and the reason in a sentence."""
-    if (told := ceilings_from(meta)) is not None:
-        return told, ""
+    if (found := ceilings_from(meta)) is not None:
+        return found, ""
     machine = meta.get("server_hardware") or meta.get("hardware")
     if not isinstance(machine, dict):
         return None, "The run does not tell its machine, so its ceilings are unknown."

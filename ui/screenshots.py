@@ -21,7 +21,7 @@ from ui.launch import PAGES, app_command
 
 START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
-SETTLE_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size
+POLL_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size
 WINDOW_HEIGHT_PX = 900
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -106,9 +106,9 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
     title = page.get_by_role("heading", name=name.capitalize(), exact=True)
     page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click(timeout=PAGE_TIMEOUT_MS)
     title.wait_for(timeout=PAGE_TIMEOUT_MS)
-    _settle(page)
+    _wait_until_still(page)
     page.set_viewport_size({"width": width_px, "height": max(WINDOW_HEIGHT_PX, page.evaluate(_HEIGHT) + 40)})
-    _settle(page)
+    _wait_until_still(page)
     page.screenshot(path=str(file))
     picture = PagePicture(
         page=name,
@@ -122,13 +122,13 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
     return picture
 
 
-def _settle(page: Any) -> None:
+def _wait_until_still(page: Any) -> None:
     """Waits until the script of the page has run, its figures are drawn, and nothing moves any more."""
     page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=PAGE_TIMEOUT_MS)
     page.wait_for_selector('[data-testid="stSkeleton"]', state="detached", timeout=PAGE_TIMEOUT_MS)
     heights: list[int] = []
     while len(heights) < 3 or len(set(heights[-3:])) > 1:
-        page.wait_for_timeout(SETTLE_MS)
+        page.wait_for_timeout(POLL_MS)
         heights.append(page.evaluate(_HEIGHT))
 
 

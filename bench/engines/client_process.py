@@ -21,7 +21,7 @@ def run_client(server: Server, workload: Workload, concurrency: int, *, stream: 
         f"the client of {server.name}", [sys.executable, "-m", "bench.engines.client"], CLIENT_SECONDS
     )
     try:
-        answer = process.ask(order)
+        answer = process.request(order)
     finally:
         process.stop()
     if answer["fault"]:

@@ -40,12 +40,12 @@ class Contender:
         if self._process is not None:
             return
         self._process = JsonProcess(self.name, self.command)
-        self.facts = self._process.ask({"model": self.model, "settings": self.settings})
+        self.facts = self._process.request({"model": self.model, "settings": self.settings})
 
     def run(self, workload: Workload) -> Run:
         """Raises BenchError if the engine fails, or gives another number of tokens than the workload has."""
         order = {"prompts": workload.prompts, "output_lens": workload.output_lens, "temperature": workload.temperature}
-        answer = self._process.ask(order)
+        answer = self._process.request(order)
         if answer["errors"]:
             raise BenchError(f"{self.name}: {answer['errors'][0]}")
         if answer["output_tokens"] != workload.output_tokens:

@@ -36,9 +36,9 @@ class OfflineOptions:
 
 
 def bench_offline(
-    options: OfflineOptions, folder: Path, show: Callable[[str], None], keep: Callable[[Report], None]
+    options: OfflineOptions, folder: Path, show: Callable[[str], None], save: Callable[[Report], None]
 ) -> Report:
-    """Runs every engine `repeats` times, in turns; `keep` is shown the report as it grows. Temporary files go below
+    """Runs every engine `repeats` times, in turns; `save` gets the report as it grows. Temporary files go below
     `folder`. An engine that fails leaves a note, unless it is the first. Raises BenchError.
     """
     if options.workload not in WORKLOADS:
@@ -70,7 +70,7 @@ def bench_offline(
                     show(f"given up: {error}")
                 else:
                     _book(report, contender, workload, run, ceilings)
-                keep(report)
+                save(report)
         return report
 
 

@@ -55,9 +55,9 @@ class OnlineOptions:
 
 
 def bench_online(
-    options: OnlineOptions, folder: Path, show: Callable[[str], None], keep: Callable[[Report], None]
+    options: OnlineOptions, folder: Path, show: Callable[[str], None], save: Callable[[Report], None]
 ) -> Report:
-    """Measures every server at every point `repeats` times, in turns; `keep` is shown the report as it grows. A server
+    """Measures every server at every point `repeats` times, in turns; `save` gets the report as it grows. A server
     that fails leaves a note, unless it is the first. Raises BenchError.
     """
     model, load_format = model_to_bench(options.model, folder)
@@ -88,7 +88,7 @@ def bench_online(
                     server.stop()
                     report.notes.append(f"Given up: {error}")
                     show(f"given up: {error}")
-                keep(report)
+                save(report)
     return report
 
 

@@ -62,9 +62,9 @@ class Server:
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                log_lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 self.stop()
-                raise BenchError(f"{self.name} did not start: {' / '.join(said[-3:]) or 'it said nothing'}")
+                raise BenchError(f"{self.name} did not start: {' / '.join(log_lines[-3:]) or 'it said nothing'}")
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ def vllm_server(name: str, python: str, model: str, max_model_len: int) -> Serve
         ]  # fmt: skip
 
     return Server(
-        name, "m", command, lambda: _said([python, "-c", _VLLM_VERSION], r"^(\d+\.\d+\S*)$"), settings,
+        name, "m", command, lambda: _output_of([python, "-c", _VLLM_VERSION], r"^(\d+\.\d+\S*)$"), settings,
         slow_start=True,
         environment={
             "VLLM_CPU_KVCACHE_SPACE": settings["VLLM_CPU_KVCACHE_SPACE"], "VLLM_NO_USAGE_STATS": "1",
@@ -152,10 +152,10 @@ def llama_server(name: str, binary: str, gguf: str, slots: int, slot_tokens: int
             "-c", str(slots * slot_tokens), "-t", str(threads),
         ]  # fmt: skip
 
-    return Server(name, "m", command, lambda: _said([binary, "--version"], r"version: (.+)"), settings)
+    return Server(name, "m", command, lambda: _output_of([binary, "--version"], r"version: (.+)"), settings)
 
 
-def _said(command: list[str], pattern: str) -> str:
+def _output_of(command: list[str], pattern: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     found = re.search(pattern, f"{done.stdout}\n{done.stderr}".strip(), re.MULTILINE)
     return found.group(1) if found else "unknown"

@@ -56,14 +56,14 @@ BATCHES = (1, 8, 32, 512)  # tokens of the small operations
 
 def in_turns(calls: dict[str, Callable[[int], None]], repeats: int = REPEATS) -> dict[str, float]:
     """Median seconds of each call; what slows the machine for a while slows all of them."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    durations: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 2):
         for name, call in calls.items():
             begin = time.perf_counter()
             call(turn)
             if turn >= 2:
-                taken[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+                durations[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(seconds) for name, seconds in durations.items()}
 
 
 def make_inputs(past: int, new: int, sequences: int) -> tuple[AttentionInputs, int]:
@@ -163,8 +163,8 @@ def _rows(
     kernel: str, case: str, seconds: dict[str, float], work: float, unit: str, limit_ns: float | None
 ) -> list[Row]:
     return [
-        Row(f"{kernel}, {name}", case, taken * 1e6, work / taken / 1e9, unit, limit_ns and limit_ns / taken / 1e7)
-        for name, taken in seconds.items()
+        Row(f"{kernel}, {name}", case, took * 1e6, work / took / 1e9, unit, limit_ns and limit_ns / took / 1e7)
+        for name, took in seconds.items()
     ]
 
 

@@ -43,26 +43,26 @@ def products() -> dict[str, Callable[[torch.Tensor], Product]]:
     packed = {f"torch {name}": form.pack for name, form in torch_formats().items()}
     if (kernels := library()) is not None:
         packed |= {f"ours {name}": form.pack for name, form in cpp_formats(kernels).items()}
-    made = {"torch unpacked": lambda weight: lambda x: F.linear(x, weight)}
-    return made | {name: lambda weight, pack=pack: pack(weight, None) for name, pack in packed.items()}
+    callables = {"torch unpacked": lambda weight: lambda x: F.linear(x, weight)}
+    return callables | {name: lambda weight, pack=pack: pack(weight, None) for name, pack in packed.items()}
 
 
 def times(outputs: int, inputs: int, repeats: int = REPEATS) -> dict[tuple[str, int], float]:
     """(format, rows) → median seconds of one product."""
     copies = max(3, ROTATED_BYTES // (4 * outputs * inputs))
     weight = torch.randn(outputs, inputs).mul_(0.02)
-    made = {name: [make(weight.clone()) for _ in range(copies)] for name, make in products().items()}
-    taken, turn = {}, 0
+    callables = {name: [make(weight.clone()) for _ in range(copies)] for name, make in products().items()}
+    durations, turn = {}, 0
     for rows in ROWS:
         x = torch.randn(rows, inputs)
         for repeat in range(repeats + 2):
-            for name, weights in made.items():
+            for name, weights in callables.items():
                 begin = time.perf_counter()
                 weights[turn % copies](x)
                 if repeat >= 2:
-                    taken.setdefault((name, rows), []).append(time.perf_counter() - begin)
+                    durations.setdefault((name, rows), []).append(time.perf_counter() - begin)
             turn += 1
-    return {key: statistics.median(seconds) for key, seconds in taken.items()}
+    return {key: statistics.median(seconds) for key, seconds in durations.items()}
 
 
 def measure() -> list[Row]:

@@ -20,8 +20,8 @@ KERNELS = {
 SECONDS = 300  # that one of them may take
 
 
-def bench_kernels(names: list[str], show: Callable[[str], None], keep: Callable[[Report], None]) -> Report:
-    """Runs the kernels of `names`, or all that this machine has the device for; `keep` is shown the report as it grows.
+def bench_kernels(names: list[str], show: Callable[[str], None], save: Callable[[Report], None]) -> Report:
+    """Runs the kernels of `names`, or all that this machine has the device for; `save` gets the report as it grows.
     One that fails is a note."""
     unknown = [name for name in names if name not in KERNELS]
     if unknown:
@@ -42,7 +42,7 @@ def bench_kernels(names: list[str], show: Callable[[str], None], keep: Callable[
             report.notes.append(f"{name} failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
         else:
             report.rows += msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Row])
-        keep(report)
+        save(report)
     return report
 
 

@@ -62,8 +62,8 @@ class Case:
         """Every key and value once, queries and results."""
         planes = 1 if self.value_dim else 2
         vector = self.head_dim + SCALE_BYTES if self.eight_bit else 2 * self.head_dim
-        held = (self.past + self.new) * self.num_kv_heads * planes * vector
-        return self.sequences * (held + 2 * self.new * self.num_heads * (self.head_dim + self.spec.value_dim))
+        cache_bytes = (self.past + self.new) * self.num_kv_heads * planes * vector
+        return self.sequences * (cache_bytes + 2 * self.new * self.num_heads * (self.head_dim + self.spec.value_dim))
 
     @property
     def shape(self) -> Shape:
@@ -127,15 +127,15 @@ def seconds_of(call: Callable[[int], torch.Tensor]) -> float:
     with torch.cuda.graph(graph):
         for turn in range(CALLS):
             call(turn)
-    taken = []
+    durations = []
     for _ in range(REPLAYS + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3 / CALLS)
-    return statistics.median(taken[2:])
+        durations.append(begin.elapsed_time(end) / 1e3 / CALLS)
+    return statistics.median(durations[2:])
 
 
 @torch.inference_mode()

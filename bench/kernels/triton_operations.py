@@ -114,8 +114,8 @@ def cases() -> list[Case]:
         found.append(Case("SiLU gate", f"{rows} x {size}", 6 * rows * size, partial(gate_call, rows, size)))
     for tokens in (1, 64, 256, 8192):
         for eight_bit in (False, True):
-            held = 2 * 8 * (132 if eight_bit else 256)
-            moved = tokens * (2 * (16 + 16) * 128 + 2 * 16 * 128 + held)
+            num_bytes = 2 * 8 * (132 if eight_bit else 256)
+            moved = tokens * (2 * (16 + 16) * 128 + 2 * 16 * 128 + num_bytes)
             shape = f"{tokens} x 16/8 heads of 128{', 8 bits' if eight_bit else ''}"
             found.append(Case("heads", shape, moved, partial(heads_call, tokens, 16, 8, 128, eight_bit)))
     found.append(Case("step inputs", "256 decodes", 256 * 56, partial(step_call, 256)))

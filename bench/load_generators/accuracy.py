@@ -279,23 +279,23 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="each stream on its own instead of all in step")
     parser.add_argument("--repeats", type=int, default=1, help="in turns; each is a line")
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
-    given = parser.parse_args()
+    options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, cores)  # children too: client and server share them
-    load, out = Load(given.streams, given.rate, given.seconds, not given.own), Console(width=110)
+    load, out = Load(options.streams, options.rate, options.seconds, not options.own), Console(width=110)
     if busy := company():
         out.print(busy, highlight=False)
     results = []
-    for _ in range(given.repeats):
-        for name, run in contenders(given.guidellm, given.aiperf, given.vllm).items():
+    for _ in range(options.repeats):
+        for name, run in contenders(options.guidellm, options.aiperf, options.vllm).items():
             try:
                 results.append(measure(name, run, load))
             except (ClientFailed, subprocess.TimeoutExpired) as error:
                 out.print(f"{name}: {error}", highlight=False, markup=False)
     out.print(table(results, load))
     out.print(f"{device_name()}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", highlight=False)
-    if given.json:
-        given.json.write_text(json.dumps([asdict(each) for each in results], indent=2))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(each) for each in results], indent=2))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,6 @@ class Estimate:
 def median_of(values: Sequence[float]) -> Estimate:
     """The median, with a percentile bootstrap interval (Efron, 1979). Its seed is fixed: the same values, the same
     interval."""
-    drawn = np.random.default_rng(0).choice(values, size=(RESAMPLES, len(values)))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    resampled = np.random.default_rng(0).choice(values, size=(RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(resampled, axis=1), (2.5, 97.5))
     return Estimate(float(np.median(values)), float(low), float(high))

@@ -64,7 +64,7 @@ class Tracer:
         self._thread.start()
 
     def observe(self, request: RequestRecord, attributes: Mapping[str, Any]) -> None:
-        """Takes an ended request. `asked`: the attributes of its options."""
+        """Takes an ended request. `attributes`: those of its options."""
         parent = parent_of(request.traceparent)
         trace_id = parent.trace_id if parent is not None else self._rng.getrandbits(128) or 1
         verdicts = met(request, latencies_ns(request), bounds_of(request.klass, self._objectives))

@@ -113,7 +113,7 @@ def moments(request: RequestRecord) -> Iterator[tuple[str, int]]:
 def root_span(request: RequestRecord, model_name: str, options: Mapping[str, Any]) -> Span:
     """The request itself, in the words of OpenTelemetry's GenAI conventions; our own are below `sojourn.`.
 
-    `asked`: attributes of what the request asked for, `gen_ai.operation.name` among them.
+    `options`: attributes of the options of the request, `gen_ai.operation.name` among them.
     """
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",

@@ -198,9 +198,9 @@ def lay_out(paragraphs: list[Paragraph], rng: random.Random) -> Iterator[str]:
 
     def take(count: int) -> str:
         nonlocal position
-        taken = paragraphs[position : position + count]
+        chosen = paragraphs[position : position + count]
         position += count
-        return "\n\n".join(paragraph.text for paragraph in taken)
+        return "\n\n".join(paragraph.text for paragraph in chosen)
 
     while position < len(paragraphs):
         if rng.random() < 0.5:

@@ -21,7 +21,7 @@ from ui.figures import blame as blame_figures
 from ui.figures import compute, goodput, ledger, memory, server, steps
 from ui.run_data import load
 from ui.tables.blame import blame, slowed_steps, waits_by_reason
-from ui.tables.compute import flops_by_part, in_words, kernel_times, points, tokens, utilisation
+from ui.tables.compute import flops_by_part, kernel_times, points, token_sentences, tokens, utilisation
 from ui.tables.memory import block_events, hit_rates, miss_ratios, outcome_tokens, preemptions
 from ui.tables.request import binned, chosen, step_series, steps_of, tokens_by_kind
 from ui.text import number, percent
@@ -276,9 +276,9 @@ def test_further_choice_that_lost_its_blocks_shows_what_its_call_paid():
 
 
 def test_what_is_known_of_tokens_is_said_and_nothing_else():
-    assert in_words(TokenNumbers(None, None, 0, None, None)) == ""
-    assert in_words(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters a token in outputs."
-    said = in_words(TokenNumbers(1.25, 0.875, 1200, 4.0, 3.5))
+    assert token_sentences(TokenNumbers(None, None, 0, None, None)) == ""
+    assert token_sentences(TokenNumbers(None, None, 0, None, 3.456)) == "3.46 characters a token in outputs."
+    said = token_sentences(TokenNumbers(1.25, 0.875, 1200, 4.0, 3.5))
     assert "4.00 characters a token in prompts, 3.50" in said and "At 1,200 draws" in said
     assert "1.25 nats" in said and "87.5% of it" in said
 

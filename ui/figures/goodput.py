@@ -51,8 +51,8 @@ def _interval_bars(goodput: list[ClassGoodput]) -> dict | None:
     known = [(group.attainment, group.attainment_interval) for group in goodput]
     return dict(
         type="data", symmetric=False, thickness=1.5, width=4, color=GOOD_SCALE[1][1],  # shows on dark and light
-        array=[100 * ((kept.high or 0.0) - share) for share, kept in known],
-        arrayminus=[100 * (share - (kept.low or 0.0)) for share, kept in known],
+        array=[100 * ((interval.high or 0.0) - share) for share, interval in known],
+        arrayminus=[100 * (share - (interval.low or 0.0)) for share, interval in known],
     )  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def throughput_against_tpot(windows: pd.DataFrame, bounds: dict[str, float]) -> 
 
 def bounds(requests: pd.DataFrame, objectives: list[dict], latency: str) -> dict[str, float]:
     """The objective of a latency in ms by class, for those classes of the run that have one."""
-    held = {klass: objectives_of(klass, objectives) for klass in classes(requests)}
-    return {klass: limits[latency] for klass, limits in held.items() if latency in limits}
+    limits_by_class = {klass: objectives_of(klass, objectives) for klass in classes(requests)}
+    return {klass: limits[latency] for klass, limits in limits_by_class.items() if latency in limits}
 
 
 def quantile_table(goodput: list[ClassGoodput]) -> pd.DataFrame:

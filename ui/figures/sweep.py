@@ -9,7 +9,7 @@ from metrics.search.points import Frontier, Rate
 from ui import theme
 from ui.text import number
 
-OFFERED, GOOD, KEPT = "#A9B6C6", theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
+OFFERED, GOOD, ATTAINMENT = "#A9B6C6", theme.COHORT_COLOURS[0], theme.COHORT_COLOURS[1]
 
 
 def goodput_against_rate(rates: Sequence[Rate]) -> go.Figure:
@@ -45,7 +45,7 @@ def attainment_against_rate(rates: Sequence[Rate], wanted: float) -> go.Figure:
     shares = [100 * rate.attainment for rate in known]
     fig.add_scatter(
         name="kept every objective", x=[rate.rate_rps for rate in known], y=shares, mode="lines+markers",
-        line=dict(color=KEPT, width=2), marker=dict(size=9),
+        line=dict(color=ATTAINMENT, width=2), marker=dict(size=9),
         error_y=dict(
             type="data", symmetric=False, thickness=1.2, width=4,
             array=[100 * rate.attainment_high - share for rate, share in zip(known, shares, strict=True)],
@@ -86,22 +86,22 @@ def frontier_against_objectives(best: Sequence[Frontier]) -> go.Figure:
 
 def latency_against_rate(rates: Sequence[Rate], latency: str, bound: float | None) -> go.Figure:
     """p50 and p90 of a latency against the rate, on a log axis; a point is missing where there are too few requests."""
-    fig, drawn = theme.figure(320), [] if bound is None else [bound]
+    fig, values = theme.figure(320), [] if bound is None else [bound]
     for name, dash, colour in (("p50", "solid", theme.COHORT_COLOURS[0]), ("p90", "dot", theme.COHORT_COLOURS[1])):
         points = [(rate.rate_rps, rate.quantiles_ms.get(latency, {}).get(name)) for rate in rates]
         known = [(rate, value) for rate, value in points if value is not None and value > 0]  # of a log axis
-        drawn += [value for _, value in known]
+        values += [value for _, value in known]
         fig.add_scatter(
             name=name, x=[rate for rate, _ in known], y=[value for _, value in known], mode="lines+markers",
             line=dict(color=colour, width=2, dash=dash), marker=dict(size=8),
             hovertemplate=f"{name} %{{y:,.1f}} ms at %{{x:g}} requests/s<extra></extra>",
         )  # fmt: skip
-    if len(drawn) == (bound is not None):
+    if len(values) == (bound is not None):
         return theme.note(f"Too few requests for a quantile of the {OBJECTIVE_NAMES[latency]}.")
     if bound is not None:
         _objective_line(fig, rates, f"objective ≤ {number(bound, 'ms')}", bound)
     _over_the_rates(fig, rates)
-    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **theme.log_axis(drawn))
+    fig.update_yaxes(title_text=f"{OBJECTIVE_NAMES[latency]} (ms, log scale)", **theme.log_axis(values))
     return fig
 
 

@@ -33,7 +33,7 @@ def caption(text: str) -> str:
     return f'<p class="caption">{prose(text)}</p>'
 
 
-def drawn(drawing: Drawing, heading: str = "h3") -> str:
+def figure(drawing: Drawing, heading: str = "h3") -> str:
     """A figure below its heading; none for an empty title."""
     title = f"<{heading}>{safe(drawing.title)}</{heading}>" if drawing.title else ""
     inner = drawing.figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)

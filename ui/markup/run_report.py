@@ -12,7 +12,7 @@ from ui.drawings import Drawing
 from ui.figures import goodput, ledger, steps
 from ui.markup import foreign_server as server
 from ui.markup import fragments, results
-from ui.markup.document import caption, document, drawn
+from ui.markup.document import caption, document, figure
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
 from ui.tables.request import chosen, failures, longest_steps, slowest_requests
@@ -55,7 +55,7 @@ def _goodput(run: RunData) -> str:
     parts = [results.steady(measured.steady), results.load_and_cost(measured)] if measured is not None else []
     if diagnosis is not None and diagnosis.energy is not None:
         parts.append(caption(f"Energy: {energy_line(diagnosis.energy)}; `system.parquet`."))
-    parts += map(drawn, drawings.of_goodput(run))
+    parts += map(figure, drawings.of_goodput(run))
     if diagnosis is not None:
         parts.append(fragments.data_table(goodput.quantile_table(diagnosis.goodput)))
         parts.append(caption("A dash stands where there are too few requests for the claim."))
@@ -73,10 +73,10 @@ def _time(run: RunData) -> str:
         return _time_by_metrics(run)
     parts = []
     if run.diagnosis is not None:
-        parts += [drawn(drawings.lifecycles(run)), fragments.closure(run.diagnosis)]
+        parts += [figure(drawings.lifecycles(run)), fragments.closure(run.diagnosis)]
     parts.append(fragments.clocks(run.meta))
-    parts.append(drawn(drawings.accounts(run, "ledger", "To the last byte")))
-    parts.append(drawn(drawings.accounts(run, "ttft", "To the first token")))
+    parts.append(figure(drawings.accounts(run, "ledger", "To the last byte")))
+    parts.append(figure(drawings.accounts(run, "ttft", "To the first token")))
     return "".join(parts)
 
 
@@ -84,14 +84,17 @@ def _time_by_metrics(run: RunData) -> str:
     """Of a server that recorded nothing for us: what its own metrics show, and what they do not."""
     view = run.diagnosis.server
     return "".join([
-        drawn(drawings.parts_of_the_time(run)._replace(title="")),
+        figure(drawings.parts_of_the_time(run)._replace(title="")),
         server.introduction(view), server.spans(view), fragments.tiles(server.tiles_of(view)), server.agreement(view),
         "<h3>What can be seen of this server</h3>", server.accounts(view),
     ])  # fmt: skip
 
 
 def _blame(run: RunData) -> str:
-    parts = [drawn(drawings.waits(run)), *(drawn(drawings.blame_matrix(run, trait)) for trait in traits(run.book)[:2])]
+    parts = [
+        figure(drawings.waits(run)),
+        *(figure(drawings.blame_matrix(run, trait)) for trait in traits(run.book)[:2]),
+    ]
     if beware := slowed_steps(run.steps):
         parts.append(f"<p>{safe(beware)}</p>")
     return "".join(parts)
@@ -115,19 +118,19 @@ def _requests(run: RunData) -> str:
     if rows.empty:
         return "".join([*parts, "<p>No request was served to its end.</p>"])
     source = "`client.parquet` joined with `requests.parquet`, `ledger_*_ns` end to end."
-    parts.append(drawn(Drawing("The 20 slowest", ledger.waterfall(rows), source)))
+    parts.append(figure(Drawing("The 20 slowest", ledger.waterfall(rows), source)))
     parts.append(fragments.data_table(slowest_requests(run.requests)))
     source = "`ledger_*_ns`; `steps.parquet` `request_ids` and `kinds`; `token_ns`; `chunk_ns`."
-    parts.append(drawn(Drawing("The slowest request", ledger.one_request(rows.iloc[0], run.steps), source)))
+    parts.append(figure(Drawing("The slowest request", ledger.one_request(rows.iloc[0], run.steps), source)))
     return "".join(parts)
 
 
 def _steps(run: RunData) -> str:
     if run.steps.empty:
-        metrics = "" if run.server.empty else drawn(drawings.scraped_metrics(run))
+        metrics = "" if run.server.empty else figure(drawings.scraped_metrics(run))
         return f"<p>{steps.NO_STEPS}</p>{metrics}"
     longest = fragments.data_table(longest_steps(run.steps, run.begin_ns))
-    return "".join([*map(drawn, drawings.of_steps(run)), "<h3>Longest steps</h3>", longest])
+    return "".join([*map(figure, drawings.of_steps(run)), "<h3>Longest steps</h3>", longest])
 
 
 def _measured(run: RunData) -> str:

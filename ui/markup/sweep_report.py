@@ -11,7 +11,7 @@ from metrics.whole_file import write_whole
 from ui.drawings import Drawing
 from ui.figures import sweep as figures
 from ui.markup import fragments
-from ui.markup.document import document, drawn
+from ui.markup.document import document, figure
 from ui.text import number, percent, safe
 
 
@@ -98,7 +98,7 @@ def write_sweep_report(folder: Path) -> Path:
 
 def render(data: SweepData) -> str:
     rates = f"{len(data.rates)} rates from {data.rates[0].rate_rps:g} to {data.rates[-1].rate_rps:g} requests/s"
-    figures = "".join(drawn(drawing, "h2") for drawing in drawings(data))
+    figures = "".join(figure(drawing, "h2") for drawing in drawings(data))
     return document(
         f"Sweep of {data.search.plan['scenario']['name']}: {rates if len(data.rates) > 1 else data.name}",
         f"{summary(data)}{remarks(data)}{figures}<h2>Rates</h2>{rate_table(data)}",

@@ -50,9 +50,9 @@ def slowed_steps(steps: pd.DataFrame) -> str:
 def waits_by_reason(requests: pd.DataFrame) -> pd.DataFrame:
     """Nanoseconds waited by reason, a row a cohort, and `requests`: its size. Reasons as the scheduler booked them;
     where an older run tells none, the accounts."""
-    told = [reasons(cell) for cell in requests.waits]
-    if any(told):
-        waited = pd.DataFrame(told, index=requests.index).fillna(0.0)
+    recorded = [reasons(cell) for cell in requests.waits]
+    if any(recorded):
+        waited = pd.DataFrame(recorded, index=requests.index).fillna(0.0)
     else:
         names = {"request_queue": "queue", "memory_blocked": "kv_blocks", "memory_preempted": "preempted"}
         waited = pd.DataFrame({name: requests[f"ledger_{column}_ns"] for column, name in names.items()}).fillna(0.0)

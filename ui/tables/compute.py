@@ -71,18 +71,18 @@ def tokens(requests: pd.DataFrame, steps: pd.DataFrame) -> pd.Series:
     return found[found > 0]
 
 
-def in_words(numbers: TokenNumbers) -> str:
+def token_sentences(numbers: TokenNumbers) -> str:
     """Characters a token and how certain the draws were, as sentences; "" where a run tells neither."""
-    said = []
+    sentences = []
     texts = (("prompts", numbers.prompt_characters_per_token), ("outputs", numbers.output_characters_per_token))
     if known := [f"{value:.2f} characters a token in {name}" for name, value in texts if value is not None]:
-        said.append(f"{', '.join(known)}.")
+        sentences.append(f"{', '.join(known)}.")
     if numbers.entropy_nats is not None:
-        said.append(
+        sentences.append(
             f"At {numbers.looks:,} draws that were looked at, the model's distribution had "
             f"{numbers.entropy_nats:.2f} nats of entropy in the mean; truncation left {numbers.nucleus_mass:.1%} of it."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def flops_by_part(steps: pd.DataFrame) -> pd.DataFrame:

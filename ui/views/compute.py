@@ -6,7 +6,7 @@ from metrics.compute.utilisation import token_numbers
 from ui.figures import compute
 from ui.markup import fragments
 from ui.page import NO_STEPS, draw, open_page, stop_with
-from ui.tables.compute import flops_by_part, in_words, kernel_times, largest_kernels, points, tokens, utilisation
+from ui.tables.compute import flops_by_part, kernel_times, largest_kernels, points, token_sentences, tokens, utilisation
 
 run = open_page(
     "Compute",
@@ -46,7 +46,7 @@ with right:
         "`requests.parquet` `computed_tokens`, `cached_tokens`, `recomputed_tokens`, `drafted_tokens`; "
         "`steps.parquet` `padding_tokens`, `overrun_tokens`.",
     )
-    if sentences := in_words(token_numbers(run.steps, run.requests)):
+    if sentences := token_sentences(token_numbers(run.steps, run.requests)):
         st.caption(sentences)
 draw(
     "Kernels by class",
