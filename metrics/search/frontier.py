@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-KEPT_SHARE = 0.90  # of the sent requests: DistServe's bound
+REQUIRED_SHARE = 0.90  # of the sent requests: DistServe's bound
 
 
 class RatePoint(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def max_rate(points: Sequence[RatePoint], share: float = KEPT_SHARE) -> MaxRate:
+def max_rate(points: Sequence[RatePoint], share: float = REQUIRED_SHARE) -> MaxRate:
     """The largest rate at which at least `share` of the sent requests were good. One whose latencies still grew can
     miss the share, but not keep it.
 

@@ -87,7 +87,7 @@ def truncated(values: list[float], params: SamplingParams) -> list[float]:
     return [weights[token] / scale if token in kept else 0.0 for token in range(len(values))]
 
 
-def assert_drawn_from(counts: list[int], probabilities: list[float]) -> None:
+def assert_sampled_from(counts: list[int], probabilities: list[float]) -> None:
     """Pearson's chi-square test; tokens that are expected fewer than five times count as one."""
     draws = sum(counts)
     assert all(count == 0 for count, p in zip(counts, probabilities, strict=True) if p == 0), "an impossible token"

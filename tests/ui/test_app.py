@@ -29,7 +29,7 @@ def html(app: AppTest) -> str:
     return "".join(element.proto.body for element in app.get("html"))
 
 
-def said(app: AppTest) -> str:
+def messages(app: AppTest) -> str:
     return " ".join(element.value for element in [*app.info, *app.error, *app.warning])
 
 
@@ -61,7 +61,7 @@ def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
         "foreign": {"requests": "No server recorded", "steps": "recorded no step"}.get(page, ""),
         "vllm": {"requests": "No server recorded", "steps": "recorded no step"}.get(page, ""),
     }.get(run, "")
-    assert expected in said(app)
+    assert expected in messages(app)
     assert "<script" not in html(app) and "<img" not in html(app)
     shown = [element.value for element in [*app.caption, *app.subheader, *app.info]] + [
         text for group in app.get("button_group") for text in group.options
@@ -86,7 +86,7 @@ def test_folder_without_runs_says_how_to_record_one(tmp_path, monkeypatch):
     for folder in (tmp_path, tmp_path / "absent"):
         app = opened(folder, "overview", None, monkeypatch)
         assert not app.exception
-        assert "There is no run in" in said(app) and "sojourn run demo" in said(app)
+        assert "There is no run in" in messages(app) and "sojourn run demo" in messages(app)
 
 
 def test_unreadable_run_is_an_error_in_a_sentence(tmp_path, monkeypatch):
@@ -158,4 +158,4 @@ def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, m
     assert "requests/s keep 90%; " in html(app) and "6 of 6 runs" in html(app)
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
     synthetic_run(tmp_path / "chat", requests=10)
-    assert "sojourn sweep SCENARIO" in said(opened(tmp_path, "sweep", "chat", monkeypatch))
+    assert "sojourn sweep SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))

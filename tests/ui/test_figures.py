@@ -42,7 +42,7 @@ def figures(run) -> dict:
     objectives = run.meta["objectives"]
     verdict = run.diagnosis
     slowest = chosen(run.requests, "e2e_ms", 20)
-    drawn = {
+    all_figures = {
         "throughput": goodput.throughput_against_tpot(
             goodput_by_tpot(run.requests, objectives), goodput.bounds(run.requests, objectives, "tpot_ms")
         ),
@@ -71,11 +71,11 @@ def figures(run) -> dict:
         "server": server.over_time(run.server, run.begin_ns),
     }
     if run.book is not None:
-        drawn |= blamed(run)
+        all_figures |= blamed(run)
     for latency in OBJECTIVES:
         bounds = goodput.bounds(run.requests, objectives, latency)
-        drawn[latency] = goodput.latency_distribution(run.requests, latency, bounds)
-    return drawn
+        all_figures[latency] = goodput.latency_distribution(run.requests, latency, bounds)
+    return all_figures
 
 
 def blamed(run) -> dict:
@@ -94,12 +94,12 @@ def blamed(run) -> dict:
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def drawn(request) -> dict:
+def all_figures(request) -> dict:
     return figures(request.getfixturevalue(request.param))
 
 
-def test_every_trace_has_a_name_and_every_number_says_its_unit(drawn):
-    for name, fig in drawn.items():
+def test_every_trace_has_a_name_and_every_number_says_its_unit(all_figures):
+    for name, fig in all_figures.items():
         assert all(trace.name for trace in fig.data), name
         assert all(trace.hovertemplate or trace.hoverinfo == "skip" for trace in fig.data), name
         for axis in [*fig.select_xaxes(), *fig.select_yaxes()]:
@@ -112,20 +112,20 @@ def test_every_trace_has_a_name_and_every_number_says_its_unit(drawn):
 
 
 def test_figure_without_data_says_why_in_a_sentence(foreign):
-    drawn = figures(foreign)
+    all_figures = figures(foreign)
     for name in ("where", "over_time", "expected", "stages", "parts", "server"):
-        assert not drawn[name].data, name
-        assert drawn[name].layout.annotations[0].text.endswith("."), name
-    assert [trace.name for trace in drawn["waterfall"].data][:2] != []
+        assert not all_figures[name].data, name
+        assert all_figures[name].layout.annotations[0].text.endswith("."), name
+    assert [trace.name for trace in all_figures["waterfall"].data][:2] != []
 
 
 def test_what_is_written_never_fills_more_blocks_than_are_active(chat):
     """Also in means over spans that hold steps of an idle pool, which writes nothing."""
     steps = chat.steps.assign(slots_written=15 * chat.steps.blocks_active)
     steps.loc[::2, ["slots_written", "blocks_active"]] = 0
-    drawn = {trace.name: trace for trace in memory.blocks_over_time(steps, chat.begin_ns, 16, bins=20).data}
-    assert max(drawn["active"].y) > 0
-    assert (drawn["full of what is written"].y <= drawn["active"].y).all()
+    traces = {trace.name: trace for trace in memory.blocks_over_time(steps, chat.begin_ns, 16, bins=20).data}
+    assert max(traces["active"].y) > 0
+    assert (traces["full of what is written"].y <= traces["active"].y).all()
 
 
 def test_waterfall_rows_are_as_long_as_the_latencies_and_in_their_order(chat):
@@ -223,10 +223,10 @@ def test_parts_of_a_foreign_servers_time_equal_the_diagnosis_and_sum_to_all(vllm
 
 def test_foreign_server_over_time_has_a_point_a_scrape(vllm):
     fig = server.over_time(vllm.server, vllm.begin_ns)
-    drawn = {trace.name: trace for trace in fig.data}
-    assert {"running", "waiting", "KV use", "preemptions", "prompt tokens", "output tokens"} <= set(drawn)
-    assert len(drawn["waiting"].x) == vllm.diagnosis.server.scrapes
-    assert max(drawn["running"].y) == 2 and max(drawn["waiting"].y) > 10
+    traces = {trace.name: trace for trace in fig.data}
+    assert {"running", "waiting", "KV use", "preemptions", "prompt tokens", "output tokens"} <= set(traces)
+    assert len(traces["waiting"].x) == vllm.diagnosis.server.scrapes
+    assert max(traces["running"].y) == 2 and max(traces["waiting"].y) > 10
 
 
 def test_heat_map_shows_the_waiting_of_the_ledger(chat):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metrics.request.objectives import OBJECTIVE_NAMES
-from metrics.search.frontier import KEPT_SHARE
+from metrics.search.frontier import REQUIRED_SHARE
 from metrics.search.points import Frontier, Rate, Search, by_rate, frontier, largest_rate, rate_sentence, read_search
 from metrics.whole_file import write_whole
 from ui.drawings import Drawing
@@ -55,7 +55,7 @@ def drawings(data: SweepData) -> Iterator[Drawing]:
         "`sweep.json` points: requests that met every objective, per second; failed ones are not good.",
     )  # fmt: skip
     yield Drawing(
-        "Attainment against the rate", figures.attainment_against_rate(data.rates, KEPT_SHARE),
+        "Attainment against the rate", figures.attainment_against_rate(data.rates, REQUIRED_SHARE),
         "`sweep.json` points: Wilson’s 95 % interval, for the effective number of independent requests.",
     )  # fmt: skip
     yield Drawing(

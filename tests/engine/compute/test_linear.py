@@ -169,7 +169,7 @@ def test_what_a_checkpoint_stores_is_told_by_its_matrices(other, held, tmp_path)
     assert stored_dtype(tmp_path) == held
 
 
-def told(weights: str) -> torch.Tensor:
+def text_logprobs(weights: str) -> torch.Tensor:
     """What a trained model says of the tokens of English text: their log-probabilities."""
     engine, published = make_engine("tiny-model", weights=weights)
     text = (model_folder("tiny-model") / "prompts.txt").read_text(encoding="utf-8")
@@ -183,7 +183,7 @@ def told(weights: str) -> torch.Tensor:
 @pytest.mark.parametrize(("weights", "mean", "most"), [("float16", 1e-3, 5e-3), ("int8", 0.06, 0.4)])
 def test_rounded_weights_change_log_probabilities_little(weights, mean, most):
     ours(weights)
-    errors = (told(weights) - told("float32")).abs()
+    errors = (text_logprobs(weights) - text_logprobs("float32")).abs()
     assert 0 < errors.mean() < mean
     assert errors.max() < most
 

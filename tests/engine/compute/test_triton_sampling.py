@@ -9,7 +9,7 @@ import torch
 from engine.sampling import Grammar, SamplingParams
 from engine.token.sampling.sampler import NOTHING, Sampler, uniform
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
-from tests.engine.exact_sampling import Row, assert_drawn_from, distribution, penalised
+from tests.engine.exact_sampling import Row, assert_sampled_from, distribution, penalised
 from tests.further import further
 
 pytest.importorskip("triton")
@@ -231,7 +231,7 @@ def test_draws_follow_the_exact_distribution(small, controls):
     logits = [2.0, 1.0, 0.5, 0.0, -1.0, -0.6, -3.0, 1.5, 1.2, -0.4]
     rows = [Row(str(s), SamplingParams(max_tokens=9, seed=s, **controls), [1], 1) for s in range(200)]
     counts = torch.bincount(torch.tensor(fused_ids(rows, torch.tensor(logits).repeat(200, 1))), minlength=10).tolist()
-    assert_drawn_from(counts, distribution(logits, rows[0].sampling, [1], []))
+    assert_sampled_from(counts, distribution(logits, rows[0].sampling, [1], []))
 
 
 def test_the_uniform_number_is_the_samplers(small):

@@ -20,10 +20,10 @@ class QuickDevice(SimulatedRunner):
     """Takes the same time, and looks into no slot: its tokens depend on who asks and where he is."""
 
     def _compute(self, item: ScheduledTokens) -> int | None:
-        return drawn(item.request.arrival_index, item.past_tokens + item.new_tokens) if item.samples else None
+        return sampled_token(item.request.arrival_index, item.past_tokens + item.new_tokens) if item.samples else None
 
 
-def drawn(order: int, position: int) -> int:
+def sampled_token(order: int, position: int) -> int:
     return 1000 + (order * 7919 + position * 104_729) % 50_000
 
 
@@ -57,7 +57,7 @@ def sessions(requests: int, mean_ms: float = 30, live: int = 30, turns: int = 8)
         place = rng.randrange(live)
         turn, history = histories.get(place, (0, text(("first", due_ns), 40)))
         trace.append((due_ns, history, 20))
-        answer = [drawn(order, len(history) + index) for index in range(20)]
+        answer = [sampled_token(order, len(history) + index) for index in range(20)]
         following = (turn + 1, history + answer + text(("next", due_ns), 25))
         histories[place] = following if turn + 1 < turns else (0, text(("first", due_ns), 40))
     return trace

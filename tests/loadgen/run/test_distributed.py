@@ -181,7 +181,7 @@ class ScriptedRunner:
         self.answer(word, worker, said)
 
 
-def begun_in(run_dir: Path, **arrivals) -> StartedRun:
+def started_run(run_dir: Path, **arrivals) -> StartedRun:
     chosen = scenario({"process": "at_once", "count": 4} | arrivals)
     schedule = build_schedule(chosen, 0, "t")
     save_schedule(run_dir, schedule, chosen)
@@ -191,7 +191,7 @@ def begun_in(run_dir: Path, **arrivals) -> StartedRun:
 
 
 def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back(tmp_path):
-    runner, begun = ScriptedRunner("a", "b"), begun_in(tmp_path)
+    runner, started = ScriptedRunner("a", "b"), started_run(tmp_path)
     master, (_, late) = MasterReplay(runner), runner.clients.all
 
     def answer(word, worker, said):
@@ -205,24 +205,24 @@ def test_worker_that_is_missed_at_the_start_is_not_waited_for_when_it_comes_back
 
     runner.answer = answer
     with gevent.Timeout(5):
-        master.run(begun)
+        master.run(started)
     assert [(word, worker) for word, worker, _ in runner.sent] == [(PART, "a"), (PART, "b"), (START, "a")]
     assert {shard.worker: shard.state for shard in read_shards(tmp_path)} == {"a": DONE, "b": LOST}
 
 
 def test_worker_of_an_older_version_that_refuses_its_part_is_heard(tmp_path):
-    runner, begun = ScriptedRunner("old"), begun_in(tmp_path)
+    runner, started = ScriptedRunner("old"), started_run(tmp_path)
     master = MasterReplay(runner)
     runner.answer = lambda word, worker, _: runner.say(ENDED, worker, whole=False, failure="what is schedule_digest?")
     with gevent.Timeout(5), pytest.raises(ExperimentError, match="what is schedule_digest"):
-        master.run(begun)
+        master.run(started)
 
 
 def test_worker_that_still_writes_answers_that_it_takes_no_part(tmp_path):
-    runner, begun = ScriptedRunner(), begun_in(tmp_path)
+    runner, started = ScriptedRunner(), started_run(tmp_path)
     worker = WorkerReplay(runner, lambda *_: None)
     worker._sending = gevent.spawn(gevent.sleep, 5)
-    runner.say(PART, "", plan=asdict(begun.plan), number=0, of=1, boot_id=boot_id())
+    runner.say(PART, "", plan=asdict(started.plan), number=0, of=1, boot_id=boot_id())
     worker._sending.kill()
     assert [(word, said["id_prefix"], said["whole"]) for word, _, said in runner.sent] == [(ENDED, "t", False)]
     assert "still writes what it recorded" in runner.sent[0][2]["failure"]
@@ -232,10 +232,10 @@ def test_worker_whose_trace_is_another_one_is_refused(tmp_path):
     trace = tmp_path / "trace.jsonl"
     rows = [{"at_s": at_s, "prompt_tokens": 8, "output_tokens": 4} for at_s in range(4)]
     trace.write_text("\n".join(map(json.dumps, rows)))
-    begun = begun_in(tmp_path / "run", process="trace", file=str(trace), duration_s=9, count=None)
+    started = started_run(tmp_path / "run", process="trace", file=str(trace), duration_s=9, count=None)
     trace.write_text("\n".join(map(json.dumps, [*rows[:-1], rows[-1] | {"at_s": 3.5}])))
     with pytest.raises(ExperimentError, match=r"makes another schedule .* than the master .* the same files of traces"):
-        prepare_part(begun.plan, 0, 1, lambda *_: None)
+        prepare_part(started.plan, 0, 1, lambda *_: None)
 
 
 @pytest.mark.parametrize("classes", [

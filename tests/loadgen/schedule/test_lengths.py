@@ -19,7 +19,7 @@ def length(**said):
     return TypeAdapter(Length).validate_python(said)
 
 
-def drawn(seed: int = 0, field: str = "prompt_tokens", traced: int | None = None, **said) -> np.ndarray:
+def sample_lengths(seed: int = 0, field: str = "prompt_tokens", traced: int | None = None, **said) -> np.ndarray:
     rng, chosen = np.random.default_rng(seed), length(**said)
     return np.array([draw_length(chosen, traced, rng, field) for _ in range(DRAWS)])
 
@@ -29,7 +29,7 @@ def quantiles(sample: np.ndarray) -> list[float]:
 
 
 def test_normal_has_its_mean_and_its_quantiles():
-    sample = drawn(distribution="normal", mean_tokens=1000, stddev_tokens=100, **WIDE)
+    sample = sample_lengths(distribution="normal", mean_tokens=1000, stddev_tokens=100, **WIDE)
     error = 100 / math.sqrt(DRAWS)
     assert sample.mean() == pytest.approx(1000, abs=5 * error)
     assert sample.std() == pytest.approx(100, rel=0.06)
@@ -40,7 +40,7 @@ def test_normal_has_its_mean_and_its_quantiles():
 
 
 def test_zipf_halves_with_the_rank_at_exponent_one_and_has_the_mean_of_its_table():
-    sample = drawn(distribution="zipf", exponent=1.0, min_tokens=10, max_tokens=109)
+    sample = sample_lengths(distribution="zipf", exponent=1.0, min_tokens=10, max_tokens=109)
     ranks = np.arange(1, 101)
     shares = (1 / ranks) / (1 / ranks).sum()
     expected = (shares * (ranks + 9)).sum()
@@ -53,14 +53,14 @@ def test_zipf_halves_with_the_rank_at_exponent_one_and_has_the_mean_of_its_table
 
 
 def test_around_takes_every_length_of_its_range_as_vllm_does():
-    sample = drawn(distribution="around", tokens=10, ratio=0.25)
+    sample = sample_lengths(distribution="around", tokens=10, ratio=0.25)
     assert set(sample) == set(range(7, 14))  # floor(7.5) to ceil(12.5)
     assert max(np.bincount(sample)[7:]) < 1.25 * min(np.bincount(sample)[7:])
-    assert set(drawn(distribution="around", tokens=10, ratio=0)) == {10}
+    assert set(sample_lengths(distribution="around", tokens=10, ratio=0)) == {10}
 
 
 def test_histogram_is_drawn_by_its_weights():
-    sample = drawn(distribution="empirical", histogram={100: 1, 300: 2, 7: 1, 50: 0}, **WIDE)
+    sample = sample_lengths(distribution="empirical", histogram={100: 1, 300: 2, 7: 1, 50: 0}, **WIDE)
     assert {size: round(float((sample == size).mean()), 1) for size in (7, 100, 300)} == pytest.approx(
         {7: 0.25, 100: 0.25, 300: 0.5}, abs=0.06
     )
@@ -69,12 +69,12 @@ def test_histogram_is_drawn_by_its_weights():
 
 def test_lengths_of_a_file_are_those_of_its_prompts_or_of_its_outputs(tmp_path):
     file = str(write(tmp_path, "burst8.csv"))
-    assert set(drawn(distribution="empirical", file=file, **WIDE)) == {472, 1087}
-    assert set(drawn(distribution="empirical", file=file, field="output_tokens", **WIDE)) == {18, 230}
+    assert set(sample_lengths(distribution="empirical", file=file, **WIDE)) == {472, 1087}
+    assert set(sample_lengths(distribution="empirical", file=file, field="output_tokens", **WIDE)) == {18, 230}
     silent = tmp_path / "silent.jsonl"
     silent.write_text('{"prompt_tokens": 4}')
     with pytest.raises(ScenarioError, match=r"silent\.jsonl tells no output_tokens"):
-        drawn(distribution="empirical", file=str(silent), field="output_tokens", **WIDE)
+        sample_lengths(distribution="empirical", file=str(silent), field="output_tokens", **WIDE)
 
 
 @pytest.mark.parametrize(

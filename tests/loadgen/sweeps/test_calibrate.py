@@ -127,7 +127,7 @@ def test_real_client_is_measured_at_a_small_load():
     assert found.ttft.p99_ms > 0 and found.send.bias_ms > 0
 
 
-def kept(tmp_path, monkeypatch, *points: Point) -> None:
+def store_points(tmp_path, monkeypatch, *points: Point) -> None:
     """Plants a calibration of this machine and client."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store_calibration(Calibration(device_name(), client_fingerprint(), "2026-11-21", {}, 5.0, list(points)))
@@ -139,7 +139,7 @@ def planted(streams: int, tokens_per_s: float, p99_ms: float) -> Point:
 
 
 def test_processes_share_the_load_as_far_as_they_have_cores(tmp_path, monkeypatch):
-    kept(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
+    store_points(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
     streams = np.array([[0, 980 * MS, 50]] * 81)
     cores = hardware()["cores"]
     for processes in (0, 1, 2, 1000):
@@ -155,7 +155,7 @@ def test_processes_share_the_load_as_far_as_they_have_cores(tmp_path, monkeypatc
 @pytest.mark.parametrize("streams", [np.empty((0, 3), np.int64), np.array([[5, 5, 1]] * 9), np.array([[5, 5, 3]])])
 def test_no_error_is_claimed_where_nothing_streamed(tmp_path, monkeypatch, streams):
     """Whole replies, or one chunk each: there is no stream, and nothing else was calibrated."""
-    kept(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
+    store_points(tmp_path, monkeypatch, planted(1, 50.0, 0.1), planted(101, 50.0, 10.1))
     told = with_calibration({}, streams, [])
     assert client_error_sentence(told).startswith("not known: no reply came in more than one read")
     assert beyond_capacity(told["calibration"]) is None
@@ -164,7 +164,7 @@ def test_no_error_is_claimed_where_nothing_streamed(tmp_path, monkeypatch, strea
 @pytest.mark.server
 @pytest.mark.parametrize(("p99_ms", "valid"), [(0.4, True), (7.0, False)])
 def test_run_beyond_the_measured_capacity_is_not_valid(tmp_path, monkeypatch, p99_ms, valid):
-    kept(tmp_path, monkeypatch, planted(512, 1000.0, p99_ms))
+    store_points(tmp_path, monkeypatch, planted(512, 1000.0, p99_ms))
     server = ScriptedServer(Script(first_token_s=0.02, gap_s=0.01)).start()
     asked = scenario(objectives=[{"ttft_ms": 60_000, "source": "made up: no lag of this machine counts"}])
     run = begin_run(tmp_path / "run", asked, 0, {})

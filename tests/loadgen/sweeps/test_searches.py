@@ -97,7 +97,7 @@ def test_a_server_that_dies_of_its_load_is_a_point_of_the_search_and_a_miss(tmp_
     assert judge([died.trial()], Goal()).verdict == "misses" and "exit code -9 during the run" in died.trial().error
 
 
-def begun(folder, plan, kind: str = "sweep") -> SearchFolder:
+def new_folder(folder, plan, kind: str = "sweep") -> SearchFolder:
     """One that is closed at once: what it found remains."""
     with SearchFolder(folder, kind, plan) as held:
         return held
@@ -112,20 +112,20 @@ def test_a_folder_keeps_finished_points_only_and_refuses_another_plan(tmp_path):
         first.add(point(2, 1.0))
         with pytest.raises(ExperimentError, match="another sweep is under way in"):
             SearchFolder(tmp_path / "s", "sweep", plan)
-    again = begun(tmp_path / "s", plan)
+    again = new_folder(tmp_path / "s", plan)
     assert again.points == [point(2, 1.0)] == read_search(tmp_path / "s" / "sweep.json").points
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["notes", "rate-2-1", "sweep.json"]
     with pytest.raises(ExperimentError, match=r'scenario.name is "chat" there and "code" here'):
-        begun(tmp_path / "s", plan | {"scenario": {"name": "code"}})
+        new_folder(tmp_path / "s", plan | {"scenario": {"name": "code"}})
     with pytest.raises(ExperimentError, match=r'versions.torch is "2.6" there and "2.7" here; choose another folder'):
-        begun(tmp_path / "s", plan | {"versions": {"torch": "2.7"}})
+        new_folder(tmp_path / "s", plan | {"versions": {"torch": "2.7"}})
     with pytest.raises(ExperimentError, match="not empty and holds no capacity"):
-        begun(tmp_path / "s", plan, "capacity")
+        new_folder(tmp_path / "s", plan, "capacity")
     with pytest.raises(ExperimentError, match="cannot be used"):
-        begun(tmp_path / "s" / "sweep.json", plan)
+        new_folder(tmp_path / "s" / "sweep.json", plan)
     (tmp_path / "s" / "sweep.json").write_text("{")
     with pytest.raises(RunDataError, match="cannot be read"):
-        begun(tmp_path / "s", plan)
+        new_folder(tmp_path / "s", plan)
 
 
 def test_a_finished_sweep_says_that_it_measured_nothing_and_how_to_measure_again(tmp_path):
@@ -148,12 +148,12 @@ def test_points_that_tell_nothing_are_measured_again(tmp_path):
         assert [held.next_seed(), held.next_seed()] == [5, 6]
         for each in (point(2, 1.0), spoilt, died):
             held.add(each)
-    again = begun(tmp_path / "s", plan)
+    again = new_folder(tmp_path / "s", plan)
     assert again.points == [point(2, 1.0), died] and "1 told nothing and are measured again" in again.earlier_runs(3)
     assert again.next_seed() == 7, "the server has seen the prompts of the seeds before"
     with SearchFolder(tmp_path / "t", "sweep", plan) as held:
         held.add(msgspec.structs.replace(point(2, 0.0), completed=0))
-    assert begun(tmp_path / "t", plan).points == []
+    assert new_folder(tmp_path / "t", plan).points == []
 
 
 def test_the_same_search_is_of_the_same_machine_programs_and_engine():

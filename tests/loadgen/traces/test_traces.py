@@ -17,7 +17,7 @@ from tests.loadgen.scenarios import CHAT, scenario
 from tests.loadgen.trace_files import BURST_EIGHT, TEXTS, write, write_servegen
 
 
-def told(path, **window) -> list[tuple]:
+def read_rows(path, **window) -> list[tuple]:
     rows = read_trace(path, window=Window(**window)).rows
     return [(row.offset_s, row.prompt_tokens, row.output_tokens) for row in rows]
 
@@ -38,8 +38,8 @@ def told(path, **window) -> list[tuple]:
 def test_form_is_told_by_the_first_line_and_its_rows_come_in_order_of_time(tmp_path, name, form, rows):
     found = read_trace(write(tmp_path, name))
     assert found.form.name == form and found.timed is (rows[0][0] is not None)
-    assert told(found.path) == [tuple(pytest.approx(value) if value else value for value in row) for row in rows]
-    assert told(found.path) == [(row.offset_s, row.prompt_tokens, row.output_tokens)
+    assert read_rows(found.path) == [tuple(pytest.approx(value) if value else value for value in row) for row in rows]
+    assert read_rows(found.path) == [(row.offset_s, row.prompt_tokens, row.output_tokens)
                                 for row in read_trace(found.path, form).rows]  # fmt: skip
 
 
@@ -59,8 +59,8 @@ def test_rows_that_stand_for_no_request_are_left_out_and_counted(tmp_path):
 
 
 def test_window_is_counted_from_the_first_request_even_in_an_unordered_file(tmp_path):
-    assert told(write(tmp_path, "mooncake.jsonl"), start_s=1) == [(3, 1024, 7)]
-    assert told(write(tmp_path, "plain.jsonl"), start_s=1, end_s=2) == [(1, 12, 3)]
+    assert read_rows(write(tmp_path, "mooncake.jsonl"), start_s=1) == [(3, 1024, 7)]
+    assert read_rows(write(tmp_path, "plain.jsonl"), start_s=1, end_s=2) == [(1, 12, 3)]
     assert read_trace(write(tmp_path, "plain.jsonl"), window=Window(start_s=99)).end_s == 3.5
 
 
@@ -121,11 +121,11 @@ def test_servegen_client_sends_at_its_rate_and_variation_with_its_lengths(tmp_pa
 
 def test_servegen_window_is_the_same_whatever_else_is_drawn(tmp_path):
     pool = write_servegen(tmp_path / "pool")
-    alone = told(pool, start_s=1200, end_s=1210, seed=3)
-    assert len(alone) > 100 and alone == [row for row in told(pool, seed=3) if 1200 <= row[0] < 1210]
-    assert alone != told(pool, start_s=1200, end_s=1210, seed=4)
-    assert told(pool / "chunk-0-trace.csv", start_s=1200, end_s=1210, seed=3) == alone
-    assert told(pool, start_s=601, end_s=1199) == []  # silent
+    alone = read_rows(pool, start_s=1200, end_s=1210, seed=3)
+    assert len(alone) > 100 and alone == [row for row in read_rows(pool, seed=3) if 1200 <= row[0] < 1210]
+    assert alone != read_rows(pool, start_s=1200, end_s=1210, seed=4)
+    assert read_rows(pool / "chunk-0-trace.csv", start_s=1200, end_s=1210, seed=3) == alone
+    assert read_rows(pool, start_s=601, end_s=1199) == []  # silent
     (pool / "chunk-0-dataset.json").unlink()
     with pytest.raises(ScenarioError, match=r"chunk-0-dataset\.json is missing beside its trace"):
         read_trace(pool, window=Window(end_s=1))
@@ -162,7 +162,7 @@ def test_azure_rows_are_those_of_an_independent_reading():
                 for row in csv.DictReader(file)]  # fmt: skip
     first = min(row[0] for row in rows)
     expected = [((when - first).total_seconds(), *lengths) for when, *lengths in sorted(rows, key=lambda row: row[0])]
-    assert told(TRACE_FOLDER / "AzureLLMInferenceTrace_code.csv") == expected
+    assert read_rows(TRACE_FOLDER / "AzureLLMInferenceTrace_code.csv") == expected
 
 
 def test_slice_of_a_long_trace_does_not_take_the_memory_of_the_whole(tmp_path):

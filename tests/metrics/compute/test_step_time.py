@@ -16,7 +16,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-def truth_ns(work: StepWork, padding: int = 0, eager: bool = True) -> float:
+def true_device_ns(work: StepWork, padding: int = 0, eager: bool = True) -> float:
     """A device with a knee at 24 rows: what it reads bounds it below, what it computes above."""
     rows = work.tokens + padding
     linear = max(0.4e6, 1.5e4 * rows) + (2e5 if eager else 0.0)
@@ -39,7 +39,7 @@ def teach() -> tuple[StepTimeModel, random.Random]:
     model, dice = StepTimeModel(), random.Random(0)
     for _ in range(3000):
         work = mix(dice)
-        learn(model, features(work), round(truth_ns(work) * dice.lognormvariate(0, 0.03)))
+        learn(model, features(work), round(true_device_ns(work) * dice.lognormvariate(0, 0.03)))
     return model, dice
 
 
@@ -51,7 +51,7 @@ def learn(model: StepTimeModel, found: np.ndarray, device_ns: int) -> float | No
 
 def error(model: StepTimeModel, work: StepWork, slower: float = 1.0) -> float:
     """Relative."""
-    return model.predict(features(work)) / (slower * truth_ns(work)) - 1
+    return model.predict(features(work)) / (slower * true_device_ns(work)) - 1
 
 
 def test_features_rebuild_the_rows_and_separate_what_costs_apart():
@@ -75,18 +75,18 @@ def test_padded_rows_count_and_a_replayed_graph_saves_its_launches():
     for _ in range(2000):
         work, eager = mix(dice), dice.random() < 0.3
         padding = 0 if eager else -work.tokens % 8
-        learn(model, features(work, padding, eager=eager), round(truth_ns(work, padding, eager)))
+        learn(model, features(work, padding, eager=eager), round(true_device_ns(work, padding, eager)))
     work = step_work(SHAPE, [1] * 5, [100] * 5, 5)
     for padding, eager in ((0, True), (3, False), (40, False)):
         predicted = model.predict(features(work, padding, eager=eager))
-        assert predicted == pytest.approx(truth_ns(work, padding, eager), rel=0.05)
+        assert predicted == pytest.approx(true_device_ns(work, padding, eager), rel=0.05)
 
 
 def test_it_says_nothing_before_it_has_seen_enough_nor_of_what_it_never_saw():
     model, dice = StepTimeModel(), random.Random(2)
     decodes = [step_work(SHAPE, [1] * count, [dice.randrange(900)] * count, count) for count in (1, 3, 4) * 200]
     for step, work in enumerate(decodes):
-        predicted = learn(model, features(work), round(truth_ns(work)))
+        predicted = learn(model, features(work), round(true_device_ns(work)))
         assert (predicted is None) == (step < StepTimeModel.MIN_STEPS)
     prompt = features(step_work(SHAPE, [200], [0], 1))
     assert model.predict(prompt) is None
@@ -108,11 +108,11 @@ def test_a_stall_does_not_spoil_the_next_predictions(stalls):
     calm, _ = taught()
     for _ in range(stalls):
         work = mix(dice)
-        learn(model, features(work), round(10 * truth_ns(work)))
+        learn(model, features(work), round(10 * true_device_ns(work)))
     for _ in range(100):
         work = mix(dice)
         assert abs(model.predict(features(work)) / calm.predict(features(work)) - 1) < 0.02
-        learn(model, features(work), round(truth_ns(work)))
+        learn(model, features(work), round(true_device_ns(work)))
 
 
 def test_a_lasting_slowdown_shows_first_and_is_learnt_in_the_end():
@@ -121,10 +121,10 @@ def test_a_lasting_slowdown_shows_first_and_is_learnt_in_the_end():
     errors = []
     for work in first:
         errors.append(error(model, work, slower=1.5))
-        learn(model, features(work), round(1.5 * truth_ns(work)))
+        learn(model, features(work), round(1.5 * true_device_ns(work)))
     assert np.mean(errors) == pytest.approx(1 / 1.5 - 1, abs=0.05)  # it still expects the healthy device
     some = [mix(dice) for _ in range(3_000)]
-    found, took_ns = np.array([features(work) for work in some]), [round(1.5 * truth_ns(work)) for work in some]
+    found, took_ns = np.array([features(work) for work in some]), [round(1.5 * true_device_ns(work)) for work in some]
     for _ in range(10):
         model.observe_all(found, np.array(took_ns))
     assert abs(np.mean([error(model, mix(dice), slower=1.5) for _ in range(500)])) < 0.05

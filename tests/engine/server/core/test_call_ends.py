@@ -201,12 +201,12 @@ def test_abandoned_calls_leave_one_record_each_and_no_object(tmp_path):
             async def queued(written: list) -> None:
                 await until(lambda: len(service.core.streams) > 0)
 
-            async def begun(written: list) -> None:
+            async def answering(written: list) -> None:
                 await until(lambda: len(written) > 1)
 
             async def leave_one(index: int) -> None:
-                leave = (at_once, queued, begun)[index % 3]
-                body = {"n": 1 + index % 4, "max_tokens": 40, "stream": index % 2 == 0 or leave is begun}
+                leave = (at_once, queued, answering)[index % 3]
+                body = {"n": 1 + index % 4, "max_tokens": 40, "stream": index % 2 == 0 or leave is answering}
                 await abandoned(app, body, leave, f"gone-{index}")
 
             await asyncio.gather(*map(leave_one, range(together)))
@@ -294,7 +294,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
         "/v1/responses": {"input": "Hello", "max_output_tokens": 4},
     }
 
-    async def told(written: list) -> None:
+    async def last_chunk_written(written: list) -> None:
         await until(lambda: len(written) > 1 and not written[-1].get("more_body"))
 
     async def check() -> None:
@@ -303,7 +303,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(tmp_path, stream):
                 gc.collect()
                 gc.disable()
                 try:
-                    await abandoned(app, body | {"stream": stream}, told, path=path)
+                    await abandoned(app, body | {"stream": stream}, last_chunk_written, path=path)
                     await asyncio.sleep(0.1)
                     left = [type(thing) for thing in gc.get_objects() if type(thing) in kinds]
                 finally:
@@ -350,11 +350,11 @@ def test_what_sums_up_a_stream_is_written_after_its_last_text(tmp_path, monkeypa
                 await abandoned(app, body | {"stream": True}, leave, path=path)
 
     asyncio.run(check())
-    told = rows(tmp_path)
-    assert [row.finish_reason for row in told] == ["length" if stays else "abort"] * len(SUMMED_UP)
+    records = rows(tmp_path)
+    assert [row.finish_reason for row in records] == ["length" if stays else "abort"] * len(SUMMED_UP)
     ends = [place for place, body in enumerate(delivered) if not body["more_body"]]
     assert len(ends) == (len(SUMMED_UP) if stays else 0)
-    for place, row in zip(ends, told, strict=stays):
+    for place, row in zip(ends, records, strict=stays):
         text, end = (body["body"] for body in delivered[place - 1 : place + 1])
         assert text and b"[DONE]" not in text and b"delta" not in end
         events = [json.loads(event.split(b"data: ")[1]) for event in end.split(b"\n\n") if b"data: {" in event]

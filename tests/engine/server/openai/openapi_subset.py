@@ -161,11 +161,11 @@ def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(body: dict[str, Any] | None, answer: dict[str, Any]) -> dict[str, Any]:
-    def told(schema: dict[str, Any]) -> dict[str, Any]:
+    def response(schema: dict[str, Any]) -> dict[str, Any]:
         return {"description": "", "content": {"application/json": {"schema": schema}}}
 
-    refused = told({"$ref": "#/components/schemas/Error"})
-    operation: dict[str, Any] = {"responses": {"200": told(answer), "400": refused, "404": refused, "405": refused}}
+    refused = response({"$ref": "#/components/schemas/Error"})
+    operation: dict[str, Any] = {"responses": {"200": response(answer), "400": refused, "404": refused, "405": refused}}
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation

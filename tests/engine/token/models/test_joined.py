@@ -14,7 +14,7 @@ JOINED = ("llama", "llama-biases", "mistral", "qwen2-windows", "qwen3", "gemma")
 APART = ("mixtral", "deepseek-v2", "mpt")  # experts, latent attention, layer norms without a gate
 
 
-def told(folder, **settings):
+def outputs(folder, **settings):
     """Tokens and log-probabilities of prompts whose steps are chunks, decodes and both."""
     dice = random.Random(1)
     engine, published = make_engine(folder, max_num_batched_tokens=64, **settings)
@@ -27,21 +27,21 @@ def told(folder, **settings):
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 @pytest.mark.parametrize("family", JOINED)
 def test_one_call_gives_the_bits_of_many(family, weights, checkpoints, monkeypatch):
-    engine, tokens, logprobs = told(checkpoints[family], weights=weights)
+    engine, tokens, logprobs = outputs(checkpoints[family], weights=weights)
     assert engine.runner.model._joined[1] is not None
     monkeypatch.setattr(decoder.Decoder, "_join", lambda *parts: None)
-    engine, *apart = told(checkpoints[family], weights=weights)
+    engine, *apart = outputs(checkpoints[family], weights=weights)
     assert engine.runner.model._joined[1] is None
     assert [tokens, logprobs] == apart
 
 
 @pytest.mark.parametrize("family", APART)
 def test_what_has_a_part_without_a_kernel_is_computed_part_by_part(family, checkpoints):
-    engine, *_ = told(checkpoints[family])
+    engine, *_ = outputs(checkpoints[family])
     assert engine.runner.model._joined[1] is None
 
 
 @pytest.mark.parametrize("setting", [{"attention_backend": "torch"}, {"fused_operations": "off"}])
 def test_a_setting_that_leaves_the_kernels_leaves_the_one_call(setting, checkpoints):
-    engine, *_ = told(checkpoints["qwen3"], **setting)
+    engine, *_ = outputs(checkpoints["qwen3"], **setting)
     assert engine.runner.model._joined[1] is None

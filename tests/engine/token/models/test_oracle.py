@@ -28,7 +28,7 @@ def expected(oracle):
 
 
 @pytest.fixture(scope="module")
-def truth():
+def reference():
     """(folder, sequences, dtype) → transformers' log-probabilities after each position, in one padded batch."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -84,50 +84,50 @@ def assert_agrees(published, batch, logprobs, turn: str = "r") -> None:
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_tokens_and_logprobs_equal_transformers_in_mixed_batches_cold_and_cached(family, checkpoints, truth):
+def test_tokens_and_logprobs_equal_transformers_in_mixed_batches_cold_and_cached(family, checkpoints, reference):
     batch = prompts(1, (1, 15, 16, 17, 48, 330))
     built = run(checkpoints[family], batch, turn="cold", max_num_batched_tokens=96)
     run(None, batch, turn="warm", engine=built, scored=False)
     published = built[1]
-    assert_agrees(published, batch, truth(checkpoints[family], sequences(published, batch, "cold")), "cold")
-    assert_agrees(published, batch, truth(checkpoints[family], sequences(published, batch, "warm")), "warm")
+    assert_agrees(published, batch, reference(checkpoints[family], sequences(published, batch, "cold")), "cold")
+    assert_agrees(published, batch, reference(checkpoints[family], sequences(published, batch, "warm")), "warm")
     assert [published.ended[f"warm{i}"].cached_tokens for i in range(len(batch))] == [0, 0, 0, 16, 32, 320]
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_preempted_requests_equal_transformers(family, checkpoints, truth):
+def test_preempted_requests_equal_transformers(family, checkpoints, reference):
     batch = prompts(3, (40, 40, 40, 40))
     _, published = run(checkpoints[family], batch, 40, num_kv_blocks=16, max_model_len=256)
     assert sum(ended.recomputed_tokens for ended in published.ended.values()) > 0
-    assert_agrees(published, batch, truth(checkpoints[family], sequences(published, batch)))
+    assert_agrees(published, batch, reference(checkpoints[family], sequences(published, batch)))
 
 
 @pytest.mark.parametrize("family", ["mistral", *further("deepseek-v3", "mpt-six-heads", "qwen3-moe")])
 @pytest.mark.parametrize("settings", [{"block_size": 5, "max_prefill_chunk_tokens": 7}, {"max_num_batched_tokens": 3}])
-def test_blocks_and_chunks_of_any_size_equal_transformers(family, settings, checkpoints, truth):
+def test_blocks_and_chunks_of_any_size_equal_transformers(family, settings, checkpoints, reference):
     batch = prompts(4, (9, 64))
     _, published = run(checkpoints[family], batch, 8, **settings)
-    assert_agrees(published, batch, truth(checkpoints[family], sequences(published, batch)))
+    assert_agrees(published, batch, reference(checkpoints[family], sequences(published, batch)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_checkpoint_in_half_precision_is_read_exactly(dtype, tmp_path, truth):
+def test_checkpoint_in_half_precision_is_read_exactly(dtype, tmp_path, reference):
     import torch
 
     random_model("qwen2").to(getattr(torch, dtype)).save_pretrained(tmp_path)
     batch = prompts(5, (20, 70))
     _, published = run(tmp_path, batch)
-    assert_agrees(published, batch, truth(tmp_path, sequences(published, batch)))
+    assert_agrees(published, batch, reference(tmp_path, sequences(published, batch)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["mixtral", *further("llama3", "gemma", "deepseek-v3", "mpt")])
-def test_half_precision_loses_no_more_than_transformers_does(family, dtype, checkpoints, truth):
+def test_half_precision_loses_no_more_than_transformers_does(family, dtype, checkpoints, reference):
     import torch
 
     batch, folder = prompts(6, (150, 40)), checkpoints[family]
     _, published = run(folder, batch, 1, dtype=dtype)
-    exact, theirs = truth(folder, batch), truth(folder, batch, getattr(torch, dtype))
+    exact, theirs = reference(folder, batch), reference(folder, batch, getattr(torch, dtype))
     ours, rounded = [], []
     for i, prompt in enumerate(batch):
         for position, told in enumerate(published.prompt_logprobs[f"r{i}"]):

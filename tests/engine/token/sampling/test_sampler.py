@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.sampling import SamplingParams
 from engine.token.sampling.sampler import NOTHING, Sampler, uniform
 from engine.token.sampling.state import LzHistory
-from tests.engine.exact_sampling import Row, assert_drawn_from, distribution, penalised
+from tests.engine.exact_sampling import Row, assert_sampled_from, distribution, penalised
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.further import further
 
@@ -19,7 +19,7 @@ LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -0.6, -3.0, 1.5, 1.2, -0.4]
 PROMPT, OUTPUT = [5, 8, 5], [0, 1, 7, 0, 9, 2, 0, 1]  # with positive and negative logits in both
 
 
-def drawn(rows: list[Row], logits: torch.Tensor) -> list[int]:
+def sampled_ids(rows: list[Row], logits: torch.Tensor) -> list[int]:
     sampler = Sampler(logits.shape[-1], torch.device("cpu"))
     return sampler.sample(logits, sampler.prepare(rows)).tolist()
 
@@ -29,7 +29,7 @@ def counted(draws: int, prompt=PROMPT, output=OUTPUT, **controls) -> list[int]:
         Row(str(seed), SamplingParams(max_tokens=99, seed=seed, **controls), prompt + output, len(prompt))
         for seed in range(draws)
     ]
-    ids = drawn(rows, torch.tensor(LOGITS).repeat(draws, 1))
+    ids = sampled_ids(rows, torch.tensor(LOGITS).repeat(draws, 1))
     return torch.bincount(torch.tensor(ids), minlength=len(LOGITS)).tolist()
 
 
@@ -66,7 +66,7 @@ CONTROLS = [
 @pytest.mark.parametrize("controls", [*further(*CONTROLS[:-2]), *CONTROLS[-2:]], ids=str)
 def test_draws_follow_the_exact_distribution(controls):
     expected = distribution(LOGITS, SamplingParams(max_tokens=99, **controls), PROMPT, OUTPUT)
-    assert_drawn_from(counted(3000, **controls), expected)
+    assert_sampled_from(counted(3000, **controls), expected)
 
 
 @pytest.mark.parametrize("controls", [c for c in CONTROLS if "temperature" not in c], ids=str)
@@ -105,8 +105,8 @@ def test_a_batch_draws_what_each_row_draws_alone_and_nothing_impossible(rows, se
     logits = torch.randn(len(rows), 10, generator=generator) * 3
     before = logits.clone()
     batch = [Row(str(i), params, prompt + output, len(prompt)) for i, (params, prompt, output) in enumerate(rows)]
-    together = drawn(batch, logits)
-    assert together == [drawn([row], logits[i : i + 1])[0] for i, row in enumerate(batch)]
+    together = sampled_ids(batch, logits)
+    assert together == [sampled_ids([row], logits[i : i + 1])[0] for i, row in enumerate(batch)]
     assert torch.equal(logits, before), "log-probabilities are told of the model's own logits"
     for i, (params, prompt, output) in enumerate(rows):
         probabilities = distribution(logits[i].tolist(), params, prompt, output)
@@ -138,7 +138,7 @@ def test_history_that_follows_the_draws_equals_history_made_anew(forced, preempt
         token = kept.sample(logits[-len(batch) :], kept.prepare(batch)).tolist()[-1]
         if step % 3 == 2:
             kept.forget(neighbour.id)
-        assert token == drawn([Row("a", params, list(row.token_ids), 2)], logits[-1:])[0]
+        assert token == sampled_ids([Row("a", params, list(row.token_ids), 2)], logits[-1:])[0]
         row.token_ids.append(token)
         if preempted[step]:
             kept.forget("a")
@@ -179,7 +179,7 @@ def test_a_bad_word_may_begin_in_the_prompt_and_go_on_in_the_output():
     logits = torch.tensor([0.0, 3.0, 2.0, 1.0]).repeat(3, 1)
     params = SamplingParams(max_tokens=9, temperature=0.0, bad_words=[[3, 0, 1], [3, 1]])
     rows = [Row("all", params, [3], 1), Row("half", params, [3, 0], 1), Row("none", params, [0, 3, 0], 1)]
-    assert drawn(rows, logits) == [1, 1, 2]
+    assert sampled_ids(rows, logits) == [1, 1, 2]
 
 
 def test_lz_savings_are_those_of_the_longest_nearest_copy_over_long_outputs():
