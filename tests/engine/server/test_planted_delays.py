@@ -132,7 +132,7 @@ _sleep = get_original("time", "sleep")  # of the loop's own thread, whatever gev
 
 def begin_late(loop: SocketLoop, outgoing: Outgoing) -> None:
     _sleep(LATE_S)
-    _begin(loop, outgoing)
+    _start_request(loop, outgoing)
 
 
 def receive_late(connection: Connection) -> tuple[bytes, list]:
@@ -141,7 +141,7 @@ def receive_late(connection: Connection) -> tuple[bytes, list]:
     return _receive(connection)[0], []
 
 
-_begin, _receive = SocketLoop._begin, Connection.receive
+_start_request, _receive = SocketLoop._start_request, Connection.receive
 
 
 def replay_planted(server: Running, folder: Path) -> None:
@@ -149,7 +149,7 @@ def replay_planted(server: Running, folder: Path) -> None:
     for name in ("control", "late", "slow-read"):
         with pytest.MonkeyPatch.context() as patch:
             if name == "late":
-                patch.setattr(SocketLoop, "_begin", begin_late)
+                patch.setattr(SocketLoop, "_start_request", begin_late)
             elif name == "slow-read":
                 patch.setattr(Connection, "receive", receive_late)
             chosen = scenario(
