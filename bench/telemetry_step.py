@@ -1,13 +1,15 @@
 """Microseconds a step that full telemetry takes in the core and in the front.
 
     python -m bench.telemetry_step
+    python -m bench.telemetry_step --output-tokens 128
 
 The real loop runs over a device that takes no time, once with full telemetry and once without, in turns, step by step.
-Requests of 64 prompt tokens and 128 output tokens end and are replaced all the time. Messages pass through the real
+All steps decode, unless `--output-tokens` lets requests end: then each is replaced by another one with a prompt of 64
+tokens, and what requests cost is part of the mean. Messages pass through the real
 encoder, a socket of ZeroMQ and the front's telemetry, which records into a run directory. Before each step of the loop,
 and before the front reads its messages, a buffer larger than the caches is read, as a model reads its weights. What is
 reported is the mean over all steps of the CPU time with telemetry, less the mean without. The time to read the buffer
-is left out. `fold` is the part of the front that works out all steps of half a second at once.
+is left out. `fold` is the part of the front that works out all steps of the last three quarters of a second at once.
 
 The budget, at 8 streams: 20 microseconds in the core and 20 in the front.
 """
@@ -40,7 +42,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 BLOCKS = 4096
 SWEPT_BYTES = 16 << 20  # more than the caches of a core
-PROMPT_TOKENS, OUTPUT_TOKENS = 64, 128
+PROMPT_TOKENS, OUTPUT_TOKENS = 64, 100_000
 WARM_STEPS = 256
 STEP_SECONDS = 0.005  # of the model that the budget is for: so often the front folds
 
@@ -182,7 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2048, help="steps that are averaged")
     parser.add_argument("--repeats", type=int, default=5, help="starts, of which the median and the range are shown")
-    parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS, help="of each request")
+    parser.add_argument(
+        "--output-tokens", type=int, default=OUTPUT_TOKENS, help="of each request; by default none ends"
+    )
     parser.add_argument("-c", "--streams", type=int, nargs="+", default=[1, 8, 32])
     options = parser.parse_args()
     print(f"{'streams':>8}" + "".join(f"{name:>24}" for name in ("core off", "core", "front off", "front", "fold")))

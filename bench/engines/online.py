@@ -16,15 +16,14 @@ from bench.shapes import add_tokenizer, model_to_bench, vocab_size
 from bench.variants import BASE, check_settings
 from bench.workloads import Workload, cpu_sized, streams
 from engine.config import model_folder
-from engine.server.telemetry.full import FOLD_SECONDS
 from metrics.compute.roofline import Ceilings
 from metrics.run.directory import RunDirectory
-from metrics.run.recorder import FLUSH_SECONDS
+from metrics.run.recorder import ON_DISK_SECONDS
 
 LEAST_REQUESTS = 3  # of one concurrency
 LONGEST_OF_BURST = 384  # tokens of a sequence, at most
 # Until the records of the last step are on the disk.
-RECORDED_SECONDS = FOLD_SECONDS + 2 * FLUSH_SECONDS
+RECORDED_SECONDS = 1.5 * ON_DISK_SECONDS
 LLAMA_SLOTS = 32
 
 

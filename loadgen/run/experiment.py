@@ -31,7 +31,7 @@ from metrics.errors import ExperimentError, RunDataError
 from metrics.request.objectives import EVERY_CLASS, objectives_of
 from metrics.run.directory import SERVER_KEYS, RunDirectory
 from metrics.run.join import adopt
-from metrics.run.recorder import FLUSH_SECONDS
+from metrics.run.recorder import ON_DISK_SECONDS
 
 POLL_S = 0.2
 LIVE_S = 2.0
@@ -129,7 +129,7 @@ def load_url(
             if server is not None:
                 with suppress(EndpointError):
                     get(endpoint, "/metrics")  # for which it works out the steps that it holds back
-                time.sleep(2 * FLUSH_SECONDS)  # until the server's last records are on disk
+                time.sleep(1.5 * ON_DISK_SECONDS)  # until the server's last records are on disk
                 tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
                 if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
                     reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")

@@ -14,7 +14,8 @@ from metrics.records import SCHEMAS, columns
 from metrics.run.segments import STREAM, StreamSegment
 
 log = logging.getLogger(__name__)
-FLUSH_SECONDS = 0.4
+FLUSH_SECONDS = 0.2
+ON_DISK_SECONDS = 1.0  # the promise for a record of a server: the front folds steps, then this thread writes
 CAPACITY = 65_536  # records of a table that may wait for the writer; more are dropped and counted
 
 

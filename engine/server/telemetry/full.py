@@ -29,7 +29,7 @@ from metrics.run.recorder import Recorder
 from metrics.steps import Steps
 
 log = logging.getLogger(__name__)
-FOLD_SECONDS = 0.5  # between two folds: a batch costs some milliseconds, however many steps it has
+FOLD_SECONDS = 0.75  # between two folds: a batch costs some milliseconds, however many steps it has
 # What `run.json` says of the core: fields of its Ready message.
 DESCRIBED = (
     "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",

@@ -14,6 +14,7 @@ from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from metrics.compute.step_costs import StepCosts
 from metrics.ledger import Account, ledger_at
+from metrics.run.recorder import FLUSH_SECONDS, ON_DISK_SECONDS
 from tests.engine.harness import stream_of
 from tests.engine.simulated import SHAPE, Simulation
 from tests.engine.telemetry.test_observer import ask
@@ -214,7 +215,7 @@ def test_another_core_begins_another_count():
     assert evicted == evicted[: len(evicted) // 2] * 2 and sum(evicted) > 0 <= min(evicted)
 
 
-def test_steps_are_folded_at_least_every_half_second(monkeypatch):
+def test_steps_are_folded_and_written_within_a_second(monkeypatch):
     """A front that is killed loses no older one: the recorder writes what was folded."""
 
     async def check() -> None:
@@ -226,5 +227,5 @@ def test_steps_are_folded_at_least_every_half_second(monkeypatch):
             await asyncio.sleep(0.01)
         folding.cancel()
 
-    assert full.FOLD_SECONDS <= 0.5
+    assert full.FOLD_SECONDS + FLUSH_SECONDS < ON_DISK_SECONDS
     asyncio.run(asyncio.wait_for(check(), 20))
