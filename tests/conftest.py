@@ -1,6 +1,7 @@
 """The mark `server`, the cap of property tests (`--max-examples`), and the order of files for parallel workers
 (`--dist loadfile --no-loadscope-reorder`)."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,18 @@ FIRST = [
     "metrics/diagnosis/test_diagnosis_claims.py",
 ]  # fmt: skip
 SERVERS = {"api_server", "tool_server"}  # fixtures; a test that uses one gets the mark `server`
+
+
+gc.disable()  # while modules are imported: nothing of them is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # no later collection looks at the modules again
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

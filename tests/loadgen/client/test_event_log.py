@@ -89,6 +89,7 @@ def test_records_are_the_same_however_much_is_read_at_once(tmp_path, monkeypatch
     ]
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_events_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(ordered_events, "__defaults__", (20_000,))
     monkeypatch.setattr(parse, "EVENTS_AT_ONCE", 256)

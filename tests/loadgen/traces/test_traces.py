@@ -165,6 +165,7 @@ def test_azure_rows_are_those_of_an_independent_reading():
     assert read_rows(TRACE_FOLDER / "AzureLLMInferenceTrace_code.csv") == expected
 
 
+@pytest.mark.thorough
 def test_slice_of_a_long_trace_does_not_take_the_memory_of_the_whole(tmp_path):
     """4 MB of lines, of which a five-hundredth is wanted: that, and a line, must be all that stands in memory."""
     path = tmp_path / "long.jsonl"

@@ -21,6 +21,7 @@ from metrics.search.bisection import (
     trial_sentence,
 )  # fmt: skip
 from metrics.statistics.dependent_samples import effective_samples, growing, t_quantile, t_tail
+from tests.further import further
 
 SERVICE_S = 0.1
 
@@ -73,10 +74,13 @@ def search(goal: Goal, run: Callable[[Proposal], Trial]) -> tuple[Outcome, list[
     raise AssertionError("the search did not end")
 
 
-def test_the_bracket_holds_the_true_capacity_of_a_queue():
-    """200 seeds, each with a bound and a start of its own: 95 % of all brackets are true, also of the unresolved."""
+@pytest.mark.parametrize(
+    ("seeds", "most_wrong", "fewest_resolved"), [(range(40), 2, 14), *further((range(40, 200), 8, 56))]
+)
+def test_the_bracket_holds_the_true_capacity_of_a_queue(seeds, most_wrong, fewest_resolved):
+    """Each seed has a bound and a start of its own: 95 % of all brackets are true, also of the unresolved."""
     wrong, resolved = [], 0
-    for seed in range(200):
+    for seed in seeds:
         random = np.random.default_rng(seed)
         bound_s, goal = random.uniform(0.2, 0.8), Goal(start_rps=random.uniform(0.3, 20), tolerance=0.15)
 
@@ -90,8 +94,10 @@ def test_the_bracket_holds_the_true_capacity_of_a_queue():
             wrong.append((seed, outcome.meets_rps, truth, outcome.misses_rps))
         if outcome.resolved:
             assert outcome.misses_rps / outcome.meets_rps <= 1.15 + 1e-9
-    assert len(wrong) <= 10, wrong
-    assert resolved >= 70, resolved  # the others say that the samples cannot tell, or that the trials ran out
+    assert len(wrong) <= most_wrong, wrong
+    assert resolved >= fewest_resolved, (
+        resolved
+    )  # the others say that the samples cannot tell, or that the trials ran out
 
 
 def cliff(capacity_rps: float, step: Proposal) -> Trial:
