@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from metrics.ledger import ACCOUNTS, CLIENT_ACCOUNTS, new_ledger
 
-# publish: until the next turn begins, so also the books of requests that ended, once their tokens were out.
+# publish: tokens are sent, and the index of blocks learns of the step. Its record is made and sent after that, with the
+# ends of its requests: the next turn has begun by then, and `receive` has that time.
 STAGES = ("receive", "schedule", "prepare", "launch", "wait", "sample", "commit", "publish")
 KINDS = ("prefill", "recompute", "decode", "verify")
 PROMPT_KINDS = ("prefill", "recompute")

@@ -87,7 +87,7 @@ def run_scenario(
     run.update_meta(engine=settings | {"served": served})  # apart: what was chosen, and what the server made of it
     with _finishing(run, progress) as reasons:
         try:
-            _load(scenario, run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
+            _load(run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
         finally:
             progress(Progress("stopping server"))
             stop(server)
@@ -125,7 +125,7 @@ def load_url(
         try:
             scraper.start()
             begin_ns = time.monotonic_ns()
-            _load(scenario, run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
+            _load(run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
             if server is not None:
                 with suppress(EndpointError):
                     get(endpoint, "/metrics")  # for which it works out the steps that it holds back
@@ -185,7 +185,7 @@ def _begin(
 
 
 def _load(
-    scenario: Scenario, run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
+    run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
     processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
 ) -> None:  # fmt: skip
     """Runs the load generator to its end and reports its progress. A server that dies ends the load."""

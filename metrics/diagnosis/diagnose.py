@@ -49,7 +49,7 @@ def diagnose(run: RunDirectory, against: RunDirectory | None = None) -> Diagnosi
     closed = closure(facts.rows)
     energy = run_energy(run, facts.rows)
     measured = results(facts.rows, facts.meta, energy)
-    state, headline = _state(facts, checks, findings, measured.steady)
+    state, headline = _state(facts, findings, measured.steady)
     if state == "invalid":
         checks = {key: msgspec.structs.replace(each, status="unknown", reason="the run is not valid")
                   for key, each in checks.items()}  # fmt: skip
@@ -111,9 +111,7 @@ def _finding(facts: Facts, same: list[Explained]) -> Finding:
     )
 
 
-def _state(
-    facts: Facts, checks: dict[str, SymptomCheck], findings: list[Finding], steady: Steadiness
-) -> tuple[State, str]:
+def _state(facts: Facts, findings: list[Finding], steady: Steadiness) -> tuple[State, str]:
     """The state and its sentence, the first that applies."""
     attained = attainment(facts)
     reasons = [str(reason) for reason in facts.meta.get("invalid_reasons") or ()]

@@ -17,10 +17,10 @@ from metrics.records import SCHEMAS
 from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
 
-# Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 # What `run.json` has from the server, once its model is loaded: the ModelShape, how the core computes, and the measured
 # ceilings of its device.
 SERVER_KEYS = ("model_shape", "core", "ceilings")
+# Every key of `run.json` that readers rely on, its types and their words. Each may be null: not known.
 REQUIRED: dict[str, tuple[tuple[type, ...], str]] = {
     "scenario": ((dict, str), "an object, or a name"),
     "seed": ((int,), "a whole number"),

@@ -65,8 +65,9 @@ class Telemetry:
             self.recorder = Recorder(config.run_dir, ("steps", "requests", "system", "kernels"))
 
     def core_died(self, restarts: bool) -> None:
-        """`restarts`: another core is started."""
-        self._fold_steps()
+        """`restarts`: another core is started, also if the steps of this one cannot be worked out."""
+        with _log_failure("steps could not be worked out"):
+            self._fold_steps()
         self._last = None
         self._is_complete.set()
         if restarts:
@@ -184,7 +185,8 @@ class Telemetry:
 
     def close(self) -> None:
         """Writes the rest. A run that this server described itself is finished with it."""
-        self._fold_steps()
+        with _log_failure("steps could not be worked out"):
+            self._fold_steps()
         if self.tracer is not None:
             self.tracer.close()
         if self.recorder is not None:

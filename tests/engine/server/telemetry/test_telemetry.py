@@ -3,12 +3,15 @@
 import asyncio
 import errno
 import os
+from random import Random
 
 import psutil
 
 from engine.config import EngineConfig
+from engine.messages import Observed
 from engine.server.telemetry import full as telemetry
 from metrics.run.directory import RunDirectory
+from tests.metrics.random_records import random_step
 
 
 def test_a_sample_that_fails_is_told_and_the_next_ones_come(tmp_path, monkeypatch, caplog):
@@ -60,3 +63,14 @@ def test_the_time_since_the_last_sample_is_sampled_at_the_end(tmp_path, monkeypa
     observer.close()
     assert RunDirectory(tmp_path / "run").table("system").ns.tolist() == [each.ns for each in samples]
     assert len(samples) == 3
+
+
+def test_steps_that_cannot_be_worked_out_stop_neither_a_restart_nor_the_end(tmp_path, caplog, capsys):
+    observer = telemetry.Telemetry(EngineConfig(model="tiny-model", run_dir=tmp_path / "run"))
+    for last_call in (lambda: observer.core_died(True), observer.close):
+        caplog.clear()
+        observer.observed(Observed(random_step(Random(1)), []))  # no core was ever ready: no model gives it a cost
+        last_call()
+        assert "steps could not be worked out" in caplog.text
+    assert b"sojourn_telemetry_core_restarts_total{" in observer.scrape()
+    assert "0 requests are recorded" in capsys.readouterr().out, "the run was finished"
