@@ -9,7 +9,7 @@ tokens, and what requests cost is part of the mean. Messages pass through the re
 encoder, a socket of ZeroMQ and the front's telemetry, which records into a run directory. Before each step of the loop,
 and before the front reads its messages, a buffer larger than the caches is read, as a model reads its weights. What is
 reported is the mean over all steps of the CPU time with telemetry, less the mean without. The time to read the buffer
-is left out. `fold` is the part of the front that works out all steps of the last three quarters of a second at once.
+is left out. `fold` is the part of the front that works out all steps of the last 0.7 s at once.
 
 The budget, at 8 streams: 20 microseconds in the core and 20 in the front.
 """

@@ -29,7 +29,7 @@ from metrics.run.recorder import Recorder
 from metrics.steps import Steps
 
 log = logging.getLogger(__name__)
-FOLD_SECONDS = 0.75  # between two folds: a batch costs some milliseconds, however many steps it has
+FOLD_SECONDS = 0.7  # between two folds: a batch costs some milliseconds, however many steps it has
 # What `run.json` says of the core: fields of its Ready message.
 DESCRIBED = (
     "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
@@ -114,12 +114,14 @@ class Telemetry:
         if not self._steps:
             return
         steps, self._steps = Steps(self._steps), []
-        self.costs.complete(steps)
-        self.exporter.observe_steps(steps)
-        for record in steps.records:
-            self.recent.add_step(record)
-        if self.recorder is not None:
-            self.recorder.extend("steps", steps.records)
+        try:
+            self.costs.complete(steps)
+            self.exporter.observe_steps(steps)
+        finally:  # a record without costs is better than none
+            for record in steps.records:
+                self.recent.add_step(record)
+            if self.recorder is not None:
+                self.recorder.extend("steps", steps.records)
 
     def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
         """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
