@@ -6,6 +6,7 @@ from engine.memory.block_pool import BlockPool
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from tests.engine.simulated import Simulation, sequential
+from tests.further import further
 
 SIZE = 4
 
@@ -89,7 +90,7 @@ def test_a_conversation_computes_only_what_its_last_turn_added():
     simulation.check_idle()
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair-share", "static", "prefill-first"])
+@pytest.mark.parametrize("policy", ["fcfs", *further("priority", "fair-share", "static", "prefill-first")])
 @pytest.mark.parametrize("step", range(16))
 def test_an_abort_of_any_state_at_any_step_leaves_no_trace(step, policy):
     """Waiting, prefilling, decoding, preempted, held behind a long prompt, following a leader: each is aborted once."""

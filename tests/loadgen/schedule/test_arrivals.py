@@ -13,6 +13,7 @@ from loadgen.schedule.build import build_schedule
 from loadgen.schedule.facts import workload_facts
 from loadgen.traces.reader import read_trace
 from loadgen.traces.rounding import Rounding
+from tests.further import further
 from tests.loadgen.scenarios import scenario
 
 # Largest distance between an empirical distribution and the true one, times √n: exceeded by chance in 0.1 % of samples
@@ -120,7 +121,7 @@ def test_process_that_gives_nothing_is_refused():
 
 
 @pytest.mark.parametrize("arrivals", [
-    {"process": "constant", "rate_rps": 1_000_000},
+    *further({"process": "constant", "rate_rps": 1_000_000}),
     {"process": "ramp", "start_rps": 0, "end_rps": 2 * MAX_REQUESTS / 10, "gaps": "regular"},
 ])  # fmt: skip
 def test_as_many_requests_as_fit_a_run_are_taken_and_more_are_refused(arrivals):

@@ -15,6 +15,12 @@ from tests.metrics.foreign import Life, SglangPage, VllmPage, foreign_run, stead
 CROWD = [Life(due_s=0.1 * n, queue_s=0.15 * n, prefill_s=0.05, decode_s=0.45) for n in range(40)]
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The diagnosis of 20 requests to a healthy vLLM."""
+    return diagnose(foreign_run(tmp_path_factory.mktemp("few") / "run", steady(20), VllmPage()))
+
+
 def status(diagnosis, symptom: str) -> str:
     return next(check.status for check in diagnosis.checks if check.symptom == symptom)
 
@@ -116,9 +122,8 @@ def test_report_of_a_server_that_finished_nothing_has_no_table_of_nothing(tmp_pa
 
 
 @pytest.mark.parametrize(("of_ms", "says"), [(-0.04, " 0.0 ms inside"), (-0.06, " -0.1 ms inside")])
-def test_no_time_has_no_sign(tmp_path, of_ms, says):
-    view = diagnose(foreign_run(tmp_path / "run", steady(20), VllmPage()))
-    view = msgspec.structs.replace(view, server=msgspec.structs.replace(view.server, inside_ms=of_ms))
+def test_no_time_has_no_sign(few, of_ms, says):
+    view = msgspec.structs.replace(few, server=msgspec.structs.replace(few.server, inside_ms=of_ms))
     assert says in printed(view)
 
 
