@@ -1,0 +1,52 @@
+"""docs/reliability.md: the rows that the scripts measured. Rows of a script that did not run now stay."""
+
+import re
+from collections.abc import Sequence
+
+from bench.torture.promises import Outcome
+from bench.torture.server import ROOT
+from metrics.machine.host import hardware
+from metrics.whole_file import write_whole
+
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def section(outcome: Outcome, machine: str) -> str:
+    rows = [
+        f"| {cell(promise.text)} | {cell(promise.figure)} | {cell(promise.bound)} | {promise.verdict} |"
+        for promise in outcome.promises
+    ]
+    return "\n".join(
+        [
+            f"<!-- {outcome.script} -->",
+            f"`{outcome.command}`, {outcome.date}, {machine}, load average {outcome.load_average} before the start, "
+            f"{outcome.seconds:.0f} s",
+            "",
+            "| promise | figure | bound | verdict |",
+            "|---|---|---|---|",
+            *rows,
+            f"<!-- /{outcome.script} -->",
+        ]
+    )
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def with_sections(page: str, outcomes: Sequence[Outcome], machine: str) -> str:
+    """The page with each outcome between its two markers. Raises ValueError where a script has none."""
+    for outcome in outcomes:
+        marked = re.compile(rf"<!-- {outcome.script} -->.*?<!-- /{outcome.script} -->", re.DOTALL)
+        new = section(outcome, machine)
+        page, found = marked.subn(lambda _, new=new: new, page)
+        if found != 1:
+            raise ValueError(f"docs/reliability.md has no place for {outcome.script}: add <!-- {outcome.script} -->")
+    return page
+
+
+def write_document(outcomes: Sequence[Outcome]) -> None:
+    facts = hardware()
+    machine = f"{facts['cpu']}, {facts['cores']} cores"
+    page = with_sections(PAGE.read_text(encoding="utf-8"), outcomes, machine)
+    write_whole(PAGE, page.encode())
