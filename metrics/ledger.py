@@ -15,7 +15,7 @@ COLOURS = {"token": "#E69F00", "compute": "#0072B2", "memory": "#009E73", "reque
 
 
 class Account(IntEnum):
-    """Position of an account in a ledger (`list[int]`, nanoseconds), in the order in which a request meets them."""
+    """Position of an account in a ledger (`list[int]`, nanoseconds). New accounts stand at the end."""
 
     CLIENT_LAG = 0
     CLIENT_NETWORK = 1
@@ -33,6 +33,8 @@ class Account(IntEnum):
     TOKEN_DECODE = 13
     REQUEST_STREAM = 14
     REQUEST_LOST = 15
+    REQUEST_QUOTA = 16
+    REQUEST_MODERATION = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.TOKEN_DECODE, "token", "decode", "ids → text"),
     AccountInfo(Account.REQUEST_STREAM, "request", "stream", "handed to the front, text ready → written to the socket"),
     AccountInfo(Account.REQUEST_LOST, "request", "lost", "in a core that died, since it last told of it"),
+    AccountInfo(Account.REQUEST_QUOTA, "request", "quota", "waiting until the tenant's limits have room"),
+    AccountInfo(Account.REQUEST_MODERATION, "request", "moderation", "checking the input or output against policies"),
 )
 ACCOUNT_BY_NAME = {info.name: info for info in ACCOUNTS}
 CLIENT_ACCOUNTS = tuple(info for info in ACCOUNTS if info.lifecycle == "client")

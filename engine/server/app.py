@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Any
 
@@ -14,21 +13,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from engine.config import EngineConfig
 from engine.server import token_api
 from engine.server.debug import add_debug_routes
-from engine.server.errors import ApiError, Rejection
+from engine.server.endpoint import Endpoint, answer_call
+from engine.server.errors import ApiError
 from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
 from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
-from engine.server.openai.protocol import CompletionRequest, Strict, parse
+from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.service import Service
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A POST route: the model of its body, and what answers a checked one."""
-
-    body: type[Strict]
-    answer: Callable[[Service, Request, Any], Awaitable[Response]]
-
 
 # A new endpoint is a line here.
 ENDPOINTS = {
@@ -74,13 +65,7 @@ def build_app(config: EngineConfig) -> FastAPI:
 
 def _add_endpoint(app: FastAPI, service: Service, path: str, endpoint: Endpoint) -> None:
     async def answer(request: Request) -> Response:
-        try:
-            body = parse(endpoint.body, await request.body())
-            service.check_model(body.model)
-            return await endpoint.answer(service, request, body)
-        except Rejection as rejection:
-            service.telemetry.exporter.observe_rejection(rejection.code)
-            raise
+        return await answer_call(service, endpoint, request)
 
     name = path.removeprefix("/v1/").strip("/").replace("/", "_")
     app.add_api_route(path, answer, methods=["POST"], name=name, openapi_extra=_body_of(endpoint.body))

@@ -8,29 +8,37 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.server.core.call import Call
+from engine.server.core.call import SERVER_FAULT, Call
 from engine.server.core.sequence import TextPiece
 from engine.server.errors import ApiError
 from engine.server.openai.serializer import Serializer
 from metrics.records import RequestRecord
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+OnEnd = Callable[[int, str | None, RequestRecord | None], None]  # status, code and record of a call
 
 
 class CallResponse(Response):
-    """An ASGI response that follows a call to its end and hands its record over.
+    """An ASGI response that follows a call to its end and hands its record over: `on_end` is called once.
 
     It listens for the client's disconnect all the time. After one the core forgets the call within a step.
     """
 
-    def __init__(self, call: Call, serializer: Serializer, on_record: Callable[[RequestRecord], None], *, stream: bool):
+    def __init__(self, call: Call, serializer: Serializer, on_end: OnEnd, *, stream: bool):
         super().__init__()
         self._call = call
         self._serializer = serializer
-        self._on_record = on_record
+        self._on_end = on_end
+        self._end: tuple[int, str | None, RequestRecord | None] = (*SERVER_FAULT, None)  # until the record is there
         self._streams = stream  # a bound method here would be a cycle, and a call would live until a garbage collection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._follow(receive, send)
+        finally:
+            self._on_end(*self._end)
+
+    async def _follow(self, receive: Receive, send: Send) -> None:
         disconnect = self._disconnect = asyncio.create_task(_disconnected(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
@@ -43,7 +51,8 @@ class CallResponse(Response):
             if is_fault:
                 self._call.fault()
             self._call.abort()  # no effect if all was delivered
-            self._on_record(await self._call.record())
+            record = await self._call.record()
+            self._end = (*self._call.outcome, record)
         if is_fault:
             raise failure
 

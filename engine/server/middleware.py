@@ -32,8 +32,13 @@ class RequestMiddleware:
         state["request_id"] = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         read, has_started = 0, False
 
+        declared = headers.get(b"content-length", b"0")
+        is_too_large = declared.isdigit() and int(declared) > self._max_body_bytes
+
         async def bounded_receive() -> Message:
             nonlocal read
+            if is_too_large:  # raised to whoever reads the body: the call has an end of its own
+                raise too_large(self._max_body_bytes)
             message = await receive()
             read += len(message.get("body", b""))
             if message["type"] == "http.request" and not message.get("more_body"):
@@ -49,9 +54,6 @@ class RequestMiddleware:
                 MutableHeaders(scope=message)["x-request-id"] = state["request_id"]  # as in its record
             await send(message)
 
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._max_body_bytes:
-            return await too_large(self._max_body_bytes).response()(scope, receive, named_send)
         try:
             await self._app(scope, bounded_receive, named_send)
         except Exception:  # a fault of ours; its traceback goes to the log

@@ -1,7 +1,10 @@
 """One served model: its tokenizer, template, core and telemetry, and a call from the body to the response."""
 
 import hashlib
+import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -32,6 +35,9 @@ from engine.token.text.tokenizer import Tokenizer
 from metrics.export.spans import parent_of
 from metrics.records import RequestRecord
 
+log = logging.getLogger(__name__)
+OnEnd = Callable[[Caller, int, str | None, RequestRecord | None], None]  # as `Service.ended`
+
 
 class Service:
     """One served model, from a checked body to the response that follows it."""
@@ -47,7 +53,8 @@ class Service:
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
-        self._open: dict[str, dict[str, Any]] = {}  # id of an open call → attributes of its trace
+        self.on_end: list[OnEnd] = []  # beside the telemetry of records
+        self._open: set[str] = set()  # ids of the calls without an end
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         """Answers POST /v1/completions. Raises ApiError before the first byte."""
@@ -153,21 +160,32 @@ class Service:
             seed = self.config.seed + self._unseeded
         params = sampling_params(body, self.tokenizer, seed, grammar)
         self.admit(len(prompts), body.choices)  # again: meanwhile others came
-        caller = self._caller(request, body.tenant)
+        caller = request.state.caller
         shown_token_ids = plan.shown_token_ids if plan is not None else frozenset()
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
         for sequence in sequences:
             self.core.submit(sequence)
-        self._open[caller.request_id] = trace_attributes(body, max_tokens)
+        caller.attributes = trace_attributes(body, max_tokens)
         return Call(self.core, caller, sequences)
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
         """The response that follows a call until its record is there."""
+        return CallResponse(call, serializer, partial(self.ended, call.caller), stream=stream)
 
-        def close(record: RequestRecord) -> None:
-            self.telemetry.request(record, self._open.pop(record.request_id, {}))
+    def ended(self, caller: Caller, status: int, code: str | None = None, record: RequestRecord | None = None) -> None:
+        """Takes the end of a call of an endpoint: each call, however it ends, comes here exactly once.
 
-        return CallResponse(call, serializer, close, stream=stream)
+        `status` and `code` are those of the error where it failed behind the first byte, too: (499, "cancelled") where
+        the client left, (500, "server_fault") where the server failed on it. `record` is None if the core never got it.
+        """
+        self._open.remove(caller.request_id)
+        if record is not None:
+            self.telemetry.request(record, caller.attributes)
+        for notify in self.on_end:
+            try:
+                notify(caller, status, code, record)
+            except Exception:  # the others must hear of it, too
+                log.exception("the end of request %s was not taken by %r", caller.request_id, notify)
 
     def repeated_fields(self, call: Call, prefix: str) -> dict[str, Any]:
         """The fields that every chunk of a call repeats."""
@@ -204,15 +222,17 @@ class Service:
         facts = (self.name, ready.num_parameters, ready.weight_bytes, ready.dtype, ready.device, ready.block_size)
         return f"fp_{hashlib.blake2b(repr(facts).encode(), digest_size=5).hexdigest()}"
 
-    def _caller(self, request: Request, tenant: str) -> Caller:
+    def caller(self, request: Request) -> Caller:
+        """Who sends the call of which the head is here. Its end must reach `ended`."""
         request_id = request.state.request_id
         if request_id in self._open:  # two calls of a client may have one name
             request_id = request.state.request_id = f"{request_id}-{time.monotonic_ns()}"
+        self._open.add(request_id)
         traceparent = request.headers.get("traceparent")
         return Caller(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
-            tenant=request.headers.get("x-sojourn-tenant", tenant)[:128],
+            tenant=request.headers.get("x-sojourn-tenant", "")[:128],
             klass=request.headers.get("x-sojourn-class", "")[:128],
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )

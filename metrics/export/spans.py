@@ -56,7 +56,8 @@ def is_sampled(trace_id: int, ratio: float) -> bool:
 
 _WAITING = (Account.REQUEST_ADMISSION, Account.REQUEST_QUEUE, Account.MEMORY_BLOCKED)
 _FRONT = (Account.TOKEN_DECODE, Account.REQUEST_STREAM)
-_OUTSIDE = (Account.CLIENT_LAG, Account.CLIENT_NETWORK, Account.TOKEN_ENCODE, *_WAITING, *_FRONT)
+_BEFORE = (Account.REQUEST_QUOTA, Account.TOKEN_ENCODE, Account.REQUEST_MODERATION)  # ... the core got it
+_OUTSIDE = (Account.CLIENT_LAG, Account.CLIENT_NETWORK, *_BEFORE, *_WAITING, *_FRONT)
 _STEPS = tuple(account for account in Account if account not in _OUTSIDE)
 
 
@@ -69,7 +70,7 @@ def account_spans(request: RequestRecord) -> list[Span]:
     last_token_ns = request.token_ns[-1] if request.token_ns else None
     first_part = "to_first_token" if streamed else "to_last_token"
     groups = (
-        (request.arrived_ns, (Account.TOKEN_ENCODE,), ledger, first_part),
+        (request.arrived_ns, _BEFORE, ledger, first_part),
         (request.encoded_ns, _WAITING, first, first_part),
         (request.scheduled_ns, _STEPS, first, first_part),
         (None, (*_WAITING, *_STEPS), rest, "to_last_token"),

@@ -11,13 +11,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from metrics.errors import RunDataError
 from metrics.records import KINDS
 from metrics.request.blame import account_of
 from metrics.request.offenders import Book
 from metrics.request.timeline import NOBODY
-from metrics.request.waits import Family
+from metrics.request.waits import Family, encoded_at
 
 OWN_WORK = {
     "prefill": "compute.prefill",
@@ -171,8 +172,8 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
     """
     line, waited = book.line, book.waits
     arrived = int(book.requests.arrived_ns.iloc[victim])
-    encoded = arrived + int(book.requests.ledger_token_encode_ns.iloc[victim] or 0)
-    yield _Link(arrived, encoded, {"token.encode": 1.0})
+    encoded = int(encoded_at(book.requests.iloc[[victim]])[0])
+    yield from _front(book.requests.iloc[victim], arrived, encoded)
     part = {int(line.at[entry]): int(entry) for entry in waited.entry[waited.entry_victim == victim]}
     absent = [at for first, last in waited.absences.of(victim) for at in range(first, last)]
     pieces = [_device(book, victim, at, part.get(at)) for at in sorted({*part, *absent})]
@@ -192,6 +193,22 @@ def _chain(book: Book, victim: int, until: int) -> Iterator[_Link]:
             cursor = link.end_ns
     if cursor < until:
         yield _Link(cursor, until, {HOST: 1.0})
+
+
+def _front(request: pd.Series, arrived: int, encoded: int) -> Iterator[_Link]:
+    """What the front did before the core got the prompt. The records of older runs have no column of the quota."""
+    granted = min(encoded, arrived + _nanoseconds(request.get("ledger_request_quota_ns")))
+    tokens_ready = min(encoded, granted + _nanoseconds(request.ledger_token_encode_ns))
+    ends = {"request.quota": granted, "token.encode": tokens_ready, "request.moderation": encoded}
+    cursor = arrived
+    for account, end in ends.items():
+        if end > cursor:
+            yield _Link(cursor, end, {account: 1.0})
+        cursor = end
+
+
+def _nanoseconds(cell: float | None) -> int:
+    return 0 if pd.isna(cell) else int(cell)
 
 
 def _device(book: Book, victim: int, at: int, entry: int | None) -> _Link:

@@ -136,12 +136,19 @@ def _stamps(requests: pd.DataFrame, name: str) -> np.ndarray:
     return requests[name].astype("float64").fillna(0).to_numpy().astype("int64")
 
 
+def encoded_at(requests: pd.DataFrame) -> np.ndarray:
+    """When the core was handed each request's prompt; 0 without a request record."""
+    booked = _stamps(requests, "arrived_ns") + _stamps(requests, "ledger_token_encode_ns")
+    known = _stamps(requests, "encoded_ns") if "encoded_ns" in requests else np.zeros(len(requests), "int64")
+    return np.where(known > 0, known, booked)
+
+
 def _first_waits(
     line: Timeline, requests: pd.DataFrame, sequence: np.ndarray, first_at: np.ndarray
 ) -> list[np.ndarray]:
     """The spans from when the loop could have seen a request until its first step."""
     arrived, admission = _stamps(requests, "arrived_ns"), _stamps(requests, "ledger_request_admission_ns")
-    encoded = arrived + _stamps(requests, "ledger_token_encode_ns")
+    encoded = encoded_at(requests)
     ready, turn = _seen(line, encoded, admission, first_at)
     until = np.where(first_at >= 0, line.planned_ns[first_at], _stamps(requests, "finished_ns"))
     everyone, known = np.arange(len(requests)), arrived > 0

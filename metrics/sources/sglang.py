@@ -190,6 +190,8 @@ SGLANG = Source(
         "token.decode": unseen("it lies inside end to end less TTFT"),
         "request.stream": unseen("SGLang's latencies end before the answer is written"),
         "request.lost": unseen("SGLang counts only what its scheduler finished"),
+        "request.quota": unseen("SGLang limits no tenants: a gateway before it does"),
+        "request.moderation": unseen("SGLang checks no content: a gateway before it does"),
     },
     settings={
         "batch cap": "--max-running-requests",

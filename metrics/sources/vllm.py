@@ -142,6 +142,8 @@ VLLM = Source(
         "token.decode": unseen("vLLM's latencies end before ids become text"),
         "request.stream": unseen("vLLM's latencies end before the answer is written"),
         "request.lost": unseen("vLLM counts only what its core finished"),
+        "request.quota": unseen("vLLM limits no tenants: a gateway before it does"),
+        "request.moderation": unseen("vLLM checks no content: a gateway before it does"),
     },
     settings={
         "batch cap": "--max-num-seqs",

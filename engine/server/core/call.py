@@ -2,28 +2,40 @@
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
+from typing import Any
 
 import msgspec
 
 from engine.server.core.client import CoreClient
-from engine.server.core.sequence import CoreLost, SequenceStream, TextPiece, Write
+from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
 
+SERVER_FAULT = (500, "server_fault")
+CANCELLED = (499, "cancelled")  # the client left; the status is nginx's, and nobody receives it
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Caller:
-    """Who sent a call, and when it arrived."""
+    """Who sent a call, and its time in the front before its prompt was encoded. It exists before the body is read."""
 
     request_id: str
-    arrived_ns: int
-    tenant: str
-    klass: str
+    arrived_ns: int  # the last byte of the body; the head, until the body is read
+    tenant: str = ""
+    klass: str = ""
     traceparent: str | None = None  # of W3C Trace Context, if it has the form
+    quota_ns: int = 0  # it waited for its tenant's limits, after `arrived_ns`
+    moderation_ns: int = 0  # its input was checked, before `encoded_ns`
+    attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
+
+    def front_times(self, encoded_ns: int) -> FrontTimes:
+        """What is neither quota nor moderation is encoding."""
+        encoding_ns = encoded_ns - self.arrived_ns - self.quota_ns - self.moderation_ns
+        return FrontTimes(encoding_ns, self.quota_ns, self.moderation_ns)
 
 
 class Call:
@@ -41,6 +53,7 @@ class Call:
         self._core = core
         self._updated = sequences[0].updated  # they share it
         self._finish_reason: str | None = None
+        self.failure: ApiError | None = None  # that ended it
         self._error: str | None = None
         self._delivered = False
         self._has_text = False
@@ -106,6 +119,15 @@ class Call:
         if self._latest is not None:
             self._close_ledger(self._latest)
 
+    @property
+    def outcome(self) -> tuple[int, str | None]:
+        """Status and code of its end, for `Service.ended`: of a failure behind the first byte, too."""
+        if self.failure is not None:
+            return self.failure.status, self.failure.code
+        if self._error is not None:
+            return SERVER_FAULT
+        return (200, None) if self._delivered else CANCELLED
+
     def abort(self) -> None:
         """The client is gone, or the call failed: without full delivery the call counts as aborted."""
         if not self._delivered and self._error is None:
@@ -125,7 +147,7 @@ class Call:
         first, last = self._first, self._last
         if last is None:  # nothing was written: the client waited for the sequence that ended last
             ended = max(ends, key=lambda ended: ended.booked_ns)
-            last = Write(ended, 0, self.encoded_ns - self.caller.arrived_ns, time.monotonic_ns())
+            last = Write(ended, 0, self.sequences[0].front, time.monotonic_ns())
         return RequestRecord(
             request_id=self.caller.request_id,
             arrived_ns=self.caller.arrived_ns,
@@ -164,5 +186,5 @@ class Call:
         self._last = sequence.write(time.monotonic_ns())
 
     def _fail(self, error: ApiError) -> None:
-        self._error = error.message
+        self.failure, self._error = error, error.message
         raise error

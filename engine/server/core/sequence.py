@@ -79,18 +79,31 @@ class DecodeSpans:
         return total_ns
 
 
+class FrontTimes(NamedTuple):
+    """Nanoseconds in the front before the core got the prompt: they sum to `encoded_ns - arrived_ns`."""
+
+    encoding_ns: int = 0
+    quota_ns: int = 0
+    moderation_ns: int = 0
+
+    def book(self, ledger: list[int]) -> None:
+        ledger[Account.TOKEN_ENCODE] += self.encoding_ns
+        ledger[Account.REQUEST_QUOTA] += self.quota_ns
+        ledger[Account.REQUEST_MODERATION] += self.moderation_ns
+
+
 class Write(NamedTuple):
     """A write of a sequence's text. Its ledger is computed on demand: of hundreds of writes only one or two need it."""
 
     source: Token | Ended  # the core's latest account of the text
     decoding_ns: int  # since then
-    encoding_ns: int
+    front: FrontTimes
     ns: int
 
     def ledger(self) -> list[int]:
         """The core's ledger up to the last token of the text, and the front's own accounts."""
         ledger = self.source.ledger_now()
-        ledger[Account.TOKEN_ENCODE] += self.encoding_ns
+        self.front.book(ledger)
         ledger[Account.TOKEN_DECODE] += self.decoding_ns
         ledger[Account.REQUEST_STREAM] += self.ns - self.source.booked_ns - self.decoding_ns
         return ledger
@@ -114,7 +127,7 @@ class SequenceStream:
         updated: asyncio.Event,
         decode_spans: DecodeSpans,
         *,
-        arrived_ns: int = 0,
+        front: FrontTimes = FrontTimes(),
         prompt_text: str | None = None,
         prompt_index: int = 0,
         choice: int = 0,
@@ -126,6 +139,7 @@ class SequenceStream:
         the one token that the core samples is dropped."""
         self.request = request
         self.updated = updated
+        self.front = front
         self.prompt_text = prompt_text  # None: the client sent token ids
         self.prompt_index = prompt_index
         self.choice = choice  # of its prompt
@@ -141,7 +155,6 @@ class SequenceStream:
         self.stop_reason: int | str | None = None  # the client's stop string or token id that ended it
         self._text = text
         self._decode_spans = decode_spans
-        self._arrived_ns = arrived_ns
         self._client_stop_ids = client_stop_ids
         self._needs_entries = needs_entries
         self._discards_output = discards_output
@@ -220,7 +233,7 @@ class SequenceStream:
         """The text that was taken last was handed to the socket at that moment."""
         source = self.ended if self._last_text_token is None else self._last_text_token
         decoding_ns = self._decode_spans.since(source.booked_ns)
-        return Write(source, decoding_ns, self.request.encoded_ns - self._arrived_ns, ns)
+        return Write(source, decoding_ns, self.front, ns)
 
     def _decode(self, tokens: list[Token]) -> str:
         begin_ns = time.monotonic_ns()

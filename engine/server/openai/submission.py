@@ -105,7 +105,7 @@ def sequences_of(
                 text,
                 updated,
                 decode_spans,
-                arrived_ns=caller.arrived_ns,
+                front=caller.front_times(encoded_ns),
                 prompt_text=prompt.text,
                 prompt_index=prompt_index,
                 choice=choice,

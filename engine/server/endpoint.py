@@ -1,0 +1,56 @@
+"""One call of an endpoint: who sent it, its body, its answer, and its one end."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from engine.server.call_response import CallResponse
+from engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
+from engine.server.errors import ApiError, Rejection
+from engine.server.openai.protocol import Strict, parse
+from engine.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A POST route: the model of its body, and what answers a checked one."""
+
+    body: type[Strict]
+    answer: Callable[[Service, Request, Any], Awaitable[Response]]
+
+
+async def answer_call(service: Service, endpoint: Endpoint, request: Request) -> Response:
+    """The response to a call, whose end reaches `Service.ended` exactly once. A CallResponse reports it later itself.
+
+    Raises ApiError for a refusal.
+    """
+    caller = request.state.caller = service.caller(request)
+    try:
+        response = await _answer(service, endpoint, request, caller)
+    except ApiError as refusal:
+        if isinstance(refusal, Rejection):
+            service.telemetry.exporter.observe_rejection(refusal.code)
+        service.ended(caller, refusal.status, refusal.code)
+        raise
+    except ClientDisconnect:
+        service.ended(caller, *CANCELLED)
+        raise
+    except BaseException:
+        service.ended(caller, *SERVER_FAULT)
+        raise
+    if not isinstance(response, CallResponse):
+        service.ended(caller, response.status_code)
+    return response
+
+
+async def _answer(service: Service, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
+    content = await request.body()
+    caller.arrived_ns = request.state.arrived_ns  # a slow upload is the client's time
+    body = parse(endpoint.body, content)
+    caller.tenant = caller.tenant or body.tenant[:128]
+    service.check_model(body.model)
+    return await endpoint.answer(service, request, body)
