@@ -27,7 +27,7 @@ from engine.server.openai.responses_serializer import ResponsesSerializer
 from engine.server.openai.serializer import Serializer
 from engine.server.openai.structured_output import output_grammar
 from engine.server.openai.submission import sampling_params, sequences_of
-from engine.server.openai.tools import ChatTool, NamedChoice, ToolChoice, ToolPlan, plan_tools
+from engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from engine.token.text.template import ChatTemplate
@@ -113,8 +113,8 @@ class Service:
     def plan_tools(self, tools: list[ChatTool], choice: ToolChoice | None, *, parallel: bool) -> ToolPlan | None:
         """How prompt and output carry the tools of a body. Raises ApiError 400 where the model's format cannot."""
         return plan_tools(
-            [tool.function for tool in tools],
-            choice.function if isinstance(choice, NamedChoice) else choice,
+            tools,
+            choice,
             parallel=parallel,
             template=self.encoder.template,
             tool_format=self.config.tool_format,

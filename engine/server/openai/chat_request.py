@@ -22,7 +22,8 @@ class ChatRequest(TemplateFields, GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="alternatives to each; needs logprobs")
     add_special_tokens: bool = Field(False, description="... beside those that the template writes")
     tool_choice: ToolChoice | None = Field(
-        None, description="none, auto (the default), required, or one function; the last two always give valid calls"
+        None,
+        description="none, auto (the default), required, one function or allowed_tools; a call that must come is valid",
     )
     parallel_tool_calls: bool = Field(True, description="false: at most one call")
 

@@ -4,9 +4,11 @@ from typing import Any
 
 from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
+from engine.server.openai.assistant_turn import AssistantTurn, ToolCall
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from engine.server.openai.serializer import (
+    NULL_FIELDS,
     Chunks,
     Serializer,
     timings_of,
@@ -15,9 +17,11 @@ from engine.server.openai.serializer import (
     vllm_fields,
     whole_outputs,
 )
-from engine.server.openai.tools import AssistantTurn, ToolCall, ToolPlan
+from engine.server.openai.tools import ToolPlan
 from engine.token.text.tokenizer import Tokenizer
 from engine.token.tools.calls import CallDelta, ContentDelta, Delta
+
+_NULL_MESSAGE_FIELDS = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 
 class ChatSerializer(Serializer):
@@ -52,12 +56,13 @@ class ChatSerializer(Serializer):
         choices = []
         for output, turn in zip(whole_outputs(self._call, pieces), self._turns, strict=True):
             turn.add(output)
-            message = {"role": "assistant", "content": turn.content, "refusal": None}
+            message = {"role": "assistant", "content": turn.content} | _NULL_MESSAGE_FIELDS
             if turn.calls:
                 message["content"] = turn.content or None
                 message["tool_calls"] = [_shown_call(call) for call in turn.calls]
             choices.append(self._choice(output, "message", message))
-        whole = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
+        whole = self._base | NULL_FIELDS | {"prompt_logprobs": None, "prompt_token_ids": None}
+        whole |= {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
         if self._body.prompt_logprobs is not None:
             positions = self._call.sequences[0].prompt_logprobs
             whole["prompt_logprobs"] = prompt_logprobs(positions, self._body.prompt_logprobs, self._vocabulary)

@@ -7,6 +7,7 @@ from engine.server.core.sequence import SequenceStream, TextPiece
 from engine.server.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.serializer import (
+    NULL_FIELDS,
     Chunks,
     Serializer,
     timings_of,
@@ -42,13 +43,13 @@ class CompletionSerializer(Serializer):
     def body(self, pieces: list[TextPiece]) -> bytes:
         choices = []
         for index, output in enumerate(self._chosen(whole_outputs(self._call, pieces))):
-            choice = self._choice(index, output, first=True)
+            choice = {"prompt_logprobs": None, "prompt_token_ids": None} | self._choice(index, output, first=True)
             if self._body.prompt_logprobs is not None:
                 positions = self._call.leader(output.sequence).prompt_logprobs
                 num_top = self._body.prompt_logprobs
                 choice["prompt_logprobs"] = prompt_logprobs(positions, num_top, self._tokenizer.vocabulary)
             choices.append(choice)
-        whole = self._base | {"choices": choices, "usage": usage_of(self._call)}
+        whole = self._base | NULL_FIELDS | {"choices": choices, "usage": usage_of(self._call)}
         return to_json(whole | timings_of(self._call, pieces[-1].sequence))
 
     def _chosen(self, outputs: list[TextPiece]) -> list[TextPiece]:

@@ -21,6 +21,17 @@ class TextPart(Strict):
     text: str
 
 
+class RefusalPart(Strict):
+    """What a model answered in place of a text, in an earlier turn."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class CalledFunction(Strict):
     name: str = Field(min_length=1, max_length=64)
     arguments: str = Field(description="JSON of an object, as the model wrote it")
@@ -46,13 +57,17 @@ class MessageCall(Strict):
     function: CalledFunction
 
 
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="as the chat template knows it"
     )
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = Field(
-        None, description="a text, or text parts; null only beside tool_calls"
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = Field(
+        None, description="a text, or parts: texts, and refusals of the assistant; null only beside tool_calls"
     )
+    refusal: str | None = Field(None, description="of the assistant, as an earlier answer had it; the template's text")
     name: str | None = Field(None, description="of the speaker, where the template shows it")
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_MESSAGE_CALLS)] | None = Field(
         None, description="calls that the assistant made; their results follow as messages of the role tool"
@@ -74,14 +89,18 @@ class Message(Strict):
             raise ValueError(f"only the assistant calls tools, and this message has the role {self.role}")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("a message of the role tool has a `tool_call_id`, and no other has one")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("`content` may be left out only beside `tool_calls`")
+        parts = self.content if isinstance(self.content, list) else []
+        if self.role != "assistant" and (self.refusal or any(isinstance(part, RefusalPart) for part in parts)):
+            raise ValueError(f"only the assistant refuses, and this message has the role {self.role}")
+        if self.content is None and self.refusal is None and not self.tool_calls:
+            raise ValueError("`content` may be left out only beside `tool_calls` or `refusal`")
         return self
 
     def template_value(self) -> dict[str, Any]:
         """As chat templates read it."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        text = text or self.refusal or ""  # a template knows no refusals: it is what the assistant said
         value: dict[str, Any] = {"role": self.role, "content": text}
         if self.name:
             value["name"] = self.name

@@ -92,7 +92,7 @@ class Strict(BaseModel):
 class StreamOptions(Strict):
     include_usage: bool = Field(False, description="one more chunk at the end, with the usage of the whole call")
     continuous_usage_stats: bool = Field(
-        False, description="usage so far in every chunk, as vLLM offers it: tells the tokens of a chunk"
+        False, description="beside include_usage: the usage so far in every chunk, which tells the tokens of a chunk"
     )
     include_obfuscation: Literal[False] = Field(False, description="only false: no padding is sent")
 
@@ -276,7 +276,9 @@ def refusal_of(failure: ValidationError, known: Collection[str] = ()) -> ApiErro
 
 
 # Pydantic names the tried member of a union in the path; a client has no such field.
-_UNION_BRANCHES = {"str", "constrained-str", "NamedChoice", "ResponseToolChoice"}
+_UNION_BRANCHES = {
+    "str", "constrained-str", "NamedChoice", "AllowedChoice", "ResponseToolChoice", "ResponseAllowedTools",
+}  # fmt: skip
 
 
 def trace_attributes(body: GenerationRequest, max_tokens: int | None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The body of POST /v1/responses, stateless, and its translation into a chat."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
 from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
@@ -25,10 +25,32 @@ class _Function(Strict):
 class ResponseTool(FunctionTool, _Function):
     """A function; tools that a server would run itself are not here."""
 
+    _sent: dict[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = handler(value)
+        tool._sent = value
+        return tool
+
+    @property
+    def function_value(self) -> dict[str, Any]:
+        """As a chat would have it, in the order in which it was sent."""
+        return {name: value for name, value in self._sent.items() if name != "type"}
+
 
 class ResponseToolChoice(Strict):
     type: Literal["function"]
     name: Name
+
+
+class ResponseAllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = Field(description="auto: the model may call one of them; required: it must")
+    tools: Annotated[list[ResponseToolChoice], Field(min_length=1, max_length=MAX_TOOLS)] = Field(
+        description="which of `tools`; the model is still shown all"
+    )
 
 
 class TextFormat(Strict):
@@ -79,8 +101,8 @@ class ResponsesRequest(GenerationRequest):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = Field(
         [], description="functions that the model may call"
     )
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice = Field(
-        "auto", description="none, auto, required, or one function; the last two always give valid calls"
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools = Field(
+        "auto", description="none, auto, required, one function or allowed_tools; a call that must come is valid"
     )
     parallel_tool_calls: bool = Field(True, description="false: at most one call")
     text: TextOptions = Field(TextOptions(), description="the format of the text")
@@ -110,14 +132,10 @@ class ResponsesRequest(GenerationRequest):
         """The same chat as a body of chat completions. Raises ApiError 400 for items that a chat cannot hold."""
         own = {"n", "stream", "stream_options", "prompt_logprobs", "return_token_ids"}
         shared = self.model_dump(include=set(GenerationRequest.model_fields) - own)
-        choice = self.tool_choice
-        if isinstance(choice, ResponseToolChoice):
-            choice = {"type": "function", "function": {"name": choice.name}}
-        tools = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools]
         fields = shared | {
             "messages": messages_of(self.input, self.instructions),
-            "tools": tools,
-            "tool_choice": choice,
+            "tools": [{"type": "function", "function": tool.function_value} for tool in self.tools],
+            "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "max_completion_tokens": self.max_output_tokens,
             "logprobs": self.num_logprobs is not None,
@@ -133,6 +151,16 @@ class ResponsesRequest(GenerationRequest):
 
 # Fields of the chat that `as_chat` makes → the fields of a response that they come from.
 RESPONSES_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+
+
+def _chat_choice(choice: str | ResponseToolChoice | ResponseAllowedTools) -> str | dict[str, Any]:
+    """A choice of tools as chats have it."""
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, ResponseToolChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    named = [_chat_choice(tool) for tool in choice.tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
 
 
 def _response_format(wanted: TextFormat) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from typing import Any
 from engine.server.core.call import Call
 from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.errors import ApiError
+from engine.server.openai.assistant_turn import AssistantTurn
 from engine.server.openai.logprobs import chat_logprobs
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
-from engine.server.openai.tools import AssistantTurn, ToolPlan
+from engine.server.openai.tools import ToolPlan
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 

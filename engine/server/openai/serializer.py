@@ -63,20 +63,18 @@ class Chunks:
         self._call = call
         self._base = base
         self._options = options = (body.stream and body.stream_options) or StreamOptions()
+        self._counts_always = options.include_usage and options.continuous_usage_stats
         self._head = b"data: " + to_json(base)[:-1] + b',"choices":['
         self._no_usage_yet = b',"usage":null' if options.include_usage else b""
 
     def of(self, choice: dict[str, Any]) -> bytes:
-        if self._options.continuous_usage_stats:
-            usage = b',"usage":' + to_json(usage_of(self._call))
-        else:
-            usage = self._no_usage_yet
+        usage = b',"usage":' + to_json(usage_of(self._call)) if self._counts_always else self._no_usage_yet
         return b"".join((self._head, to_json(choice), b"]", usage, b"}\n\n"))
 
     def first(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
         """A chunk that counts no token yet, with fields that other chunks lack."""
         chunk = self._base | {"choices": [choice]} | extra
-        if self._options.continuous_usage_stats:
+        if self._counts_always:
             prompt_tokens = self._call.prompt_tokens
             chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
         elif self._options.include_usage:
@@ -91,14 +89,14 @@ class Chunks:
         return event(final) + DONE
 
 
+# Fields of a whole answer that clients of vLLM read without asking whether they are there.
+NULL_FIELDS: dict[str, Any] = {"service_tier": None, "kv_transfer_params": None}
+
+
 def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
-    """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids."""
-    fields: dict[str, Any] = {}
-    if piece.sequence.stop_reason is not None:
-        fields["stop_reason"] = piece.sequence.stop_reason
-    if body.return_token_ids:
-        fields["token_ids"] = [entry.token_id for entry in piece.entries]
-    return fields
+    """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids, or null."""
+    token_ids = [entry.token_id for entry in piece.entries] if body.return_token_ids else None
+    return {"stop_reason": piece.sequence.stop_reason, "token_ids": token_ids}
 
 
 def usage_of(call: Call) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def timings_of(call: Call, last: SequenceStream) -> dict[str, Any]:
             "time_to_first_token_ms": _ms(times[0] - scheduled_ns),
             "generation_time_ms": _ms(times[-1] - times[0]),
             "queue_time_ms": _ms(waited_ns),
-            "mean_itl_ms": _ms((times[-1] - times[0]) / gaps) if gaps else None,
+            **({"mean_itl_ms": _ms((times[-1] - times[0]) / gaps)} if gaps else {}),
             "tokens_per_second": round(len(times) * 1e9 / (times[-1] - scheduled_ns), 3),
         }
     return timings

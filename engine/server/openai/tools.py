@@ -1,20 +1,18 @@
 """Functions that a client offers to the model: their fields, and how prompt, grammar and output carry them."""
 
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from engine.sampling import Grammar
-from engine.server.core.sequence import TextPiece
 from engine.server.errors import invalid
 from engine.server.openai.protocol import Strict
 from engine.token.text.template import ChatTemplate
-from engine.token.tools.calls import FORMATS, CallDelta, ContentDelta, Delta, ToolCallParser, ToolFormat
+from engine.token.tools.calls import FORMATS, ToolFormat
 from engine.token.tools.grammar import Tool, call_grammar
 
 MAX_TOOLS = 128
@@ -36,6 +34,19 @@ class FunctionTool(Strict):
 class ChatTool(Strict):
     type: Literal["function"]
     function: FunctionTool
+    _sent: dict[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tool = handler(value)
+        tool._sent = value
+        return tool
+
+    @property
+    def template_value(self) -> dict[str, Any]:
+        """As the client sent it, with its order and its nulls: a template may write all of it into the prompt."""
+        return self._sent
 
 
 class FunctionName(Strict):
@@ -47,7 +58,19 @@ class NamedChoice(Strict):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+class AllowedTools(Strict):
+    mode: Literal["auto", "required"] = Field(description="auto: the model may call one of them; required: it must")
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)] = Field(
+        description="which of `tools`; the model is still shown all"
+    )
+
+
+class AllowedChoice(Strict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,62 +86,9 @@ class ToolPlan:
     shown_token_ids: frozenset[int]  # special tokens that mark calls: the text must show them
 
 
-@dataclass(slots=True)
-class ToolCall:
-    """A call, as far as the model has written it."""
-
-    id: str
-    name: str
-    parts: list[str] = field(default_factory=list)
-
-    @property
-    def arguments(self) -> str:
-        return "".join(self.parts)
-
-
-class AssistantTurn:
-    """Grows with the pieces of one sequence. Without a plan all of it is content."""
-
-    def __init__(self, plan: ToolPlan | None):
-        self.calls: list[ToolCall] = []
-        self._plan = plan
-        self._parser = ToolCallParser(plan.format, plan.names) if plan is not None else None
-        self._content: list[str] = []
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    def add(self, piece: TextPiece) -> list[Delta]:
-        """What the piece adds, in order."""
-        if self._parser is None:
-            deltas = [ContentDelta(piece.text)] if piece.text else []
-        else:
-            deltas = self._parser.push(piece.text)
-            if piece.finish_reason is not None:
-                deltas += self._parser.finish()
-        for delta in deltas:
-            if isinstance(delta, ContentDelta):
-                self._content.append(delta.text)
-            else:
-                self._grow(delta)
-        return deltas
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """The reason as the API says it: a model that stops after a call has stopped for the call."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
-
-    def _grow(self, delta: CallDelta) -> None:
-        if delta.name is not None:
-            # Mistral's templates take back nothing but nine letters and digits.
-            short = self._plan.format.opener == "[TOOL_CALLS]"
-            self.calls.append(ToolCall(uuid.uuid4().hex[:9] if short else f"call_{uuid.uuid4().hex[:24]}", delta.name))
-        self.calls[delta.index].parts.append(delta.arguments)
-
-
 def plan_tools(
-    tools: list[FunctionTool],
-    choice: Literal["none", "auto", "required"] | FunctionName | None,
+    tools: list[ChatTool],
+    choice: ToolChoice | None,
     *,
     parallel: bool,
     template: ChatTemplate,
@@ -133,28 +103,47 @@ def plan_tools(
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "`tool_choice` wants a call, but there are no `tools`; send some")
         return None
-    _check(tools)
-    named = choice.name if isinstance(choice, FunctionName) else None
-    if named is not None and named not in {tool.name for tool in tools}:
-        raise invalid("tool_choice", f"`tool_choice` names {named!r}, which is none of the `tools`; offer it there")
+    functions = [tool.function for tool in tools]
+    _check(functions)
+    allowed = _allowed_names(functions, choice)
     if choice == "none":
         return None
     form = _format(template, tool_format)
-    callable_tools = [tool for tool in tools if named in (None, tool.name)]
-    forced = named is not None or choice == "required"
+    callable_tools = [function for function in functions if function.name in allowed]
+    is_named = isinstance(choice, NamedChoice)
+    forced = is_named or choice == "required"
+    if isinstance(choice, AllowedChoice):
+        forced = choice.allowed_tools.mode == "required"
     described = [Tool(tool.name, _parameters(tool), bool(tool.strict)) for tool in callable_tools]
     # A named function is called once, as the official API does.
-    grammar_of = partial(call_grammar, form, described, added_tokens, parallel=parallel and named is None)
-    constrained = forced or not parallel or any(tool.strict for tool in tools)
+    grammar_of = partial(call_grammar, form, described, added_tokens, parallel=parallel and not is_named)
+    constrained = (
+        forced or not parallel or isinstance(choice, AllowedChoice) or any(tool.strict for tool in callable_tools)
+    )
     return ToolPlan(
         format=form,
         names=frozenset(tool.name for tool in callable_tools),
-        template_value=[_template_value(tool) for tool in tools],
+        template_value=[tool.template_value for tool in tools],
         forced=forced,
         grammar=grammar_of(forced=forced) if constrained else None,
         beside=lambda schema: grammar_of(forced=False, answer=schema),
         shown_token_ids=frozenset(form.tokens(added_tokens).values()),
     )
+
+
+def _allowed_names(tools: list[FunctionTool], choice: ToolChoice | None) -> set[str]:
+    """Of the functions that the choice leaves to the model. Raises ApiError 400 for one that is not offered."""
+    offered = {tool.name for tool in tools}
+    if isinstance(choice, NamedChoice):
+        allowed = {choice.function.name}
+    elif isinstance(choice, AllowedChoice):
+        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    else:
+        return offered
+    if unknown := sorted(allowed - offered):
+        message = f"`tool_choice` names {unknown[0]!r}, which is none of the `tools`; offer it there"
+        raise invalid("tool_choice", message)
+    return allowed
 
 
 def _check(tools: list[FunctionTool]) -> None:
@@ -189,12 +178,6 @@ def _format(template: ChatTemplate, tool_format: str | None) -> ToolFormat:
 
 def _parameters(tool: FunctionTool) -> dict[str, Any]:
     return {"properties": {}, "additionalProperties": False} if tool.parameters is None else tool.parameters
-
-
-def _template_value(tool: FunctionTool) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
-    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def is_deeper(value: Any, limit: int) -> bool:

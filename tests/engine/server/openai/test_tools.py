@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.config import EngineConfig, model_folder
 from engine.server.errors import ApiError
-from engine.server.openai.tools import FunctionTool, plan_tools
+from engine.server.openai.tools import ChatTool, plan_tools
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from engine.token.tools.calls import FORMATS, ToolCallParser
@@ -89,8 +89,9 @@ def test_parallel_calls_come_unless_they_are_forbidden(client):
     numbers = {}
     for parallel in (True, False):
         answers = client.chat.completions.create(
-            **ASKED | {"max_tokens": 400}, tool_choice="required", parallel_tool_calls=parallel, n=6, temperature=1.5
-        )
+            **ASKED | {"max_tokens": 400}, tool_choice="required", parallel_tool_calls=parallel, n=6, temperature=1.5,
+            logit_bias={"2": -6},  # the end of the turn
+        )  # fmt: skip
         numbers[parallel] = [len(choice.message.tool_calls) for choice in answers.choices]
         for choice in answers.choices:
             assert choice.finish_reason == "length" or all(valid(call) for call in choice.message.tool_calls)
@@ -215,10 +216,12 @@ def test_what_cannot_be_honoured_is_refused_with_its_field(tool_server, body, pa
     assert answer.status_code == 400 and error["param"] == param and says in error["message"]
 
 
-def test_a_model_whose_template_knows_no_tools_refuses_them(api_server):
-    answer = httpx.post(f"{api_server.url}/v1/chat/completions", json=ASKED)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == "tools" and "knows no tools" in error["message"]
+def test_a_model_whose_template_knows_no_tools_refuses_them(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    fields = {"parallel": True, "template": ChatTemplate(tmp_path), "tool_format": None, "added_tokens": {}}
+    with pytest.raises(ApiError, match="knows no tools") as refused:
+        plan_tools([ChatTool.model_validate(tool("f"))], None, **fields)
+    assert refused.value.param == "tools"
 
 
 @pytest.mark.parametrize(
@@ -273,8 +276,10 @@ def test_the_engine_option_says_the_format_where_the_template_does_not(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ tools }}", encoding="utf-8")
     fields = {"choice": "required", "parallel": True, "template": ChatTemplate(tmp_path), "added_tokens": {}}
     with pytest.raises(ApiError, match="tool_format"):
-        plan_tools([FunctionTool(name="f")], tool_format=None, **fields)
-    assert plan_tools([FunctionTool(name="f")], tool_format="mistral", **fields).format is FORMATS["mistral"]
+        plan_tools([ChatTool.model_validate(tool("f"))], tool_format=None, **fields)
+    assert (
+        plan_tools([ChatTool.model_validate(tool("f"))], tool_format="mistral", **fields).format is FORMATS["mistral"]
+    )
     for name in FORMATS:
         assert EngineConfig(model="x", tool_format=name).tool_format == name
 
@@ -284,7 +289,7 @@ def test_special_tokens_that_mark_calls_are_seen_and_others_are_not(tmp_path):
     (tmp_path / "tokenizer.json").write_text(described, encoding="utf-8")
     (tmp_path / "config.json").symlink_to(model_folder("tiny-model").resolve() / "config.json")
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}{% endif %}[TOOL_CALLS]", encoding="utf-8")
-    tokenizer, offered = Tokenizer(tmp_path), [FunctionTool(name="f", parameters={"type": "object"})]
+    tokenizer, offered = Tokenizer(tmp_path), [ChatTool.model_validate(tool("f", {"type": "object"}))]
     plan = plan_tools(
         offered, "auto", parallel=True, template=ChatTemplate(tmp_path), tool_format=None,
         added_tokens=tokenizer.added_tokens,
