@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from commands.cli import out, program_name
+from commands.cli import out, program_name, writing
 from loadgen.exit_code import exit_code
 
 if TYPE_CHECKING:
@@ -29,7 +29,13 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 
 def summarise(run: "RunDirectory") -> int:
-    """Diagnoses a finished run, prints and writes the reports. Returns the exit code."""
+    """Diagnoses a finished run, prints and writes the reports. Returns the exit code. Raises SojournError where the run
+    directory takes no report."""
+    with writing(run.path, f"make room on the disk, then: {program_name()} diagnose {run.path}"):
+        return _summarise(run)
+
+
+def _summarise(run: "RunDirectory") -> int:
     from metrics.machine.client_error import client_error_sentence
     from metrics.memory.prefix_share import workload_lines
     from metrics.request.goodput import measured
@@ -47,4 +53,5 @@ def summarise(run: "RunDirectory") -> int:
     out.print(f"HTML report    {html}", markup=False)
     out.print(f"run directory  {run.path}")
     out.print(f"open the app   {program_name()} ui {run.path}")
-    return exit_code(diagnosis.state != "invalid", diagnosis.goodput[0].completed)
+    overall = diagnosis.goodput[0]
+    return exit_code(diagnosis.state != "invalid", overall.completed, overall.sent - overall.completed)

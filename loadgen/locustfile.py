@@ -16,7 +16,7 @@ import gevent  # isort: skip
 from loadgen.run.distributed import MasterReplay, WorkerReplay
 from loadgen.run.replay import ended_with, replay_alone, start_replay
 from loadgen.target.processes import end_with
-from metrics.errors import ExperimentError, InputError, ServerError
+from metrics.errors import ExperimentError, InputError, RunDataError, ServerError
 
 
 @events.init_command_line_parser.add_listener
@@ -68,6 +68,8 @@ class Session:
         except (InputError, ServerError, ExperimentError) as error:  # not of the run directory: that ends a run early
             print(f"error: {error}", file=sys.stderr, flush=True)
             self.environment.process_exit_code = 2
+        except RunDataError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
         except Exception as error:
             print(f"error: the replay ended early: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         runner = self.environment.runner

@@ -93,7 +93,7 @@ WITHOUT_TORCH = (
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """
 import loadgen.run.experiment, loadgen.run.replay, loadgen.run.run_files
-assert not any(name.split(".")[0] in ("engine", "locust", "ui") for name in sys.modules)
+assert not any(name.split(".")[0] in ("engine", "locust", "ui", "duckdb") for name in sys.modules)
 """
 
 

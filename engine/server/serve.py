@@ -9,11 +9,12 @@ from engine.config import EngineConfig
 from engine.process import freeze_startup_objects
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
-from metrics.errors import ServerError, SojournError
+from metrics.errors import RunDataError, ServerError, SojournError
 
 
 def serve(config: EngineConfig) -> None:
-    """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded."""
+    """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and
+    RunDataError, once all is over, if the run directory lacks records."""
     listener = _listen(config.host, config.port)
     try:
         app = build_app(config)
@@ -27,6 +28,8 @@ def serve(config: EngineConfig) -> None:
         runner.run(_run(_Server(settings, core), core, listener, url))
     if core.state == "failed":
         raise ServerError(core.failure)
+    if (lost := app.state.service.telemetry.failure) is not None:
+        raise RunDataError(lost)
 
 
 class _Server(uvicorn.Server):

@@ -3,6 +3,7 @@ rest: later turns of a session and the slots of a closed loop."""
 
 import gc
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from time import monotonic_ns
 
 import gevent
 import gevent.event
+import pyarrow as pa
 from gevent import socket, ssl
 
 from loadgen.client import event_log
@@ -23,6 +25,8 @@ from loadgen.scenario.arrivals import ClosedLoop
 from loadgen.scenario.scenario import Target
 from loadgen.schedule.request import ScheduledRequest
 from loadgen.target.endpoint import Endpoint, EndpointError
+from metrics.errors import RunDataError
+from metrics.run.outage import WriteOutage
 
 LEAD_NS = 200_000_000  # between the last reply of the prelude and the start of the schedule
 CONNECT_TIMEOUT_S = 5.0
@@ -56,6 +60,8 @@ class LoadClient:
         self._replay = replay
         self._on_finished = on_finished
         self._full: deque[event_log.EventLog] = deque()
+        self._folder = replay.run_dir.stat()
+        self._outage = WriteOutage(logger, f"events are written to {replay.run_dir}")
         self._num_written = 0
         self._next_swap_ns = 0
         self._ended: deque[tuple[int, int, Ended]] = deque()
@@ -75,7 +81,7 @@ class LoadClient:
         """Sends the prelude one by one, then replays the schedule and waits for the last reply.
 
         `agree_start` returns the start time of the schedule, once the prelude is over. Whatever ends the run, requests
-        in flight are cancelled and all stamps are written.
+        in flight are cancelled and all stamps are written. Raises RunDataError if they cannot be.
         """
         event_log.warm_up()
         beside = [gevent.spawn(self._flush_until_closing), gevent.spawn(self._show_until_closing)]
@@ -94,8 +100,8 @@ class LoadClient:
             gevent.joinall(beside)
             self._loop.close()
             self._full.append(self._loop.log)
-            self._flush()
             self._show()
+            self._flush_the_rest()
 
     def _send_all(self, due: Iterable[Outgoing]) -> None:
         """Sends these and returns when all have ended. The loop runs in a native thread, beside the greenlets."""
@@ -146,11 +152,23 @@ class LoadClient:
         while not self._closing.wait(event_log.FLUSH_SECONDS):
             try:
                 threadpool.apply(self._flush)
-            except OSError as error:
-                logger.warning("events stay in memory, as the run directory refuses them: %s", error)
+                self._outage.end()
+            except (OSError, pa.ArrowException) as error:
+                self._outage.begin(f"events stay in memory, as {self.run_dir} does not take them: {error}")
+
+    def _flush_the_rest(self) -> None:
+        try:
+            self._flush()
+        except (OSError, pa.ArrowException) as error:
+            lost = sum(map(len, self._full))
+            raise RunDataError(
+                f"the last {lost:,} events cannot be written to {self.run_dir} ({error}); those before them remain"
+            ) from None
 
     def _flush(self) -> None:
         """Writes the full logs, one segment each. A log that cannot be written stays first in the queue."""
+        if not os.path.samestat(self._folder, self.run_dir.stat()):
+            raise FileNotFoundError("its folder was removed")  # in a new one, nobody would find the schedule
         while self._full:
             events = self._full[0]
             if len(events):

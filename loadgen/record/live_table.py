@@ -1,8 +1,8 @@
 """Raw events → rows of the client table during the run, in a process that sends nothing itself."""
 
+import logging
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +11,10 @@ from loadgen.client.event_log import NO_REQUEST, STARTED, TERMINAL, event_files
 from loadgen.record.parse import Event, client_record, due_time, events_by_request
 from loadgen.schedule.request import SCHEDULE_FILE, read_schedule
 from metrics.records import row
+from metrics.run.outage import WriteOutage
 from metrics.run.segments import write_segment
+
+log = logging.getLogger(__name__)
 
 
 class LiveTable:
@@ -24,11 +27,18 @@ class LiveTable:
         self._open: dict[int, list[Event]] = {}
         self._start_ns: int | None = None
         self._schedule, self._scenario = [], ""
+        self._outage = WriteOutage(log, f"the run is recorded in {run_dir}")
 
     def update(self) -> None:
-        """Writes the requests that ended since the last call. A write error costs the live view, never the run."""
-        with suppress(OSError, pa.ArrowException):
+        """Writes the requests that ended since the last call. A write error costs the live view, never the run; the
+        load generator, whose own log stands in the same folder, cannot report it elsewhere."""
+        try:
+            if not self._run_dir.is_dir():
+                raise FileNotFoundError("its folder was removed")
             self._update()
+            self._outage.end()
+        except (OSError, pa.ArrowException) as error:
+            self._outage.begin(f"the run cannot be recorded in {self._run_dir}: {error}; the load goes on")
 
     def _update(self) -> None:
         if not self._schedule:

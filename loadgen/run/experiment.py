@@ -91,6 +91,8 @@ def run_scenario(
         finally:
             progress(Progress("stopping server"))
             stop(server)
+            if server.returncode == 1 and not reasons:
+                reasons.append(f"the server ended with exit code 1; its last lines:\n{tail(run.path / SERVER_LOG)}")
     return run
 
 
@@ -175,12 +177,12 @@ def _begin(
     path = Path(run_dir)
     if path.is_dir() and any(path.iterdir()):
         raise ExperimentError(f"{path} is not empty; choose another folder for the run, or remove it first")
+    document = yaml.safe_dump(scenario.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     try:
         run = begin_run(path, scenario, seed, engine, command, workload)
+        (run.path / SCENARIO_FILE).write_text(document, encoding="utf-8")
     except (RunDataError, OSError) as error:
         raise ExperimentError(f"the run cannot be recorded: {error}") from None
-    document = yaml.safe_dump(scenario.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
-    (run.path / SCENARIO_FILE).write_text(document, encoding="utf-8")
     return run
 
 
@@ -227,6 +229,8 @@ def _finishing(run: RunDirectory, progress: OnProgress) -> Iterator[list[str]]:
         except Exception as error:
             if not reasons:
                 reasons.append(f"{type(error).__name__}: {error}")
+            if isinstance(error, OSError):  # the disk, or no process can be started
+                raise ExperimentError(f"the run ended early: {error}") from None
             raise
         finally:
             with suppress(KeyboardInterrupt):  # a second Ctrl-C does not leave the run unread

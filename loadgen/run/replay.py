@@ -68,7 +68,7 @@ def start_replay(options, host: str | None) -> StartedRun:
         schedule = beside_the_hub(lambda: build_schedule(scenario, seed, id_prefix))
         run = None
         if not (run_dir / "run.json").exists():
-            # Here: duckdb and pandas stay out of a process that `sojourn run` finishes for.
+            # Here: pandas stays out of a process that `sojourn run` finishes for.
             from loadgen.run.run_files import begin_run, repeat_command
 
             command = repeat_command(
@@ -155,13 +155,14 @@ def ended_with(started: StartedRun) -> int:
     from metrics.request.goodput import measured
 
     meta = started.run.meta()
-    served = int((measured(started.run.table("client"), meta).status == "ok").sum())
-    code = exit_code(meta["valid"], served)
+    is_served = measured(started.run.table("client"), meta).status == "ok"
+    served, failed = int(is_served.sum()), int((~is_served).sum())
+    code = exit_code(meta["valid"], served, failed)
     if code:
         why = (
             f"the run is not valid: {'; '.join(meta['invalid_reasons'])}"
             if code == NOT_VALID
-            else "no measured request was served"
+            else f"{failed} of {served + failed} measured requests failed"
         )
         print(f"{why}. Its report: sojourn diagnose {started.run.path}", file=sys.stderr, flush=True)
     return code

@@ -1,9 +1,11 @@
 """Starts a run directory before the load and finishes it after."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 from loadgen.client.event_log import RAW_TABLE, abandoned, discard_progress
@@ -16,6 +18,7 @@ from loadgen.schedule.facts import arrival_facts
 from loadgen.schedule.ideal_prefix_hits import ideal_hit_rate
 from loadgen.schedule.request import SCHEDULE_FILE
 from loadgen.schedule.shards import SHARDS_FILE, doubts_about, read_shards
+from metrics.errors import RunDataError
 from metrics.machine.client_error import beyond_capacity
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory, engine_settings, wall_anchor
@@ -74,10 +77,24 @@ def _as_yaml(value: Any) -> str:
 
 
 def finish_run(run: RunDirectory, reasons: list[str]) -> Parsed | None:
-    """Parses the events, compacts the run and writes whether it is valid; `reasons` are those known already."""
-    parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
-    run.compact()
-    _judge(run, parsed, reasons)
+    """Parses the events, compacts the run and writes whether it is valid; `reasons` are those known already.
+
+    Raises RunDataError where the disk is full or the folder is gone. The run is not valid then, and its parts remain.
+    """
+    if not run.path.is_dir():
+        raise RunDataError(f"{run.path} was removed during the run; nothing of the run remains")
+    try:
+        parsed = build_client_table(run.path) if (run.path / SCHEDULE_FILE).exists() else None
+        run.compact()
+        _judge(run, parsed, reasons)
+    except (OSError, pa.ArrowException) as error:
+        why = f"the records could not be gathered: {error}"
+        with suppress(OSError, RunDataError):  # it says `valid: false` since the run began
+            run.update_meta(load_reasons=[*reasons, why], invalid_reasons=[*reasons, why])
+        raise RunDataError(
+            f"{run.path} is not a valid run, as its records cannot be gathered ({error}); what was recorded remains "
+            f"there; make room on the disk, then: sojourn diagnose {run.path}"
+        ) from None
     return parsed
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics.records import SCHEMAS, columns
+from metrics.run.outage import WriteOutage
 from metrics.run.segments import STREAM, StreamSegment
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,9 @@ CAPACITY = 65_536  # records of a table that may wait for the writer; more are d
 class Recorder:
     """Owns the rings of records that wait to be written. `append` never blocks and never writes.
 
-    `dropped` counts the records that did not fit, `failed` those that could not be written, because the disk is full or
-    gone, or a value does not fit its column. Both are exported, so that a gap is never silent.
+    `dropped` counts the records that did not fit in memory. `failed` counts those that are on no disk: it was full or
+    gone, the folder was removed, or a value did not fit its column. Both are exported, and the log has one line when
+    failures begin and one when they have ended, so that a gap is never silent.
     """
 
     def __init__(self, directory: Path, tables: tuple[str, ...], capacity: int = CAPACITY):
@@ -31,6 +33,8 @@ class Recorder:
         self.capacity = capacity
         self.dropped = 0
         self.failed = 0
+        self.last_error = ""  # of the failures; "" before the first
+        self._outage = WriteOutage(log, f"records are written to {self.directory}")
         self._pending: dict[str, deque] = {table: deque() for table in tables}
         self._segments: dict[str, StreamSegment] = {}
         self._closing = threading.Event()
@@ -51,11 +55,18 @@ class Recorder:
             self.append(table, record)
 
     def flush(self) -> None:
-        """Writes what is pending."""
+        """Writes what is pending, and looks whether what was written is still there."""
         with self._writing:
+            failed_before = self.failed
+            for table in [table for table, segment in self._segments.items() if segment.is_gone()]:
+                removed = FileNotFoundError("their file was removed")
+                self._count_failed(table, self._segments[table].num_rows, removed)
+                self._end_segment(table)
             for table, pending in self._pending.items():
                 if records := [pending.popleft() for _ in range(len(pending))]:
                     self._write(table, records)
+            if self.failed == failed_before:
+                self._outage.end(f"{self.failed:,} records are lost")
 
     def close(self) -> None:
         """Writes the rest and stops the writer. May be called twice."""
@@ -84,9 +95,12 @@ class Recorder:
             self._end_segment(table)
 
     def _count_failed(self, table: str, count: int, error: Exception) -> None:
-        if not self.failed:
-            log.warning("records of the table %s cannot be written: %s", table, error)
         self.failed += count
+        self.last_error = str(error)
+        self._outage.begin(
+            f"records of the table {table} cannot be written to {self.directory}: {error}; "
+            "the server goes on, and counts the records that it loses"
+        )
 
     def _end_segment(self, table: str) -> None:
         segment = self._segments.pop(table, None)

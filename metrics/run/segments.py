@@ -37,7 +37,7 @@ class StreamSegment:
         self._unwritten = io.BytesIO()  # Arrow writes each buffer of a batch on its own; the file gets them at once
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._stream = pa.ipc.new_stream(self._unwritten, schema, options=options)
-        self._has_rows = False
+        self.num_rows = 0
 
     def append(self, rows: pa.Table) -> None:
         """Raises OSError."""
@@ -47,13 +47,22 @@ class StreamSegment:
             raise OSError("the disk took only a part of it")
         self._unwritten.seek(0)
         self._unwritten.truncate()
-        self._has_rows = True
+        self.num_rows += rows.num_rows
+
+    def is_gone(self) -> bool:
+        """Whether its file was removed, moved or replaced: what is written from now on would reach no reader."""
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):  # it cannot be looked at now: the next append fails, and is counted
+            return False
 
     def close(self) -> None:
         """Leaves no file without rows: on a full disk there would be one more each second."""
         self._file.close()
-        if not self._has_rows:
-            self._path.unlink()
+        if not self.num_rows:
+            self._path.unlink(missing_ok=True)
 
 
 def sources(directory: Path, table: str) -> list[Path]:
@@ -77,12 +86,16 @@ def replace_table(final: Path, content: pa.Table) -> Path:
 def replace_in_pieces(final: Path, schema: pa.Schema, pieces: Iterable[pa.Table], holds: Iterable[Path] = ()) -> Path:
     """The same of a table that never stands in memory as a whole. `holds` are the segments whose rows are in it."""
     partial = final.parent / f".{final.stem}.tmp"
-    with pq.ParquetWriter(partial, schema) as writer:
-        for piece in pieces:
-            writer.write_table(piece)
-        if names := [segment.name for segment in holds]:
-            writer.add_key_value_metadata({HOLDS: json.dumps(names).encode()})
-    os.replace(partial, final)
+    try:
+        with pq.ParquetWriter(partial, schema) as writer:
+            for piece in pieces:
+                writer.write_table(piece)
+            if names := [segment.name for segment in holds]:
+                writer.add_key_value_metadata({HOLDS: json.dumps(names).encode()})
+        os.replace(partial, final)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise
     return final
 
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 import pandas as pd
 
@@ -125,7 +124,10 @@ def _query(run: RunDirectory, sql: str, **parameters: object) -> pd.DataFrame:
     files = [str(path) for path in run.sources("scrapes")]
     if not files:
         return pd.DataFrame()
+    import duckdb  # here: at the end of a process that has greenlets left, it prints what it could not free
+
     try:
-        return duckdb.sql(sql, params={"files": files, **parameters}).df()
+        with duckdb.connect() as connection:
+            return connection.sql(sql, params={"files": files, **parameters}).df()
     except duckdb.Error as error:
         raise RunDataError(f"{run.path}: table scrapes cannot be read: {error}") from None

@@ -7,7 +7,7 @@ import pytest
 
 from commands import cli, summary
 from commands.cli import PipeSafeConsole, run_progress
-from loadgen.exit_code import NOT_VALID, NOTHING_SERVED
+from loadgen.exit_code import MOST_FAILED, NOT_VALID
 from tests.metrics.synthetic import PLANTS, synthetic_run
 
 
@@ -22,7 +22,7 @@ def test_a_reader_that_leaves_ends_the_printing_and_nothing_else(tmp_path, monke
 
 
 @pytest.mark.parametrize(("meta", "failing", "code"), [
-    ({}, 0.0, 0), ({"valid": False, "invalid_reasons": ["sent late"]}, 0.0, NOT_VALID), ({}, 1.0, NOTHING_SERVED),
+    ({}, 0.0, 0), ({"valid": False, "invalid_reasons": ["sent late"]}, 0.0, NOT_VALID), ({}, 1.0, MOST_FAILED),
 ])  # fmt: skip
 def test_exit_code_tells_a_run_that_is_not_valid_and_one_in_which_nothing_was_served(tmp_path, meta, failing, code):
     run = synthetic_run(tmp_path / "run", requests=20, plant=replace(PLANTS["healthy"], failing_share=failing))

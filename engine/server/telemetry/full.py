@@ -8,32 +8,26 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
 from engine.server.telemetry.loop_lag import LoopLag
 from engine.server.telemetry.recent import Recent
+from engine.server.telemetry.recording import Recording
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.compute.step_costs import StepCosts
-from metrics.errors import CalibrationError, RunDataError
+from metrics.errors import CalibrationError
 from metrics.export.opentelemetry import Tracer
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_pool import Pool
 from metrics.export.vllm_names import EngineFacts
-from metrics.machine.host import SAMPLE_SECONDS, hardware, versions
+from metrics.machine.host import SAMPLE_SECONDS
 from metrics.machine.sampler import SystemSampler
 from metrics.records import RequestRecord, StepRecord, SystemRecord
-from metrics.run.directory import RunDirectory, wall_anchor
-from metrics.run.recorder import Recorder
+from metrics.run.directory import wall_anchor
 from metrics.steps import Steps
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.7  # between two folds: a batch costs some milliseconds, however many steps it has
-# What `run.json` says of the core: fields of its Ready message.
-DESCRIBED = (
-    "device", "dtype", "weights", "threads", "num_kv_blocks", "block_size", "num_parameters", "weight_bytes",
-)  # fmt: skip
 OBSERVED_SECONDS = 0.5  # the longest wait for the record of a step whose tokens are here: its core may be dead
 FEWEST_SAMPLE_SECONDS = 0.25  # of the last sample: in less, one tick of the CPU clock is a large share
 
@@ -54,15 +48,14 @@ class Telemetry:
         self.tracer = _tracer(config, self.exporter)
         self.recent = Recent()
         self.loop_lag = LoopLag()
-        self.recorder: Recorder | None = None
+        self.failure: str | None = None  # once closed: what its run directory lacks, as a sentence
+        self._recording = Recording(config) if config.run_dir is not None else None
+        self.recorder = self._recording and self._recording.recorder
         self.costs: StepCosts | None = None  # of the core that is up
         self._last: messages.Tokens | None = None  # its last message of tokens
         self._is_complete = asyncio.Event()  # the record of its last step is here, too
         self._is_complete.set()
         self._steps: list[StepRecord] = []  # not folded yet
-        if config.run_dir is not None:
-            self._owns_run = _open_run(config)
-            self.recorder = Recorder(config.run_dir, ("steps", "requests", "system", "kernels"))
 
     def core_died(self, restarts: bool) -> None:
         """`restarts`: another core is started, also if the steps of this one cannot be worked out."""
@@ -82,8 +75,8 @@ class Telemetry:
                 peaks = {precision: ceilings.peak_flops(precision) for precision in ceilings.precisions}
                 precision = "int8" if message.weights == "int8" else message.dtype
                 self.exporter.observe_ceilings(peaks, ceilings.bandwidth, precision)
-            if self.recorder is not None:
-                self._describe(message, ceilings)
+            if self._recording is not None:
+                self._recording.describe(message, ceilings)
         dtype = "fp8" if self._config.kv_cache_dtype == "fp8" else message.dtype
         facts = EngineFacts(
             num_kv_blocks=message.num_kv_blocks,
@@ -123,18 +116,6 @@ class Telemetry:
             if self.recorder is not None:
                 self.recorder.extend("steps", steps.records)
 
-    def _describe(self, message: messages.Ready, ceilings: Ceilings | None) -> None:
-        """Writes to `run.json` what is known once the model is loaded: what the costs of steps are worked out from."""
-        run = RunDirectory(self.recorder.directory)
-        try:
-            run.update_meta(
-                model_shape=msgspec.to_builtins(message.shape),
-                core={name: getattr(message, name) for name in DESCRIBED},
-                ceilings=None if ceilings is None else msgspec.to_builtins(ceilings),
-            )
-        except (OSError, RunDataError) as error:
-            log.warning("run.json does not tell the model's shape, so costs cannot be worked out later: %s", error)
-
     def request(self, record: RequestRecord, attributes: Mapping[str, Any]) -> None:
         """Takes an ended request; `attributes` are those of its trace."""
         self.exporter.observe_request(record)
@@ -164,6 +145,8 @@ class Telemetry:
             await asyncio.sleep(FOLD_SECONDS)
             with _log_failure("steps could not be worked out"):
                 self._fold_steps()
+            if self._recording is not None:
+                self._recording.restore()
 
     async def sample_system(self, core_pid) -> None:
         """Samples the machine once a second, for as long as it runs, and at the end: what the last requests met."""
@@ -186,19 +169,13 @@ class Telemetry:
             self.recorder.append("system", record)
 
     def close(self) -> None:
-        """Writes the rest. A run that this server described itself is finished with it."""
+        """Writes the rest. A run that this server described itself is finished with it. Raises nothing: `failure`."""
         with _log_failure("steps could not be worked out"):
             self._fold_steps()
         if self.tracer is not None:
             self.tracer.close()
-        if self.recorder is not None:
-            self.recorder.close()
-            if self._owns_run:
-                run = RunDirectory(self.recorder.directory)
-                run.compact()
-                print(
-                    f"Sojourn has stopped; {len(run.table('requests'))} requests are recorded in {run.path}", flush=True
-                )
+        if self._recording is not None:
+            self.failure = self._recording.close()
 
 
 @contextlib.contextmanager
@@ -225,31 +202,3 @@ def _ceilings(message: messages.Ready) -> Ceilings | None:
         return load_ceilings(device_name(None if message.device == "cpu" else message.device))
     except CalibrationError:
         return None
-
-
-def _open_run(config: EngineConfig) -> bool:
-    """An experiment has made the run directory already; a server started by hand describes, and owns, its own."""
-    run = RunDirectory(config.run_dir)
-    if (run.path / "run.json").exists():
-        if run.sources("requests") or run.sources("steps"):
-            raise RunDataError(f"{run.path} already holds a run; choose another folder with --run-dir")
-        return False
-    bounds = objectives(config)
-    settings = config.model_dump(mode="json", exclude={"run_dir"})
-    meta = {
-        "scenario": {"name": "serve", "description": "whatever clients sent"},
-        "seed": config.seed,
-        "engine": settings,
-        "hardware": hardware(),
-        "versions": versions(),
-        "wall_anchor": wall_anchor(),
-        "objectives": [{"klass": "all", "source": "set by hand"} | bounds] if bounds else [],
-        "client_error": None,
-        "valid": False,
-        "invalid_reasons": ["recorded by a server alone: no client measured it"],
-    }
-    try:
-        RunDirectory.create(run.path, meta)
-    except OSError as error:
-        raise RunDataError(f"run directory {run.path} cannot be made: {error.strerror}; choose another") from None
-    return True

@@ -15,6 +15,7 @@ class NoTelemetry:
     """In the place of Telemetry. Keeps the core's last message: a scrape shows its state."""
 
     recorder = None
+    failure = None
 
     def __init__(self, config: EngineConfig):
         name = config.served_model_name or model_folder(config.model).name

@@ -1,5 +1,9 @@
 """Tables under way: a reader takes what is whole, wherever the writer was killed, and no row twice."""
 
+import errno
+import logging
+import os
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -11,6 +15,7 @@ from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, Account
 from metrics.records import SCHEMAS, RequestRecord, columns
 from metrics.run.directory import RunDirectory
+from metrics.run.outage import SETTLED_SECONDS, WriteOutage
 from metrics.run.recorder import Recorder
 from metrics.run.segments import (
     FORMER_NAMES,
@@ -21,6 +26,7 @@ from metrics.run.segments import (
     sources,
     write_segment,
 )
+from metrics.whole_file import write_whole
 from tests.metrics.random_records import random_request, random_step
 
 
@@ -227,3 +233,64 @@ def test_columns_of_an_older_run_are_read_under_the_names_of_today(tmp_path, suf
     assert RunDirectory(tmp_path).arrow("steps").equals(pa.concat_tables([rows, rows]))
     compact(tmp_path, "steps")
     assert pq.read_table(tmp_path / "steps.parquet").equals(pa.concat_tables([rows, rows]))
+
+
+def one_written(folder: Path) -> Recorder:
+    """A recorder that has written one row, and writes on only when it is flushed."""
+    recorder = Recorder(folder, ("requests",))
+    recorder._closing.set()
+    recorder._thread.join()
+    recorder.append("requests", random_request(Random(1), 1))
+    recorder.flush()
+    return recorder
+
+
+@pytest.mark.parametrize("removed", ["run", "run/requests.parts"])
+def test_a_folder_that_was_removed_is_counted_logged_once_and_made_again(tmp_path, caplog, removed):
+    recorder = one_written(tmp_path / "run")
+    shutil.rmtree(tmp_path / removed)
+    recorder.flush()  # without a new record, too
+    assert recorder.failed == 1 and "their file was removed" in caplog.text
+    for index in (2, 3):
+        recorder.append("requests", random_request(Random(index), index))
+        recorder.flush()
+    recorder.close()
+    assert recorder.failed == 1 and len(caplog.records) == 1
+    assert len(RunDirectory(tmp_path / "run").table("requests")) == 2
+
+
+def test_a_file_that_was_moved_or_replaced_is_counted_and_left_alone(tmp_path):
+    for change in (lambda file: file.rename(tmp_path / "moved"), lambda file: file.with_suffix(".x").rename(file)):
+        recorder = one_written(tmp_path / "run")
+        file = recorder._segments["requests"]._path
+        file.with_suffix(".x").touch()
+        change(file)
+        recorder.close()
+        assert recorder.failed == 1
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_has_settled(caplog):
+    now = [100.0]
+    outage = WriteOutage(logging.getLogger("disk"), "it works", clock=lambda: now[0])
+    outage.end()
+    for second in range(3):
+        now[0] = 100.0 + second
+        outage.begin("full")
+    for second, lines in ((SETTLED_SECONDS - 0.1, ["full"]), (SETTLED_SECONDS, ["full", "it works again; 2 lost"])):
+        now[0] = 102.0 + second
+        outage.end("2 lost")
+        assert caplog.messages == lines
+    outage.end("2 lost")
+    outage.begin("full")
+    assert caplog.messages[2:] == ["full"]
+
+
+def test_a_table_that_does_not_fit_leaves_no_part_of_itself(tmp_path, monkeypatch):
+    stream(tmp_path / "requests.parts" / "1.arrows", records(0, 3)).close()
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        compact(tmp_path, "requests")
+    with pytest.raises(OSError, match="full"):
+        write_whole(tmp_path / "run.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["requests.parts"]
+    assert len(RunDirectory(tmp_path).table("requests")) == 3
