@@ -1,15 +1,40 @@
 """`sojourn serve`: the engine behind an OpenAI-compatible API."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from commands.cli import need
+import typer
+
+from commands.cli import need, out, table
 from engine.options import engine_config, engine_options
+
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="check model, memory, folders and port, print the memory plan, and serve nothing"),
+]
 
 
 @engine_options
-def serve(**settings: Any) -> None:
+def serve(check: CheckOption = False, **settings: Any) -> None:
     """Serve a model: OpenAI-compatible API, Prometheus metrics at /metrics."""
     need("engine")
+    config = engine_config(settings)
+    if check:
+        _print_plan(config)
+        return
     from engine.server.serve import serve as run_server
 
-    run_server(engine_config(settings))
+    run_server(config)
+
+
+def _print_plan(config: Any) -> None:
+    from engine.server.check import check
+    from metrics.memory.plan import shown_bytes
+
+    plan = check(config)
+    rows = table("memory for", "bytes", text=("memory for",))
+    for purpose, size in plan.parts.items():
+        rows.add_row(purpose, shown_bytes(size))
+    rows.add_row("in all", shown_bytes(plan.total_bytes))
+    rows.add_row("free now", shown_bytes(plan.free_bytes))
+    out.print(rows)
+    out.print(f"{plan.num_kv_blocks:,} KV blocks hold {plan.kv_tokens:,} tokens. {config.model} can be served.")

@@ -188,6 +188,7 @@ MEMORY = (
     )),
     Row("The machine's memory", (
         gauges("Memory of the processes", "sojourn_memory_resident_bytes", by="process", width=12),
+        gauges("Memory plan of the core", "sojourn_memory_planned_bytes", by="purpose", shape="stack", width=12),
         gauges("Memory of the GPU in use", "sojourn_memory_device_used_bytes", width=12),
     )),
 )  # fmt: skip

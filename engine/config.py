@@ -66,10 +66,17 @@ class EngineConfig(BaseModel):
     )
     block_size: int = MEMORY(16, ge=1, le=1024, description="tokens of one KV block")
     num_kv_blocks: int | None = MEMORY(
-        None, ge=1, description="blocks of the KV pool; by default what memory is left, or what all sequences can use"
+        None, ge=1, description="blocks of the KV pool; by default what all sequences can use, within memory_fraction"
     )
-    memory_fraction: float = MEMORY(
-        0.85, gt=0, le=0.98, description="share that KV may take of the memory that weights and work space leave free"
+    kv_cache_gib: float | None = MEMORY(
+        None, gt=0, le=1_048_576, description="GiB of the KV pool; in place of num_kv_blocks"
+    )
+    memory_fraction: float | None = MEMORY(
+        None,
+        gt=0,
+        le=0.98,
+        description="share that KV may take of the memory that is left by weights and work space; by default 0.85 of a "
+        "GPU's, 0.25 of a host's",
     )
     max_num_seqs: int = REQUEST(64, ge=1, le=4096, description="requests that run at the same time")
     max_num_batched_tokens: int = REQUEST(512, ge=1, le=1_048_576, description="token budget of one step")
@@ -161,6 +168,14 @@ class EngineConfig(BaseModel):
         if cap is not None and cap > info.data.get("max_num_seqs", cap):
             raise ValueError(f"max_long_prefills={cap} is above max_num_seqs={info.data['max_num_seqs']}; lower it")
         return length
+
+    @field_validator("kv_cache_gib", "memory_fraction")
+    @classmethod
+    def _one_size_of_the_pool(cls, value: float | None, info: ValidationInfo) -> float | None:
+        others = [name for name in ("num_kv_blocks", "kv_cache_gib") if info.data.get(name) is not None]
+        if value is not None and others:
+            raise ValueError(f"{others[0]} says how large the KV pool is; leave one of the two out")
+        return value
 
     @field_validator("otlp_endpoint")
     @classmethod

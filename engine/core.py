@@ -77,6 +77,7 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         weight_bytes=runner.model.weight_bytes,
         num_parameters=runner.model.num_parameters,
         shape=runner.shape,
+        memory=runner.memory,
     )
     return Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap), ready
 

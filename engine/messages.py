@@ -5,6 +5,7 @@ import msgspec
 from engine.sampling import SamplingParams, TokenLogprobs
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.kernels import Burst
+from metrics.memory.plan import MemoryPlan
 from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.records import StepRecord
 
@@ -56,6 +57,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     weight_bytes: int
     num_parameters: int
     shape: ModelShape
+    memory: MemoryPlan
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

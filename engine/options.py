@@ -15,7 +15,10 @@ from metrics.errors import InputError
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command one option for each field of EngineConfig, so that every setting is declared once."""
+    """Gives a command one option for each field of EngineConfig, so that every setting is declared once.
+
+    The command takes them as keyword arguments; the parameters that it names itself stay, behind them.
+    """
     parameters = []
     for name, field in EngineConfig.model_fields.items():
         if field.is_required():
@@ -28,6 +31,8 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
         )
+    own = inspect.signature(command).parameters.values()
+    parameters += [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

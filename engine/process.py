@@ -1,8 +1,9 @@
-"""A process that serves: its processor cores, how its threads wait, its garbage collector. No torch."""
+"""A process that serves: its processor cores, its memory, how its threads wait, its garbage collector. No torch."""
 
 import gc
 import os
 from collections.abc import Container, MutableMapping
+from pathlib import Path
 
 import psutil
 
@@ -28,6 +29,24 @@ def num_cores() -> int:
     """Physical cores that this process may use: a second thread on a core finds its vector units taken."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, psutil.cpu_count(logical=False) or usable)
+
+
+def free_memory_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Memory that this process may still take: of the machine, and of its container (cgroup v2) if that allows less."""
+    free = psutil.virtual_memory().available
+    try:
+        group = cgroups / own.read_text().rpartition("::/")[2].strip()
+    except OSError:
+        return free
+    for folder in (group, *group.parents):
+        try:
+            limit, used = (folder / "memory.max").read_text(), int((folder / "memory.current").read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit.strip() != "max":
+            free = min(free, max(0, int(limit) - used + int(stat.get("inactive_file", 0))))
+    return free
 
 
 def freeze_startup_objects() -> None:

@@ -6,6 +6,8 @@ no calibration. A number is off by 2**-4 of itself at most, and by 2**-10 / 448 
 that.
 """
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -64,8 +66,20 @@ def bytes_per_token(layout: KVLayout, num_layers: int, dtype: torch.dtype) -> in
 def allocate(layout: KVLayout, num_layers: int, num_slots: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     """Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN."""
     size = (num_layers, layout.planes, num_slots, layout.num_heads)
-    scales = torch.zeros(size, device=device) if dtype == KV_FP8 else None
-    return KVCache(torch.zeros(*size, layout.head_dim, dtype=dtype, device=device), scales)
+    scales = zeros(size, torch.float32, device) if dtype == KV_FP8 else None
+    return KVCache(zeros((*size, layout.head_dim), dtype, device), scales)
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU zero pages of the system, which take memory when they are first written: torch.zeros would write all."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    nbytes = math.prod(size) * dtype.itemsize
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise RuntimeError(f"{nbytes:,} bytes: {error.strerror}") from None
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(size)
 
 
 def clear_blocks(cache: KVCache, blocks: torch.Tensor, block_size: int) -> None:

@@ -52,6 +52,11 @@ class WeightFormat:
     pack: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
     caveat: str | None = None  # a promise of the other formats that this one breaks, as a sentence
 
+    @property
+    def bytes_per_weight(self) -> int:
+        """Without scales and padding."""
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}[self.name]
+
 
 def weight_format(name: str, stored: torch.dtype) -> WeightFormat:
     """The format of EngineConfig.weights on this machine, for a checkpoint that stores its matrices as `stored`.

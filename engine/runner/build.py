@@ -1,10 +1,9 @@
-"""What a runner is built of: the device, its number formats, and as many KV blocks as its memory holds.
+"""What a runner is built of: the device, its number formats, and the memory that its largest steps leave free.
 
-The number of blocks is measured before anything is served: a guess could run out of memory later."""
+That is measured before anything is served: a guess could run out of memory later."""
 
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from engine.compute.kv_cache import KV_FP8
@@ -12,11 +11,9 @@ from engine.config import EngineConfig
 from engine.request.plan import ScheduledTokens, StepPlan
 from engine.request.request import Request
 from engine.sampling import SamplingParams
-from metrics.compute.cost_model import ModelShape
 from metrics.errors import ModelError
 
 _COSTLY = SamplingParams(max_tokens=1, top_p=0.5, frequency_penalty=1.0, logit_bias={0: 1.0})
-TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
 
 
 def chosen_device(config: EngineConfig) -> torch.device:
@@ -32,30 +29,6 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, by_default if config.dtype == "auto" else config.dtype)
     return dtype, KV_FP8 if config.kv_cache_dtype == "fp8" else dtype
-
-
-def blocks_that_fit(config: EngineConfig, max_model_len: int, shape: ModelShape, free_bytes: int) -> int:
-    """As many blocks as all sequences can use, within `memory_fraction` of what is free after weights and work.
-
-    Raises ModelError if not even one sequence fits.
-    """
-    least = -(-max_model_len // config.block_size)
-    fitting = max(0, int(free_bytes * config.memory_fraction) // (shape.kv_bytes_per_token * config.block_size))
-    if fitting < least:
-        raise ModelError(
-            f"memory has room for {fitting} KV blocks, but one request of max_model_len {max_model_len} needs "
-            f"{least}; lower max_model_len or raise memory_fraction (now {config.memory_fraction})"
-        )
-    return min(config.max_num_seqs * least, fitting)
-
-
-def free_host_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Free memory of a CPU, less the tables of as many requests with penalties and biases as can run. A table grows by
-    doubling, with its old rows beside the new ones."""
-    rows = 4
-    while rows < max_num_seqs:
-        rows *= 2
-    return psutil.virtual_memory().available - rows * 3 // 2 * vocab_size * TABLE_BYTES
 
 
 def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
@@ -74,10 +47,11 @@ def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
     return plans
 
 
-def free_cuda_bytes(
+def work_and_free_bytes(
     device: torch.device, run: Callable[[StepPlan], None], plans: list[StepPlan], forget: Callable[[], None]
-) -> int:
-    """Free memory of the device beyond the peaks of `plans`. `run` computes a plan, `forget` frees its requests.
+) -> tuple[int, int]:
+    """The highest peak of `plans`, and the free memory of the device without it. `run` computes a plan, `forget` frees
+    its requests.
 
     Raises ModelError if they do not fit.
     """
@@ -95,4 +69,4 @@ def free_cuda_bytes(
         ) from None
     forget()
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0] - max(peaks)
+    return max(peaks), torch.cuda.mem_get_info(device)[0]

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
@@ -14,15 +15,9 @@ from engine.config import EngineConfig
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.batch import OVERFLOWED, Batch, finishes, prompt_logprobs, prompt_rows, sampled_logprobs
-from engine.runner.build import (
-    blocks_that_fit,
-    chosen_device,
-    chosen_dtypes,
-    costliest_plans,
-    free_cuda_bytes,
-    free_host_bytes,
-)
+from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, work_and_free_bytes
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
+from engine.runner.memory_plan import planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
 from engine.runner.stream import Task, make_stream, step_threads
 from engine.runner.tables import DeviceTables, HostTables, StepTensors
@@ -33,6 +28,7 @@ from engine.token.sampling.entropy import EntropyProbe, entropy_and_mass, record
 from engine.token.sampling.logprobs import chunks, score
 from engine.token.sampling.sampler import Sampler
 from metrics.errors import ModelError
+from metrics.memory.plan import MemoryPlan
 
 
 class ModelRunner:
@@ -50,6 +46,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.attention = make_attention(config.attention_backend, self.device, self.dtype, self.kv_dtype)
         self.operations = make_operations(config.fused_operations, self.device, self.dtype, self.kv_dtype)
+        self.memory = planned(config, folder)
         self.model = load_model(
             folder, self.dtype, self.device, config.max_model_len,
             dummy=config.load_format == "dummy", weights=config.weights,
@@ -70,9 +67,9 @@ class ModelRunner:
         self.attention.reserve(config.max_num_seqs, config.max_num_batched_tokens)
         packed = self.model.packed_format is not None  # then a CPU computes, with any kernels
         self.threads = step_threads(self.model, self.shape) if packed else None
-        self.num_blocks = config.num_kv_blocks or blocks_that_fit(
-            config, self.max_model_len, self.shape, self._free_bytes(config)
-        )
+        if on_cuda:
+            self.memory = self._measured(config)
+        self.num_blocks = self.memory.num_kv_blocks
         self.kv_cache = self._allocate(self.num_blocks)
         self.graphs = self._capture(config, self.graph_sizes)
 
@@ -237,10 +234,9 @@ class ModelRunner:
                 f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"
             ) from None
 
-    def _free_bytes(self, config: EngineConfig) -> int:
-        """Memory for KV blocks, before `memory_fraction`."""
-        if self.device.type == "cpu":
-            return free_host_bytes(config.max_num_seqs, self.shape.vocab_size)
+    def _measured(self, config: EngineConfig) -> MemoryPlan:
+        """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
+        the first requests would wait for. Raises ModelError if they do not fit."""
         plans = costliest_plans(config, self.max_model_len)
         probes = [item.request.id for item in plans[-1].scheduled]
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
@@ -250,11 +246,21 @@ class ModelRunner:
                 self.forget(probe)
             self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
 
-        free = free_cuda_bytes(self.device, lambda plan: self.collect(self.launch(plan)), plans, forget)
-        free -= graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
-        probe_bytes = self.kv_cache.nbytes
+        work, free = work_and_free_bytes(self.device, lambda plan: self.collect(self.launch(plan)), plans, forget)
+        graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
+        left = free - work - graphs + self.kv_cache.nbytes
         del self.kv_cache
-        return free + probe_bytes
+        plan = replace(
+            self.memory,
+            weight_bytes=self.model.weight_bytes,
+            work_bytes=work,
+            table_bytes=0,
+            graph_bytes=graphs,
+            kv_bytes=0,
+        )
+        per_token = self.shape.kv_bytes_per_token
+        num_blocks = pool_blocks(config, self.max_model_len, per_token, left, self.device)
+        return with_pool(plan, num_blocks, self.block_size, per_token)
 
     @torch.inference_mode()
     def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:

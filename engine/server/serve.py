@@ -15,7 +15,7 @@ from metrics.errors import RunDataError, ServerError, SojournError
 def serve(config: EngineConfig) -> None:
     """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and
     RunDataError, once all is over, if the run directory lacks records."""
-    listener = _listen(config.host, config.port)
+    listener = listen(config.host, config.port)
     try:
         app = build_app(config)
     except SojournError:
@@ -70,11 +70,12 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
                 f"{facts.model_name} ({facts.num_parameters:,} parameters, {facts.dtype}{stored} on {facts.device})"
             )
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
-            print(f"Sojourn is ready: {served}, {pool}, at {url}/v1", flush=True)
+            print(f"Sojourn is ready: {served}, {pool}, at {url}/v1\n{facts.memory.sentence()}", flush=True)
     server.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises ServerError if the port is taken."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

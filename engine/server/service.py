@@ -202,7 +202,8 @@ class Service:
         ready = self.core.ready
         if ready is None:
             return card
-        facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name != "shape"}
+        facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name not in ("shape", "memory")}
+        facts["memory_bytes"] = ready.memory.parts
         settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port"})
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 

@@ -1,6 +1,7 @@
 """The memory lifecycle's metrics: the state that persists between steps."""
 
 from metrics.catalog.metric import LATENCY_BOUNDS, PROCESSES, counter, gauge, histogram, log_buckets
+from metrics.memory.plan import PURPOSES
 from metrics.memory.prefix_outcomes import PREFIX_OUTCOMES, RATIOS
 
 BLOCK_STATES = ("active", "pinned", "reusable", "free")  # in stacking order: blocks in use lie below
@@ -16,6 +17,9 @@ MEMORY = (
     gauge("memory", "slots", "slots",
           "Token positions in the blocks of live requests: allocated, and written. The difference is fragmentation.",
           "State after the last step. A shared block counts once.", state=("written", "allocated")),
+    gauge("memory", "planned_bytes", "bytes", "Memory that the core planned at its start, by purpose.",
+          "A plan: on a CPU the KV cache takes its part as it fills, and the work space is an estimate.",
+          purpose=PURPOSES),
     counter("memory", "prefix_tokens_total", "tokens",
             "Prompt tokens of scheduled requests by result of the prefix lookup: hit, miss.",
             "The cause of a miss is in sojourn_memory_prefix_outcome_tokens_total.", result=("hit", "miss")),

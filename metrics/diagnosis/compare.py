@@ -14,7 +14,7 @@ from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 # Settings of the place of a run, which say nothing of what it was.
 PLACE = ("base_url", "host", "port", "run_dir", "served_model_name", "model_name", "seed")
 # What "more devices" means for this engine: settings that buy hardware. More is larger.
-POOL = ("num_kv_blocks", "memory_fraction")
+POOL = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")
 RESOURCES = ("threads", *POOL)
 NAMED_ONLY = ("name", "description", "engine")  # blocks of a scenario that say nothing about the load
 DIFFERENT = 1.5  # a workload figure half as large again is another workload; below it two seeds can differ as much

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from metrics.export.prometheus_series import Series
+from metrics.memory.plan import MemoryPlan
 from metrics.steps import Steps
 
 
@@ -47,6 +48,11 @@ class PoolGauges:
         self.running, self.waiting, self.pool = running, waiting, pool
         if not running:
             self._used = (0, 0)
+
+    def observe_plan(self, plan: MemoryPlan) -> None:
+        """A core has started."""
+        for purpose, size in plan.parts.items():
+            self._numbers["sojourn_memory_planned_bytes"][(purpose,)] = size
 
     def refresh(self) -> None:
         """Brings the series up to date, for a scrape. An unknown value has no sample, which beats a wrong one."""

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from loadgen.exit_code import MOST_FAILED, NOT_VALID
+from metrics.memory.plan import PURPOSES
 from sojourn import app
 
 pytestmark = pytest.mark.server
@@ -61,6 +62,8 @@ def sojourn(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
             ["priority_ageing=5 is not valid: only policy=priority"],
         ),
         (["serve", "nowhere"], 1, ["nowhere", "does not exist"]),
+        (["serve", "tiny-model", "--check", "--num-kv-blocks", "99999999"], 1, ["does not fit", "KV cache 6103"]),
+        (["serve", "tiny-model", "--check", "--run-dir", "broken.yaml/run"], 1, ["broken.yaml", "--run-dir"]),
         (["dashboards", "--output", "broken.yaml"], 2, ["broken.yaml", "folder"]),
         (["bench", "offline", "nowhere"], 2, ["nowhere", "qwen3-14b"]),
         (["calibrate-device", "--device", "tpu"], 2, ["tpu", "cuda"]),
@@ -121,6 +124,15 @@ def test_every_setting_of_the_engine_is_an_option_of_serve():
     for name in EngineConfig.model_fields:
         assert name == "model" or f"--{name.replace('_', '-')}" in done.stdout, name
     assert "fcfs, priority, shortest-prefill-first" in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_a_checked_server_shows_its_memory_plan_and_serves_nothing():
+    done = sojourn("serve", "tiny-model", "--check", "--kv-cache-gib", "0.5")
+    assert done.returncode == 0, done.stderr
+    for purpose in PURPOSES:
+        assert purpose in done.stdout
+    assert "KV cache          512 MiB" in done.stdout and "8,192 KV blocks hold 131,072 tokens" in done.stdout
+    assert "listens" not in done.stdout
 
 
 def test_dashboards_are_written_where_asked(tmp_path):

@@ -18,6 +18,7 @@ from metrics.compute.kernels import CLASSES
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_series import Histogram
 from metrics.export.vllm_names import EngineFacts
+from metrics.memory.plan import MemoryPlan
 from metrics.steps import Steps
 from tests.dashboards.lint import expressions
 from tests.dashboards.prometheus_server import as_grafana_asks, ask, draws, figures, scraping
@@ -30,6 +31,10 @@ pytestmark = [
 ]
 
 SCRAPES_NEEDED = 4
+PLAN = MemoryPlan(
+    free_bytes=9000, process_bytes=900, weight_bytes=800, kv_bytes=700, work_bytes=60, table_bytes=50, graph_bytes=40,
+    num_kv_blocks=7, kv_tokens=112,
+)  # fmt: skip
 OBJECTIVES = [{"klass": "all", "ttft_ms": 150.0, "source": "test"}, {"klass": "chat", "tpot_ms": 30.0}]
 
 
@@ -39,6 +44,7 @@ class GrowingPage:
     def __init__(self):
         self.exporter = Exporter("tiny", OBJECTIVES, compat="vllm")
         self.exporter.observe_ready(EngineFacts(300, 16, 8192, 64, "float32", prefix_caching=True))
+        self.exporter.gauges.observe_plan(PLAN)
         self.scrapes = 0
         self._lag = Histogram([round(bound * 1e9) for bound in LAG_BOUNDS])
         self.exporter.observe_ceilings({"float32": 2e11}, 3e10, "float32")

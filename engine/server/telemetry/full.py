@@ -87,6 +87,7 @@ class Telemetry:
             prefix_caching=self._config.prefix_caching,
         )
         self.exporter.observe_ready(facts)
+        self.exporter.gauges.observe_plan(message.memory)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

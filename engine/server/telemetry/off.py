@@ -30,6 +30,7 @@ class NoTelemetry:
 
     def ready(self, message: messages.Ready) -> None:
         self.exporter.gauges.observe_state(Pool(message.num_kv_blocks))
+        self.exporter.gauges.observe_plan(message.memory)
 
     def tokens(self, message: messages.Tokens) -> None:
         self._last = message

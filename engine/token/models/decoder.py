@@ -138,6 +138,22 @@ class Decoder(nn.Module):
         packed = sum(module.packed_bytes for module in self._matrices())
         return packed + sum(p.nbytes for p in self.parameters())
 
+    def weight_bytes_in(self, weight_format: WeightFormat) -> int:
+        """`weight_bytes` after `pack`, without scales and padding. A tied head is then a matrix of its own."""
+        assert self.packed_format is None, "not packed yet"
+        stored = self.embedding.element_size()
+        change = sum(module.num_weights * (weight_format.bytes_per_weight - stored) for module in self._matrices())
+        return self.weight_bytes + change + (self.embedding.nbytes if self.config.tie_embeddings else 0)
+
+    @property
+    def widest_activation(self) -> int:
+        """Numbers of one token in the widest layer: what a matrix gives, or what all its chosen experts give."""
+        linear = [
+            module.out_features for module in self._matrices() if module is not self.head and isinstance(module, Linear)
+        ]
+        experts = [m.num_chosen * m.gate_up.shape[1] for m in self._matrices() if isinstance(m, MixtureOfExperts)]
+        return max(linear + experts)
+
     @property
     def kv_layout(self) -> KVLayout:
         return self.layers[0].attention.kv_layout

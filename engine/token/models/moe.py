@@ -41,8 +41,13 @@ class MixtureOfExperts(nn.Module):
         self.shared = GatedMLP(hidden_size, shared_intermediate_size) if shared_intermediate_size else None
 
     @property
+    def num_weights(self) -> int:
+        """Of all experts' matrices."""
+        return self.num_experts * self.expert_parameters
+
+    @property
     def packed_parameters(self) -> int:
-        return 0 if self.packed is None else self.num_experts * self.expert_parameters
+        return 0 if self.packed is None else self.num_weights
 
     @property
     def packed_bytes(self) -> int:

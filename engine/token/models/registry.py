@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.compute.weight_formats import has_bfloat16, weight_format
+from engine.compute.weight_formats import WeightFormat, has_bfloat16, weight_format
 from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder, DecoderConfig
@@ -48,6 +48,44 @@ def load_model(
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
+    model, chosen, limit = _outline(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
+    model = model.to_empty(device=device).requires_grad_(False)
+    model.tie()  # to_empty gave each its own memory
+    if dummy:
+        fill_with_random_weights(model)
+    else:
+        with torch.no_grad():
+            model.load(iterate_weights(folder))
+    if chosen is not None:
+        model.pack(chosen)
+    model.make_rope(limit, device)
+    return model.eval()
+
+
+def outlined_model(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    *,
+    dummy: bool = False,
+    weights: str | None = None,
+) -> tuple[Decoder, int]:
+    """The model without memory, on the meta device, and the bytes that its weights will take. Raises as load_model."""
+    model, chosen, _ = _outline(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
+    return model, model.weight_bytes if chosen is None else model.weight_bytes_in(chosen)
+
+
+def _outline(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None,
+    *,
+    dummy: bool,
+    weights: str | None,
+) -> tuple[Decoder, WeightFormat | None, int]:
+    """The model on the meta device, the format that its matrices will be packed in, and the longest sequence."""
     config = read_config(folder)
     weights = _packing(weights, dtype, device)
     parts = decoder_config(config)
@@ -56,19 +94,11 @@ def load_model(
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
-    if weights is not None:
-        model.store_as(named_dtype(config) if dummy else stored_dtype(folder))
-    model = model.to_empty(device=device).requires_grad_(False)
-    model.tie()  # to_empty gave each its own memory
-    if dummy:
-        fill_with_random_weights(model)
-    else:
-        with torch.no_grad():
-            model.load(iterate_weights(folder))
-    if weights is not None:
-        model.pack(weight_format(weights, model.embedding.dtype))
-    model.make_rope(limit, device)
-    return model.eval()
+    stored = named_dtype(config) if dummy else stored_dtype(folder)
+    if weights is None:
+        return model, None, limit
+    model.store_as(stored)
+    return model, weight_format(weights, stored), limit
 
 
 def _packing(weights: str | None, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -1,0 +1,121 @@
+"""The plan of a core's memory: what a model will take, before it is loaded, and how many KV blocks it gets."""
+
+from pathlib import Path
+
+import psutil
+import torch
+from msgspec.structs import replace
+
+from engine.compute.kv_cache import bytes_per_token
+from engine.config import EngineConfig
+from engine.process import free_memory_bytes
+from engine.runner.build import chosen_device, chosen_dtypes
+from engine.token.models.decoder import Decoder
+from engine.token.models.registry import outlined_model
+from metrics.errors import ModelError
+from metrics.memory.plan import GIB, MemoryPlan, shown_bytes
+
+CUDA_SHARE = 0.85  # of the free memory of a GPU that KV takes by default: nobody else uses it
+HOST_SHARE = 0.25  # ... and of a host's, which other processes use too
+LARGEST_HOST_SHARE = 0.85  # ... where a single request of max_model_len needs more
+TABLE_BYTES = 4 + 1 + 4  # of one token in a request's rows: counts, whether it is in the prompt, bias
+LOGIT_COPIES = 4  # float32 rows of logits that live together: raw, edited, sorted, probabilities
+FLOAT_BYTES = 4  # of activations on a CPU
+
+
+def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
+    """The plan of a model that is not loaded, from its config.json and the headers of its weights. Takes no memory.
+
+    Raises ModelError where the model is damaged, or where the device has too little memory. On CUDA the work space is
+    an estimate here, and CUDA graphs are left out; a start measures both.
+    """
+    device = chosen_device(config)
+    dtype, kv_dtype = chosen_dtypes(config, device)
+    model, weight_bytes = outlined_model(
+        folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights
+    )
+    free = free_bytes(device)
+    on_cpu = device.type == "cpu"
+    needed = MemoryPlan(
+        free_bytes=free,
+        process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
+        weight_bytes=weight_bytes,
+        work_bytes=work_bytes(config, model, FLOAT_BYTES if on_cpu else dtype.itemsize),
+        table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
+        kv_bytes=0,
+        num_kv_blocks=0,
+        kv_tokens=0,
+    )
+    check_fits(needed)
+    kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype)
+    max_model_len = config.max_model_len or model.config.max_model_len
+    left = free - (needed.total_bytes - needed.process_bytes)
+    num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device)
+    return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)
+
+
+def with_pool(plan: MemoryPlan, num_blocks: int, block_size: int, kv_bytes_per_token: int) -> MemoryPlan:
+    """The plan with its KV cache. Raises ModelError where that is more than the memory."""
+    kv_tokens = num_blocks * block_size
+    whole = replace(plan, kv_bytes=kv_tokens * kv_bytes_per_token, num_kv_blocks=num_blocks, kv_tokens=kv_tokens)
+    check_fits(whole)
+    return whole
+
+
+def check_fits(plan: MemoryPlan) -> None:
+    """Raises ModelError where the plan needs more than is free. The process itself has its memory already."""
+    if plan.total_bytes - plan.process_bytes > plan.free_bytes:
+        remedy = "lower num_kv_blocks or kv_cache_gib" if plan.kv_bytes else "use a smaller model, or free memory"
+        raise ModelError(f"the model does not fit ({plan.sentence()}); {remedy}")
+
+
+def pool_blocks(
+    config: EngineConfig, max_model_len: int, kv_bytes_per_token: int, free: int, device: torch.device
+) -> int:
+    """Blocks of the KV pool: as many as were asked for, or as all sequences can use within a share of `free` bytes.
+
+    Raises ModelError if not even one sequence fits.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    block_bytes = kv_bytes_per_token * config.block_size
+    if config.kv_cache_gib is not None:
+        asked = int(config.kv_cache_gib * GIB // block_bytes)
+        if not asked:
+            raise ModelError(
+                f"kv_cache_gib={config.kv_cache_gib} holds no block of {shown_bytes(block_bytes)}; raise it"
+            )
+        return asked
+    least = -(-max_model_len // config.block_size)
+    share = config.memory_fraction
+    if share is None and device.type == "cpu":
+        largest = int(free * LARGEST_HOST_SHARE) // block_bytes
+        fitting = max(int(free * HOST_SHARE) // block_bytes, min(least, largest))
+    else:
+        fitting = int(free * (share or CUDA_SHARE)) // block_bytes
+    if fitting < least:
+        raise ModelError(
+            f"memory has room for {max(0, fitting)} KV blocks, but one request of max_model_len {max_model_len} needs "
+            f"{least}; lower max_model_len, or raise memory_fraction (now {share or 'by default'})"
+        )
+    return min(config.max_num_seqs * least, fitting)
+
+
+def free_bytes(device: torch.device) -> int:
+    return free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+def table_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Tables of as many requests with penalties and biases as can run. A table grows by doubling, with its old rows
+    beside the new ones."""
+    rows = 4
+    while rows < max_num_seqs:
+        rows *= 2
+    return rows * 3 // 2 * vocab_size * TABLE_BYTES
+
+
+def work_bytes(config: EngineConfig, model: Decoder, bytes_per_number: int) -> int:
+    """Activations and logits of the largest step, estimated: what lies between two layers, and the widest layer."""
+    tokens, rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+    activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
+    return activations + LOGIT_COPIES * rows * model.config.vocab_size * 4
