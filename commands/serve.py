@@ -27,7 +27,7 @@ def serve(check: CheckOption = False, **settings: Any) -> None:
 
 
 def _print_plan(config: Any) -> None:
-    from engine.server.check import check
+    from engine.check import check
     from metrics.memory.plan import shown_bytes
 
     plan = check(config)

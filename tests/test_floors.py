@@ -48,8 +48,8 @@ MAY_IMPORT = {
         "metrics.errors",
     },
     "metrics.export": {
-        "metrics.catalog", "metrics.results", "metrics.request", "metrics.compute", "metrics.run", "metrics.steps",
-        "metrics.machine", "metrics.records", "metrics.ledger", "metrics.errors",
+        "metrics.catalog", "metrics.results", "metrics.request", "metrics.memory", "metrics.compute", "metrics.run",
+        "metrics.steps", "metrics.machine", "metrics.records", "metrics.ledger", "metrics.errors",
     },
     "engine.config": {"engine.request.policies"},
     "engine.options": {"engine.config", "metrics.errors"},
@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "engine.token": {"engine.compute", "engine.sampling", "engine.config", "metrics"},
     "engine.runner": {
         "engine.token", "engine.compute", "engine.request.plan", "engine.request.request", "engine.config",
-        "engine.sampling", "metrics",
+        "engine.sampling", "engine.process", "metrics",
     },
     "engine.telemetry": {"engine.request", "engine.memory", "engine.messages", "engine.config", "metrics"},
     "engine.engine": {
@@ -85,6 +85,7 @@ MAY_IMPORT = {
         "engine.messages", "engine.sampling", "engine.config", "engine.process",
         "metrics",
     },
+    "engine.check": {"engine.server", "engine.runner", "engine.token.text", "engine.config", "metrics"},
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
