@@ -113,7 +113,7 @@ class RunDirectory:
                 parts = [read_segment(file, table) for file in self.sources(table)]
             except FileNotFoundError:  # compacted meanwhile: by now the whole stands under its name
                 parts = [read_segment(file, table) for file in self.sources(table)]
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # a damaged name of a column is not UTF-8
             raise RunDataError(f"{self.path}: table {table} cannot be read: {error}") from None
         return pa.concat_tables(parts) if parts else SCHEMAS[table].empty_table()
 

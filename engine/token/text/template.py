@@ -91,7 +91,8 @@ class ChatTemplate:
         values = {**(variables or {}), "messages": messages, "tools": tools or None, **self._special}
         try:
             text = self._environment.render_template(name, add_generation_prompt=add_generation_prompt, **values)
-        except minijinja.TemplateError as error:
+        except (minijinja.TemplateError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            # The others come from our filters and functions, which the template gave arguments that they do not take.
             raise TemplateError(
                 f"the model's chat template refuses these messages: {str(error).splitlines()[0]}"
             ) from None
