@@ -9,6 +9,9 @@ import torch
 
 from engine.compute.cpp.extension import library
 
+NOTHING = -1  # the id of a row whose masks leave no token
+OVERFLOWED = -2  # ... and of one whose logits are no numbers
+
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:

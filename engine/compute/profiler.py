@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.autograd.profiler import profile, record_function  # torch.profiler around it imports a compiler: seconds
 
 from engine.compute.attention.backend import AttentionBackend
@@ -20,7 +21,6 @@ from metrics.compute.kernels import Kernel, Offset, align, apart, kernel_class, 
 
 MARK = "sojourn::mark"
 MARKS = 8  # at each end of a burst
-_OF_DEVICE = {"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset"}  # kineto's names of activities
 
 # Operation of a layer → class and name of what it computes
 _OPERATIONS = {
@@ -53,13 +53,16 @@ class TorchProfiler:
     def events(self) -> Iterator[Kernel | None]:
         """What ran on the device, by the profiler's own clock; None for anything else, so that the reader can pause."""
         for event in self._profile.kineto_results.events():
-            kind, name = event.activity_type(), event.name()
-            if kind in _OF_DEVICE if self._on_cuda else kind == "cpu_op":
-                track = event.device_resource_id() if self._on_cuda else 0
+            # Kineto's name of an activity has a binding from torch 2.12 on: the device and the flag are older.
+            on_cuda, name = event.device_type() is DeviceType.CUDA, event.name()
+            if event.is_user_annotation():  # on a GPU the marks are there a second time
+                if name == MARK and not on_cuda:
+                    self._marks.append((event.start_ns(), event.end_ns()))
+                yield None
+            elif on_cuda is self._on_cuda:
+                track = event.device_resource_id() if on_cuda else 0
                 yield Kernel(name, kernel_class(name), event.start_ns(), event.end_ns(), track)
             else:
-                if name == MARK and kind == "user_annotation":
-                    self._marks.append((event.start_ns(), event.end_ns()))
                 yield None
 
     def offset(self) -> Offset:

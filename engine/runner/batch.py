@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.compute.logits import OVERFLOWED
 from engine.request.plan import ScheduledTokens
 from engine.request.request import Request
 from engine.runner.rows import PackedStep
@@ -15,7 +16,6 @@ from engine.token.sampling.entropy import EntropySample
 from engine.token.sampling.logprobs import Scores
 from engine.token.sampling.sampler import SamplingInputs
 
-OVERFLOWED = -2  # the id of a row with values that are not finite
 OVERFLOW = (
     "the model computed values that are no numbers for this request: its weights or its dtype's range are at fault; "
     "with dtype float16, serve it in bfloat16 or float32"

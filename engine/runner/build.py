@@ -47,11 +47,26 @@ def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
     return plans
 
 
+def warm_up_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
+    """A prompt of 1, 2, 4 … tokens each. Which kernels a step needs, and cut how, follows from its number of tokens up
+    to a factor of two: what none of these compiles would be compiled while requests wait."""
+    plans, params = [], SamplingParams(max_tokens=1)
+    most = min(config.max_num_batched_tokens, max_model_len)
+    for exponent in range(most.bit_length()):
+        new = 1 << exponent
+        blocks = list(range(-(-new // config.block_size)))
+        request = Request(exponent, f"warm-up {exponent}", new, [0] * new, params, blocks=blocks)
+        plan = StepPlan(0, 0)
+        plan.add(ScheduledTokens(request, new, 0, "prefill", samples=True))
+        plans.append(plan)
+    return plans
+
+
 def work_and_free_bytes(
     device: torch.device, run: Callable[[StepPlan], None], plans: list[StepPlan], forget: Callable[[], None]
 ) -> tuple[int, int]:
-    """The highest peak of `plans`, and the free memory of the device without it. `run` computes a plan, `forget` frees
-    its requests.
+    """The highest peak of `plans`, and the free memory of the device without it. `run` computes a plan and
+    forgets its requests, `forget` frees their tables.
 
     Raises ModelError if they do not fit.
     """

@@ -25,8 +25,8 @@ Capture = Callable[[Callable[[], None]], Replay]
 class Decoded:
     """The results of a decode step, in memory that does not move. Rows of padding hold no results."""
 
-    logits: torch.Tensor  # [size, vocab_size] float32
-    overflowed: torch.Tensor  # [size] bool
+    logits: torch.Tensor  # [size, vocab_size]
+    overflowed: torch.Tensor | None  # [size] bool: of hidden states that are no numbers; None where the ids tell
     ids: torch.Tensor  # [size] int64: sampled; the tables have them too
 
 
@@ -34,11 +34,11 @@ Decode = Callable[[StepTensors, torch.Tensor], Decoded]  # a step, and its rows 
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, then by 8 up to 256 and by 64 from there, up to `max_num_seqs`, which is the last.
+    """1, 2, 4, 8, then by 8 up to 64, by 16 up to 256 and by 64 from there, up to `max_num_seqs`, which is the last.
 
     Each takes a moment to capture, and a larger batch notices the same padding less.
     """
-    steps = (1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 64))
+    steps = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 64))
     sizes = [size for size in steps if size < max_num_seqs]
     return [*sizes, max_num_seqs]
 
@@ -70,7 +70,8 @@ class DecodeGraphs:
         inputs.load(batch.step, [] if fused is None else fused.table_rows)
         replay()
         decoded, count = results[-1], len(batch.query_lens)
-        return Decoded(decoded.logits[:count], decoded.overflowed[:count], decoded.ids[:count])
+        overflowed = None if decoded.overflowed is None else decoded.overflowed[:count]
+        return Decoded(decoded.logits[:count], overflowed, decoded.ids[:count])
 
     @staticmethod
     def _captured(inputs: StaticInputs, decode: Decode, capture: Capture) -> tuple[StaticInputs, Replay, list[Decoded]]:

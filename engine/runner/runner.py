@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.batch import OVERFLOWED, Batch, finishes, prompt_logprobs, prompt_rows, sampled_logprobs
-from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, work_and_free_bytes
+from engine.runner.build import chosen_device, chosen_dtypes, costliest_plans, warm_up_plans, work_and_free_bytes
 from engine.runner.graphs import Decoded, DecodeGraphs, captured, graph_bytes, graph_sizes, wants_graphs
 from engine.runner.memory_plan import planned, pool_blocks, with_pool
 from engine.runner.rows import StableRows, pack
@@ -54,13 +54,18 @@ class ModelRunner:
         self.max_model_len = config.max_model_len or self.model.config.max_model_len
         self.shape = self.model.shape(self.kv_dtype)
         self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
+        self.logit_dtype = torch.float32 if self.sampler.fused is None else self.dtype
         records = config.telemetry == "full"
         self.entropy_probe = EntropyProbe(self.shape.vocab_size, self.device) if records else None
         self.guides = Guides(folder, self.shape.vocab_size)
         self.stream = make_stream(self.device, self.overlap)
         self.rows = StableRows(config.max_num_seqs)
         size = (config.max_num_seqs, -(-self.max_model_len // self.block_size), self.block_size)
-        self.tables = DeviceTables(*size, self.device) if on_cuda else HostTables(*size)
+        self.tables = (
+            DeviceTables(*size, self.device, gathers=not self.attention.indexes_tables)
+            if on_cuda
+            else HostTables(*size)
+        )
         self.graphs: DecodeGraphs | None = None
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
@@ -168,17 +173,17 @@ class ModelRunner:
             ids = decoded.ids if batch.sampling.graph_can_sample else None
         task.forward_done()
         if ids is None:
-            ids = self._sample(batch, logits).masked_fill(overflowed, OVERFLOWED)
-            self.tables.remember(rows, ids)
+            ids = self._sample(batch, logits, overflowed, rows)
         if batch.scored:
             rows = slice(None) if len(batch.scored) == len(ids) else self._sent(batch.scored)
-            results.scores = score(logits[rows], ids[rows], max(batch.scored_tops)).to_host()
+            results.scores = score(logits[rows].float(), ids[rows], max(batch.scored_tops)).to_host()
         if batch.entropy_sample is not None:
             results.entropy = to_host(entropy_and_mass(logits, batch.entropy_sample))
         results.ids = to_host(ids)
 
-    def _forward(self, batch: Batch, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [num_sampling, vocab_size] of the sampling rows, and which are not finite; scores prompt tokens."""
+    def _forward(self, batch: Batch, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [num_sampling, vocab_size] of the sampling rows, and which are no numbers, unless the sampler finds
+        that; scores prompt tokens."""
         hidden = self._hidden(step, batch.query_lens, batch.context_lens)
         if (prompts := batch.prompts) is not None:
             rows, ids = self._sent(prompts.rows), self._sent(prompts.token_ids)
@@ -186,43 +191,52 @@ class ModelRunner:
                 score(self.model.logits(hidden[rows[part]]), ids[part], max(prompts.tops[part])).to_host()
                 for part in chunks(len(prompts.tops), self.shape.vocab_size)
             ]
-        sampled_from = hidden if batch.all_sampled else hidden[step.sample_tokens]
-        return self.model.logits(sampled_from), sampled_from.isnan().any(dim=-1)
+        sampled_from = hidden if batch.all_sampled else hidden.index_select(0, step.sample_tokens)
+        return self.model.logits(sampled_from, dtype=self.logit_dtype), self._overflowed(sampled_from)
+
+    def _overflowed(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        return hidden.isnan().any(dim=-1) if self.sampler.fused is None else None
 
     def _hidden(self, step: StepTensors, query_lens: list[int], context_lens: list[int]) -> torch.Tensor:
         inputs = AttentionInputs(
             query_lens, context_lens, query_lens.count(1), step.slots, step.block_tables, self.block_size,
-            step.query_start, step.contexts,
+            step.query_start, step.contexts, step.table_rows,
         )  # fmt: skip
         self.attention.begin(inputs)
         return self.model(step.ids, step.positions, step.slots, self.operations, self.attention, self.kv_cache)
 
     def _decode(self, step: StepTensors, draw_rows: torch.Tensor, room: torch.Tensor | None = None) -> Decoded:
         """The work of a graph: a step of single tokens, whose lengths only the device knows, and their sampling. The
-        logits go to `room` [size at least, vocab_size] float32."""
+        logits go to `room` [size at least, vocab_size]."""
         size = len(step.ids)
         hidden = self._hidden(step, [1] * size, [1] * size)
-        logits = self.model.logits(hidden, None if room is None else room[:size])
-        overflowed = hidden.isnan().any(dim=-1)
-        if self.sampler.fused is None:
-            ids = logits.argmax(dim=-1)
-        else:
-            ids = self.sampler.fused.draw_rows(logits, draw_rows, step.contexts.long())
-        ids = ids.masked_fill(overflowed, OVERFLOWED)
+        logits = self.model.logits(hidden, None if room is None else room[:size], self.logit_dtype)
+        if (fused := self.sampler.fused) is not None:
+            remember = (step.sample_rows, self.tables.last_ids)
+            return Decoded(logits, None, fused.draw_rows(logits, draw_rows, step.contexts, remember))
+        overflowed = self._overflowed(hidden)
+        ids = logits.argmax(dim=-1).masked_fill(overflowed, OVERFLOWED)
         self.tables.remember(step.sample_rows, ids)
         return Decoded(logits, overflowed, ids)
 
-    def _sample(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    def _sample(
+        self, batch: Batch, logits: torch.Tensor, overflowed: torch.Tensor | None, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Ids of the sampling rows; `rows` of the tables remember them."""
         masks = None if batch.masks is None else to_device(self.guides.masks(batch.masks), self.device)
-        return self.sampler.sample(logits, batch.sampling, masks)
+        if overflowed is None:
+            return self.sampler.sample(logits, batch.sampling, masks, (rows, self.tables.last_ids))
+        ids = self.sampler.sample(logits, batch.sampling, masks).masked_fill(overflowed, OVERFLOWED)
+        self.tables.remember(rows, ids)
+        return ids
 
     def _copy_and_zero_blocks(self, copies: torch.Tensor, blocks_to_zero: torch.Tensor) -> None:
         if copies.numel():
-            copy_blocks(self.kv_cache, copies[0], copies[1], self.block_size)
-        if blocks_to_zero.numel():
+            copy_blocks(self.kv_cache, *copies.long(), self.block_size)
+        if blocks_to_zero.numel() and self.attention.reads_behind_contexts:
             # The slots behind a sequence are masked, but still multiplied: a NaN of the block's last owner would make
             # this one's numbers NaN, too.
-            clear_blocks(self.kv_cache, blocks_to_zero, self.block_size)
+            clear_blocks(self.kv_cache, blocks_to_zero.long(), self.block_size)
 
     def _allocate(self, num_blocks: int) -> KVCache:
         """Raises ModelError if the memory does not hold it."""
@@ -237,16 +251,21 @@ class ModelRunner:
     def _measured(self, config: EngineConfig) -> MemoryPlan:
         """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
         the first requests would wait for. Raises ModelError if they do not fit."""
-        plans = costliest_plans(config, self.max_model_len)
-        probes = [item.request.id for item in plans[-1].scheduled]
+        plans = costliest_plans(config, self.max_model_len) + warm_up_plans(config, self.max_model_len)
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
 
+        def run(plan: StepPlan) -> None:
+            self.collect(self.launch(plan))
+            for item in plan.scheduled:
+                self.forget(item.request.id)
+
         def forget() -> None:
-            for probe in probes:
-                self.forget(probe)
             self.sampler = Sampler(self.shape.vocab_size, self.device, max_rows=config.max_num_seqs)
 
-        work, free = work_and_free_bytes(self.device, lambda plan: self.collect(self.launch(plan)), plans, forget)
+        if self.sampler.fused is not None:
+            logits = torch.zeros((1, self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
+            self.sampler.fused.warm_up(logits, self.tables.last_ids)
+        work, free = work_and_free_bytes(self.device, run, plans, forget)
         graphs = graph_bytes(self.device, self.graph_sizes, lambda sizes: self._capture(config, sizes))
         left = free - work - graphs + self.kv_cache.nbytes
         del self.kv_cache
@@ -265,7 +284,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture(self, config: EngineConfig, sizes: list[int]) -> DecodeGraphs | None:
         # All graphs leave their logits in one place: beside each other they would take gigabytes.
-        room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=torch.float32, device=self.device)
+        room = torch.empty((max(sizes, default=0), self.shape.vocab_size), dtype=self.logit_dtype, device=self.device)
         return captured(config, sizes, self.tables.static, partial(self._decode, room=room), self.device)
 
     def _sent(self, values: list[int]) -> torch.Tensor:

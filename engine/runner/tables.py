@@ -19,11 +19,12 @@ class StepTensors:
     slots: torch.Tensor  # [num_tokens] int64
     query_start: torch.Tensor  # [num_sequences + 1] int32
     contexts: torch.Tensor  # [num_sequences] int32
-    block_tables: torch.Tensor  # [num_sequences, columns] int32
-    sample_tokens: torch.Tensor  # [num_sampling] int64
-    sample_rows: torch.Tensor  # [num_sampling] int64
-    blocks_to_zero: torch.Tensor  # [n] int64
-    copies: torch.Tensor  # [2, n] int64
+    block_tables: torch.Tensor  # [num_sequences, columns] int32, or all rows where there are table_rows
+    sample_tokens: torch.Tensor  # [num_sampling] int64, or int32 on a GPU, as the next three
+    sample_rows: torch.Tensor  # [num_sampling]
+    blocks_to_zero: torch.Tensor  # [n]
+    copies: torch.Tensor  # [2, n]
+    table_rows: torch.Tensor | None = None  # [num_sequences] int32: see AttentionInputs
 
 
 class HostTables:
@@ -101,32 +102,35 @@ class HostStatic:
 
 
 class DeviceTables:
-    """HostTables for a GPU: one asynchronous copy a step, and one kernel that makes its inputs."""
+    """HostTables for a GPU: one asynchronous copy a step, and one kernel that makes its inputs. `gathers` is for an
+    attention that cannot index the tables itself."""
 
-    def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device):
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device, gathers: bool):
         from engine.compute.triton import step_inputs  # Triton is slow to import, and not everywhere
 
         self._kernel = step_inputs
         self._block_size = block_size
         self._device = device
         self.blocks = torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device)
-        self._last_ids = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self.last_ids = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self.gathers = gathers
 
     def inputs(self, step: PackedStep, width: int) -> StepTensors:
         sent = self._send(step)
         built = self.kernel_inputs(sent.rows, sent.query_start, sent.past, sent.known_ids)
-        parts = (sent.sample_tokens, sent.sample_rows, sent.blocks_to_zero, sent.copies)
         return StepTensors(
-            built.ids, built.positions, built.slots, sent.query_start, built.contexts, self.blocks[sent.rows.long()],
-            *(part.long() for part in parts),
+            built.ids, built.positions, built.slots, sent.query_start, built.contexts,
+            self.blocks[sent.rows.long()] if self.gathers else self.blocks,
+            sent.sample_tokens, sent.sample_rows, sent.blocks_to_zero, sent.copies,
+            None if self.gathers else sent.rows,
         )  # fmt: skip
 
     def update(self, step: PackedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         sent = self._send(step)
-        return sent.sample_rows.long(), sent.blocks_to_zero.long(), sent.copies.long()
+        return sent.sample_rows, sent.blocks_to_zero, sent.copies
 
     def remember(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
-        self._last_ids[rows] = ids.clamp(min=0).int()
+        self.last_ids[rows.long()] = ids.clamp(min=0).int()
 
     def static(self, size: int) -> "DeviceStatic":
         return DeviceStatic(self, size, self._kernel.empty_step_inputs(size, size, self._device))
@@ -135,18 +139,18 @@ class DeviceTables:
         self, rows: torch.Tensor, starts: torch.Tensor, past: torch.Tensor, known: torch.Tensor, room=None
     ):
         """The kernel's StepInputs, in `room` if given."""
-        step = self._kernel.StepRows(rows, starts, past, known, self.blocks, self._last_ids)
+        step = self._kernel.StepRows(rows, starts, past, known, self.blocks, self.last_ids)
         return self._kernel.step_inputs(step, self._block_size, room)
 
     def _send(self, step: PackedStep) -> PackedStep:
         """The step on the device, after the block table updates."""
         sent = split(to_device(torch.from_numpy(step.whole), self._device), step.lengths)
         if step.block_table_updates.size:
+            places = split(sent.whole.long(), step.lengths)  # torch converts what is no int64 part by part
             if step.row_fills.size:
-                filled, first_blocks = sent.row_fills.long()
-                self.blocks[filled] = first_blocks.int()[:, None]
-            rows, columns, blocks = sent.block_table_updates.long()
-            self.blocks[rows, columns] = blocks.int()
+                self.blocks[places.row_fills[0]] = sent.row_fills[1][:, None]
+            rows, columns, _ = places.block_table_updates
+            self.blocks[rows, columns] = sent.block_table_updates[2]
         return sent
 
 
@@ -155,12 +159,11 @@ class DeviceStatic:
 
     def __init__(self, tables: DeviceTables, size: int, room):
         self._tables, self._size, self._room = tables, size, room
-        padding = torch.tensor([PADDING_ROW, 0, 0, PADDING_ROW], dtype=torch.int32, device=room.ids.device)
-        self._sent = padding.repeat_interleave(size)
-        self.draw_rows = self._sent[3 * size :]
+        self._sent = torch.zeros(4 * size, dtype=torch.int32, device=room.ids.device)
+        self._sent[:size] = PADDING_ROW
+        self.draw_rows = self._sent[3 * size :].fill_(PADDING_ROW)
         self._starts = torch.arange(size + 1, dtype=torch.int32, device=room.ids.device)
-        self._each = self._starts[:-1].long()
-        self._none = self._starts[:0].long()
+        self._none = self._starts[:0]
 
     def load(self, step: PackedStep, draw_rows: list[int]) -> None:
         step, rows = padded(step, self._size), np.full(self._size, PADDING_ROW, dtype=np.int32)
@@ -170,10 +173,12 @@ class DeviceStatic:
 
     def tensors(self) -> StepTensors:
         rows, past, known, _ = self._sent.view(4, -1)
-        built, rows64 = self._tables.kernel_inputs(rows, self._starts, past, known, self._room), rows.long()
+        tables = self._tables
+        built = tables.kernel_inputs(rows, self._starts, past, known, self._room)
         return StepTensors(
-            built.ids, built.positions, built.slots, self._starts, built.contexts, self._tables.blocks[rows64],
-            self._each, rows64, self._none, self._none.view(2, 0),
+            built.ids, built.positions, built.slots, self._starts, built.contexts,
+            tables.blocks[rows.long()] if tables.gathers else tables.blocks,
+            self._starts[:-1], rows, self._none, self._none.view(2, 0), None if tables.gathers else rows,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ _CLASSES = tuple(
         ("communication", r"nccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"),
         ("copy", r"^mem(cpy|set)\b|direct_copy_kernel|^aten::(copy_|_to_copy|to|clone|contiguous)$"),
         ("rope_kv", r"^heads_kernel|^write_kernel|rotary|\brope|_rope|(reshape|concat)_and_cache"),
-        ("attention", r"^attend_kernel|^combine_kernel|^plan_(sequences|items)_kernel|flash|fmha|sdpa|attention|"
+        ("attention", r"^attend_kernel|^plan_kernel|flash|fmha|sdpa|attention|"
                       r"paged_?kv|\bmla_|scaled_dot_product"),
         ("norm", r"^norm_kernel|^add_norm_kernel|layer_?norm|rms_?norm"),
         ("sampling", r"^(chunk|draw|edit)_kernel|multinomial|top_?[kp]_(sampling|mask|renorm)|sampling"),

@@ -23,6 +23,9 @@ class AttentionInputs:
     block_size: int
     query_start: torch.Tensor  # [num_sequences + 1] int32: query_lens added up, on the device
     contexts: torch.Tensor  # [num_sequences] int32: context_lens, on the device; 0 is a padding row
+    # [num_sequences] int32: the row of block_tables that each sequence has, for a backend that `indexes_tables`; None:
+    # row i is sequence i's.
+    table_rows: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class AttentionSpec:
 
 class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache that holds the step's own keys and values already."""
+
+    indexes_tables = False  # whether AttentionInputs may have table_rows
+    reads_behind_contexts = True  # whether slots behind a sequence are multiplied: then they must hold finite numbers
 
     def reserve(self, max_sequences: int, max_tokens: int) -> None:
         """Allocates for steps of so many sequences and new tokens: memory in a CUDA graph must not move.

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.compute.attention.backend import AttentionInputs, AttentionSpec
+from engine.compute.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.compute.kv_cache import LayerCache
-from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel, combine_kernel
-from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_items_kernel, plan_sequences_kernel
+from engine.compute.triton.attention import ITEM_FIELDS, attend_kernel
+from engine.compute.triton.attention_plan import PLAN_FIELDS, plan_kernel
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles, long_tiles, padded, short_tiles
 
 LOG2_E = math.log2(math.e)
 CHUNK = 128  # sequences, or items, that a planning program looks at at once
-COMBINED_ROWS, COMBINED_SEGMENTS = 4, 4  # of partial results that a program reads at once
+COMBINED = 1024  # partial results that a warp reads at once
+COMBINED_SEGMENTS = 8  # ... of so many segments at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,24 @@ class Kind:
     main: int  # dimensions of a value, padded
     window: int  # 0: none
     target: int  # programs that all work is cut into
+    places: int  # programs that run at once
 
     @property
     def most_work(self) -> int:
         """Bound of a KV head's segments: the planner counts a prompt's mean block, half of its longest at least."""
         return (self.target if self.short else 2 * self.target) // self.num_kv_heads
 
+    def most_extra(self, num_sequences: int) -> int:
+        """Bound of a KV head's items beyond one a block. Where the last wave runs half empty, each of `num_sequences`
+        may be cut in two, unless they make so many waves that the last one does not matter."""
+        return max(self.most_work, min(num_sequences, 2 * self.most_work)) if self.short else self.most_work
+
     @property
-    def max_splits(self) -> int:
-        """Blocks that are cut: into two segments at least, of a KV head."""
-        return self.most_work // 2
+    def combined(self) -> tuple[int, int]:
+        """Rows and segments that are put together at once."""
+        rows = min(4 if self.short else 16, self.tiles.block_m)
+        segments = COMBINED * self.tiles.num_warps // (rows * self.main)
+        return rows, max(1, min(COMBINED_SEGMENTS, 1 << segments.bit_length() - 1)) if segments else 1
 
     def num_blocks(self, num_new: int) -> int:
         return -(-num_new * self.group // self.tiles.block_m)
@@ -53,17 +62,20 @@ class Room:
 
     plan: torch.Tensor
     items: torch.Tensor
-    splits: torch.Tensor
+    arrivals: torch.Tensor
     partial_output: torch.Tensor
     partial_lse: torch.Tensor
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """Attention on one device.
 
     `short` and `long` replace the tiles that would be chosen, and `num_multiprocessors` what the device says: for
     measurements and tests.
     """
+
+    indexes_tables = True
+    reads_behind_contexts = False
 
     def __init__(
         self,
@@ -116,8 +128,9 @@ class TritonAttention:
         return output
 
     def _kind(self, short: bool, tiles: Tiles, shape: Shape, num_kv_heads: int, spec: AttentionSpec) -> Kind:
-        target = max(tiles.waves * tiles.resident * self._num_multiprocessors, num_kv_heads)
-        return Kind(short, tiles, num_kv_heads, shape.group, padded(spec.value_dim), spec.window or 0, target)
+        places = tiles.resident * self._num_multiprocessors
+        target, main = max(tiles.waves * places, num_kv_heads), padded(spec.value_dim)
+        return Kind(short, tiles, num_kv_heads, shape.group, main, spec.window or 0, target, places)
 
     def _launch(
         self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec, output: torch.Tensor, kind: Kind
@@ -140,7 +153,9 @@ class TritonAttention:
             output,
             room.partial_output,
             room.partial_lse,
+            room.arrivals,
             inputs.block_tables,
+            inputs.table_rows,
             inputs.query_start,
             inputs.contexts,
             room.items,
@@ -163,68 +178,55 @@ class TritonAttention:
             EIGHT_BIT=scales is not None,
             WIDE=values[0].numel() >= 2**31,
             TWO_LOOPS=tiles.two_loops and kind.window == 0,
+            ROWS=kind.combined[0],
+            SEGMENTS=kind.combined[1],
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
-        if kind.max_splits == 0:
-            return
-        most_rows = max(self._short_lens) * kind.group if kind.short else tiles.block_m
-        combine_kernel[(kind.max_splits * kind.num_kv_heads, -(-min(most_rows, tiles.block_m) // COMBINED_ROWS))](
-            room.partial_output,
-            room.partial_lse,
-            output,
-            inputs.query_start,
-            room.items,
-            room.splits,
-            NUM_KV_HEADS=kind.num_kv_heads,
-            GROUP=kind.group,
-            VALUE_DIM=spec.value_dim,
-            MAIN=kind.main,
-            BLOCK_M=tiles.block_m,
-            ROWS=COMBINED_ROWS,
-            SEGMENTS=COMBINED_SEGMENTS,
-        )
 
     def _num_items(self, kind: Kind) -> int:
-        return sum(map(kind.num_blocks, self._short_lens if kind.short else self._long_lens)) + kind.most_work
+        lens = self._short_lens if kind.short else self._long_lens
+        return sum(map(kind.num_blocks, lens)) + kind.most_extra(len(lens))
 
     def _plan(self, kind: Kind, room: Room, num_items: int) -> None:
         inputs, tiles = self._inputs, kind.tiles
         num_sequences = len(inputs.query_lens)
-        plan_sequences_kernel[(1,)](
+        plan_kernel[(-(-num_items // CHUNK),)](
             inputs.query_start,
             inputs.contexts,
             room.plan,
-            room.splits,
+            room.items,
             num_sequences,
             1 if kind.short else SHORT_TOKENS + 1,
             SHORT_TOKENS if kind.short else 2**31 - 1,
             kind.target,
+            kind.places,
             tiles.least_tiles,
-            kind.max_splits,
+            kind.most_extra(len(self._short_lens)),
+            num_sequences.bit_length(),
+            num_items,
             NUM_KV_HEADS=kind.num_kv_heads,
             GROUP=kind.group,
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
             WINDOW=kind.window,
             SLACK=tiles.slack,
+            RAGGED=kind.short,
             CHUNK=CHUNK,
-        )
-        plan_items_kernel[(-(-num_items // CHUNK),)](
-            room.plan, room.items, room.splits, num_sequences, num_sequences.bit_length(), num_items, CHUNK=CHUNK
         )
 
     def _make_room(self, kind: Kind) -> Room:
         max_blocks = kind.num_blocks(self._max_tokens) + self._max_sequences
-        partials = kind.most_work * kind.num_kv_heads
+        most_extra = kind.most_extra(self._max_sequences)
+        partials = (2 * most_extra if kind.short else most_extra) * kind.num_kv_heads  # a cut makes two of one
 
         def empty(*size: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=self._device)
 
         room = Room(
             empty(self._max_sequences + 1, PLAN_FIELDS.value, dtype=torch.int32),
-            empty(max_blocks + kind.most_work, ITEM_FIELDS.value, dtype=torch.int32),
-            empty(max(kind.max_splits, 1), dtype=torch.int32),
+            empty(max_blocks + most_extra, ITEM_FIELDS.value, dtype=torch.int32),
+            empty(partials, dtype=torch.int32).zero_(),
             empty(partials, kind.tiles.block_m, kind.main, dtype=torch.float32),
             empty(partials, kind.tiles.block_m, dtype=torch.float32),
         )

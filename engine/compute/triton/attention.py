@@ -1,4 +1,4 @@
-"""Paged attention for GPUs: one pair of kernels for prompts, decodes, mixed batches and verification.
+"""Paged attention for GPUs: one kernel for prompts, decodes, mixed batches and verification.
 
 The query heads that share a KV head are packed with the new tokens of a sequence into the rows of one tile, so that
 every key and value is read once for all of them (grouped queries: Ainslie et al., 2023). The softmax is online
@@ -138,7 +138,8 @@ def _load(pointers, wanted):
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start", "contexts"]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "table_rows", "query_start", "contexts"],
 )
 def attend_kernel(
     query,
@@ -150,7 +151,9 @@ def attend_kernel(
     output,
     partial_output,
     partial_lse,
+    arrivals,
     block_tables,
+    table_rows,
     query_start,
     contexts,
     items,
@@ -173,16 +176,22 @@ def attend_kernel(
     EIGHT_BIT: tl.constexpr,
     WIDE: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
 ):
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
 
     query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_slots, NUM_KV_HEADS, HEAD_DIM]; scales [num_slots,
     NUM_KV_HEADS] float32, read if EIGHT_BIT; slopes [num_heads] float32, over the scale, read if SLOPED; output
     [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
-    NUM_KV_HEADS, BLOCK_M] float32; block_tables [num_sequences, table_stride], query_start [num_sequences + 1],
+    NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32, 0 before and after; block_tables [*,
+    table_stride], table_rows [num_sequences], or None where row i is sequence i's, query_start [num_sequences + 1],
     contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
     padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
     scale_log2 is the scale of the logits times log2(e). WIDE is needed from 2**31 elements of keys on.
+
+    The program that computes the last segment of a block puts all of them together, ROWS rows and SEGMENTS segments at
+    once, in the order of the segments: the sum does not depend on which program that is.
     """
     program = tl.program_id(0)
     head = program % NUM_KV_HEADS
@@ -234,7 +243,10 @@ def attend_kernel(
     acc = tl.zeros([BLOCK_M, MAIN], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], UNSEEN, tl.float32)
-    table = block_tables + sequence.to(tl.int64) * table_stride
+    row = sequence
+    if table_rows is not None:
+        row = tl.load(table_rows + sequence)
+    table = block_tables + row.to(tl.int64) * table_stride
     begin = tile_begin * BLOCK_N
     end = tile_end * BLOCK_N
     if TWO_LOOPS:
@@ -262,21 +274,32 @@ def attend_kernel(
         stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
         tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
     else:
-        partial = (tl.load(item + 4) + segment) * NUM_KV_HEADS + head
-        places = partial.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        slot = tl.load(item + 4)
+        places = ((slot + segment) * NUM_KV_HEADS + head).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial_output + places[:, None] * MAIN + main[None, :], acc, mask=is_query[:, None])
         lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(normaliser))
         tl.store(partial_lse + places, lse, mask=is_query)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        arrival = arrivals + slot * NUM_KV_HEADS + head
+        if tl.atomic_add(arrival, 1, sem="acq_rel") == num_segments - 1:
+            tl.store(arrival, 0)  # for the next launch
+            _combine(
+                partial_output, partial_lse, output, slot, head, num_segments, first, num_new, block,
+                NUM_KV_HEADS, GROUP, VALUE_DIM, MAIN, BLOCK_M, ROWS, SEGMENTS,
+            )  # fmt: skip
 
 
 @triton.jit
-def combine_kernel(
+def _combine(
     partial_output,
     partial_lse,
     output,
-    query_start,
-    items,
-    splits,
+    slot,
+    head,
+    num_segments,
+    first,
+    num_new,
+    block,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -285,45 +308,32 @@ def combine_kernel(
     ROWS: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """Puts the segments of a block of rows together; grid (num_splits * NUM_KV_HEADS, BLOCK_M / ROWS at most).
-
-    `splits` [num_splits] int32 are the items that are the first segment of a block that was cut, -1 where there are
-    fewer. SEGMENTS are read at once. For the rest see attend_kernel.
-    """
-    program = tl.program_id(0)
-    head = program % NUM_KV_HEADS
-    index = tl.load(splits + program // NUM_KV_HEADS)
-    if index < 0:
-        return
-    item = items + index * ITEM_FIELDS
-    sequence = tl.load(item)
-    block = tl.load(item + 1)
-    num_segments = tl.load(item + 3)
-    partial = tl.load(item + 4)
-    first = tl.load(query_start + sequence)
-    num_new = tl.load(query_start + sequence + 1) - first
-    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    rows = block * BLOCK_M + local
-    tokens = rows // GROUP
-    is_query = tokens < num_new
+    """Puts the segments of a block of rows together by their log-sum-exps. Other multiprocessors wrote them: loads pass
+    by the cache of this one."""
     main = tl.arange(0, MAIN)
-    acc = tl.zeros([ROWS, MAIN], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], UNSEEN, tl.float32)
-    for start in range(0, num_segments, SEGMENTS):
-        segments = start + tl.arange(0, SEGMENTS)
-        wanted = (segments < num_segments)[:, None] & is_query[None, :]
-        places = ((partial + segments) * NUM_KV_HEADS + head).to(tl.int64)[:, None] * BLOCK_M + local[None, :]
-        lse = tl.load(partial_lse + places, mask=wanted, other=float("-inf"))
-        cells = places[:, :, None] * MAIN + main[None, None, :]
-        parts = tl.load(partial_output + cells, mask=wanted[:, :, None], other=0.0)
-        new_peak = tl.maximum(peak, tl.max(lse, 0))
-        shares = tl.exp2(lse - new_peak[None, :])
-        fading = tl.exp2(peak - new_peak)
-        total = total * fading + tl.sum(shares, 0)
-        acc = acc * fading[:, None] + tl.sum(parts * shares[:, :, None], 0)
-        peak = new_peak
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    targets = ((first + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
-    stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
-    tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)
+    live_rows = tl.minimum(num_new * GROUP - block * BLOCK_M, BLOCK_M)
+    for begin in range(0, live_rows, ROWS):
+        local = begin + tl.arange(0, ROWS)
+        is_query = local < live_rows
+        acc = tl.zeros([ROWS, MAIN], tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        peak = tl.full([ROWS], UNSEEN, tl.float32)
+        for start in range(0, num_segments, SEGMENTS):
+            segments = start + tl.arange(0, SEGMENTS)
+            wanted = (segments < num_segments)[:, None] & is_query[None, :]
+            places = ((slot + segments) * NUM_KV_HEADS + head).to(tl.int64)[:, None] * BLOCK_M + local[None, :]
+            lse = tl.load(partial_lse + places, mask=wanted, other=float("-inf"), cache_modifier=".cg")
+            cells = places[:, :, None] * MAIN + main[None, None, :]
+            parts = tl.load(partial_output + cells, mask=wanted[:, :, None], other=0.0, cache_modifier=".cg")
+            new_peak = tl.maximum(peak, tl.max(lse, 0))
+            shares = tl.exp2(lse - new_peak[None, :])
+            fading = tl.exp2(peak - new_peak)
+            total = total * fading + tl.sum(shares, 0)
+            acc = acc * fading[:, None] + tl.sum(parts * shares[:, :, None], 0)
+            peak = new_peak
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        rows = block * BLOCK_M + local
+        tokens = (first + rows // GROUP).to(tl.int64)
+        targets = (tokens * (NUM_KV_HEADS * GROUP) + head * GROUP + rows % GROUP) * VALUE_DIM
+        stored = is_query[:, None] & (main < VALUE_DIM)[None, :]
+        tl.store(output + targets[:, None] + main[None, :], acc.to(output.dtype.element_ty), mask=stored)

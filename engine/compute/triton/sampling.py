@@ -12,6 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.compute.logits import OVERFLOWED
+from engine.compute.triton.order import (
+    above_key,
+    key_of,
+    least_key,
+    place_by_rank,
+    place_in_order,
+    scale_of,
+    weights_of,
+)
+
 CHUNK = 2048  # logits that one program looks at
 CAPACITY = 8192  # logits that a row keeps aside at most; beyond, each pass reads the whole row
 # Of a row of parameters, 64 bits each: temperature (0 is greedy), top_p, min_p and top_n_sigma (0 keeps all) as
@@ -19,28 +30,8 @@ CAPACITY = 8192  # logits that a row keeps aside at most; beyond, each pass read
 COLUMNS = 8
 
 _COLUMNS = tl.constexpr(COLUMNS)
+_OVERFLOWED = tl.constexpr(OVERFLOWED)
 _NONE = tl.constexpr(-2139095041)  # the key of -inf
-
-
-@triton.jit
-def _key(x):
-    """Integers in the order of the numbers; both zeros are one."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-
-
-@triton.jit
-def _number(key):
-    """The number of a key."""
-    bits = key.to(tl.int32)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _key_from(bound):
-    """The key of the least float32 that is not below a float64."""
-    near = bound.to(tl.float32)
-    return _key(near) + (near.to(tl.float64) < bound).to(tl.int64)
 
 
 @triton.jit
@@ -58,123 +49,15 @@ def _parameter(parameters_pointer, place, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def _scale(temperature):
-    """What a difference of logits is multiplied by, so that 2 to the power of it is a weight."""
-    return (1.4426950408889634 / tl.where(temperature == 0, 1.0, temperature)).to(tl.float32)
-
-
-@triton.jit
-def _weights(x, mask, best, scale):
-    return tl.where(mask, tl.exp2((x - best) * scale), 0.0).to(tl.float64)
-
-
-@triton.jit
-def _above(values, size, key, best, scale, BLOCK: tl.constexpr):
-    """Weight and number of the values whose key is above `key`."""
-    weight = tl.zeros((BLOCK,), tl.float64)
-    count = tl.zeros((BLOCK,), tl.int32)
-    for begin in range(0, size, BLOCK):
-        offsets = begin + tl.arange(0, BLOCK)
-        x = tl.load(values + offsets, mask=offsets < size, other=float("-inf"))
-        above = _key(x) > key
-        weight += _weights(x, above, best, scale)
-        count += above.to(tl.int32)
-    return tl.sum(weight, axis=0), tl.sum(count, axis=0)
-
-
-@triton.jit
-def _threshold(values, size, low, high, wanted, best, scale, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest key so that the values from it on reach `wanted`; those from `low` on do, from `high` on do not."""
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        weight, count = _above(values, size, middle - 1, best, scale, BLOCK)
-        reached = count >= wanted if BY_COUNT else weight >= wanted
-        low = tl.where(reached, middle, low)
-        high = tl.where(reached, high, middle)
-    return low
-
-
-@triton.jit
-def _place_in_order(values, size, low, target, best, scale, BLOCK: tl.constexpr):
-    """Where, in the order of indices, the weights from key `low` on add up to more than `target`."""
-    before = tl.zeros((), tl.float64)
-    place = tl.full((), -1, tl.int32)
-    last = tl.zeros((), tl.int32)  # where rounding lets the sum fall short of its own total
-    for begin in range(0, size, BLOCK):
-        offsets = begin + tl.arange(0, BLOCK)
-        x = tl.load(values + offsets, mask=offsets < size, other=float("-inf"))
-        weights = _weights(x, _key(x) >= low, best, scale)
-        sums = before + tl.cumsum(weights, axis=0)
-        first = tl.min(tl.where((sums > target) & (weights > 0), offsets, size), axis=0)
-        place = tl.where((place < 0) & (first < size), first, place)
-        last = tl.maximum(last, tl.max(tl.where(weights > 0, offsets, 0), axis=0))
-        before += tl.sum(weights, axis=0)
-    return tl.where(place < 0, last, place)
-
-
-@triton.jit
-def _place_of_equal(values, size, key, rank, BLOCK: tl.constexpr):
-    """Where the value number `rank`, from 0, of those with this key stands."""
-    seen = tl.zeros((), tl.int32)
-    place = tl.zeros((), tl.int32)
-    for begin in range(0, size, BLOCK):
-        offsets = begin + tl.arange(0, BLOCK)
-        x = tl.load(values + offsets, mask=offsets < size, other=float("-inf"))
-        equal = ((_key(x) == key) & (offsets < size)).to(tl.int32)
-        number = seen + tl.cumsum(equal, axis=0) - 1
-        place = tl.maximum(place, tl.max(tl.where((equal > 0) & (number == rank), offsets, 0), axis=0))
-        seen += tl.sum(equal, axis=0)
-    return place
-
-
-@triton.jit
-def _place_by_rank(values, size, low, high, top_k, top_p, all_weight, draw, best, scale, BLOCK: tl.constexpr):
-    """Where the drawn value stands: truncation by top-k, then by top-p, then a draw in the order of probability.
-
-    Of the values with the lowest key that is kept, the first `ties` are. `all_weight` is that of the values from key
-    `low` on, and perhaps of others that top-p is sure to cut; 0 if it is to be added up.
-    """
-    weight, count = _above(values, size, low - 1, best, scale, BLOCK)
-    weight = tl.where(all_weight > 0, all_weight, weight)
-    ties = tl.full((), 0x7FFFFFFF, tl.int32)
-    if (top_k > 0) & (top_k < count):
-        low = _threshold(values, size, low, high, top_k, best, scale, True, BLOCK)
-        above, number = _above(values, size, low, best, scale, BLOCK)
-        ties = (top_k - number).to(tl.int32)
-        weight = above + ties * tl.exp2((_number(low) - best) * scale).to(tl.float64)
-    if top_p < 1:
-        wanted = top_p * weight
-        key = _threshold(values, size, low, high, wanted, best, scale, False, BLOCK)
-        above, number = _above(values, size, key, best, scale, BLOCK)
-        _, reaching = _above(values, size, key - 1, best, scale, BLOCK)
-        one = tl.exp2((_number(key) - best) * scale).to(tl.float64)
-        most = tl.where(key == low, tl.minimum(ties, reaching - number), reaching - number)
-        needed = tl.ceil((wanted - above) / one)
-        ties = tl.minimum(tl.maximum(needed, 1.0), most.to(tl.float64)).to(tl.int32)
-        weight = above + ties * one
-        low = key
-    target = draw * weight
-    # More than the target: from the next number on.
-    wanted = (target.to(tl.int64, bitcast=True) + 1).to(tl.float64, bitcast=True)
-    key = _threshold(values, size, low, high, wanted, best, scale, False, BLOCK)
-    above, number = _above(values, size, key, best, scale, BLOCK)
-    _, reaching = _above(values, size, key - 1, best, scale, BLOCK)
-    one = tl.exp2((_number(key) - best) * scale).to(tl.float64)
-    most = tl.where(key == low, tl.minimum(ties, reaching - number), reaching - number)
-    rank = tl.minimum(tl.maximum(tl.floor((target - above) / one), 0.0), (most - 1).to(tl.float64)).to(tl.int32)
-    return _place_of_equal(values, size, key, rank, BLOCK)
-
-
-@triton.jit
 def _select(values, low, maxima_pointer, num_chunks, vocab_size, selected_pointer, index_pointer, CHUNK: tl.constexpr,
           CAPACITY: tl.constexpr):  # fmt: skip
     """Writes the values from key `low` on, and their indices, in order; how many there are, though not all may fit."""
     size = tl.zeros((), tl.int32)
     for chunk in range(0, num_chunks):
-        if _key(tl.load(maxima_pointer + chunk)) >= low:
+        if key_of(tl.load(maxima_pointer + chunk)) >= low:
             offsets = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(values + offsets, mask=offsets < vocab_size, other=float("-inf")).to(tl.float32)
-            selected = _key(x) >= low
+            selected = key_of(x) >= low
             places = size + tl.cumsum(selected.to(tl.int32), axis=0) - 1
             fits = selected & (places < CAPACITY)
             tl.store(selected_pointer + places, x, mask=fits)
@@ -216,12 +99,12 @@ def chunk_kernel(
         x = tl.load(values + offsets, mask=inside, other=float("-inf")).to(tl.float32)
         best = tl.max(x, axis=0)
         first = tl.min(tl.where((x == best) & inside, offsets, vocab_size - 1), axis=0)
-        scale = _scale(_parameter(parameters_pointer, place, 0))
+        scale = scale_of(_parameter(parameters_pointer, place, 0))
         finite = x > float("-inf")
         out = row * num_chunks + chunk
         tl.store(maxima_pointer + out, best)
         tl.store(best_pointer + out, first)
-        tl.store(masses_pointer + out, tl.sum(_weights(x, finite, best, scale), axis=0))
+        tl.store(masses_pointer + out, tl.sum(weights_of(x, finite, best, scale), axis=0))
         sigmas = _parameter(parameters_pointer, place, 3)
         if (sigmas > 0) & (sigmas < float("inf")):
             wide = tl.where(finite, x, 0.0).to(tl.float64)
@@ -233,13 +116,15 @@ def chunk_kernel(
             tl.store(moments_pointer + 3 * out + 2, squares)
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows_pointer", "positions_pointer"])
+@triton.jit(do_not_specialize_on_alignment=["rows_pointer", "positions_pointer", "owners_pointer"])
 def draw_kernel(
     logits_pointer, edited_pointer, edited_rows_pointer, rows_pointer, positions_pointer, parameters_pointer,
     maxima_pointer, best_pointer, masses_pointer, moments_pointer, selected_pointer, index_pointer, ids_pointer,
-    vocab_size, logits_stride, num_chunks,
-    EDITED: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, CAPACITY: tl.constexpr,
+    owners_pointer, last_ids_pointer, vocab_size, logits_stride, num_chunks,
+    EDITED: tl.constexpr, REMEMBER: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
+    """Draws the token of a row: -1 where nothing is left, OVERFLOWED where its logits are no numbers. REMEMBER writes
+    it to the table of last ids, at the row that owns it, for the next step."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.load(rows_pointer + row).to(tl.int64)
     token = tl.full((), -1, tl.int32)
@@ -266,7 +151,7 @@ def draw_kernel(
                 top_k = tl.load(parameters_pointer + place * _COLUMNS + 4)
                 seed = tl.load(parameters_pointer + place * _COLUMNS + 5)
                 draw = _uniform(seed, tl.load(positions_pointer + row).to(tl.int64))
-                scale = _scale(temperature)
+                scale = scale_of(temperature)
                 masses = tl.load(masses_pointer + row * num_chunks + chunks, mask=inside, other=0.0)
                 masses *= tl.exp2((maxima - best) * scale)
                 mass = tl.sum(masses, axis=0)
@@ -275,11 +160,11 @@ def draw_kernel(
                     wide = best.to(tl.float64)
                     low = tl.full((), _NONE + 1, tl.int64)
                     if min_p > 0:
-                        low = tl.maximum(low, _key_from(wide + temperature * tl.log(min_p)))
+                        low = tl.maximum(low, least_key(wide + temperature * tl.log(min_p)))
                     if (sigmas > 0) & (sigmas < float("inf")):
                         sigma = _sigma(moments_pointer + row * num_chunks * 3, chunks, inside)
-                        low = tl.maximum(low, _key_from(wide - sigmas * sigma))
-                    high = _key(best) + 1
+                        low = tl.maximum(low, least_key(wide - sigmas * sigma))
+                    high = key_of(best) + 1
                     all_weight = tl.zeros((), tl.float64)
                     if (top_k > 0) & (top_k <= num_chunks):
                         # As many chunks have a token that is as good: what is below is not among the best.
@@ -287,7 +172,7 @@ def draw_kernel(
                         most = high
                         while most - least > 1:
                             middle = least + (most - least) // 2
-                            enough = tl.sum((_key(maxima) >= middle).to(tl.int64), axis=0) >= top_k
+                            enough = tl.sum((key_of(maxima) >= middle).to(tl.int64), axis=0) >= top_k
                             least = tl.where(enough, middle, least)
                             most = tl.where(enough, most, middle)
                         low = tl.maximum(low, least)
@@ -296,7 +181,7 @@ def draw_kernel(
                         # Half of it, so that no rounding matters.
                         all_weight = mass
                         share = 0.5 * (1.0 - top_p) * mass / vocab_size
-                        low = tl.maximum(low, _key_from(wide + tl.log(share) * temperature))
+                        low = tl.maximum(low, least_key(wide + tl.log(share) * temperature))
                     selected_row = selected_pointer + row * CAPACITY
                     index_row = index_pointer + row * CAPACITY
                     size = _select(
@@ -305,18 +190,27 @@ def draw_kernel(
                     tl.debug_barrier()  # what some threads have written, others read
                     fits = size <= CAPACITY
                     if not fits:
-                        selected_row = values
                         size = vocab_size
                     if (top_k > 0) | (top_p < 1):
-                        found = _place_by_rank(
-                            selected_row, size, low, high, top_k, top_p, all_weight, draw, best, scale, CHUNK
+                        found = place_by_rank(
+                            values,
+                            selected_row,
+                            fits,
+                            size,
+                            low,
+                            high,
+                            top_k,
+                            top_p,
+                            all_weight,
+                            draw,
+                            best,
+                            scale,
+                            CHUNK,
                         )
                     else:
-                        weight, _ = _above(selected_row, size, low - 1, best, scale, CHUNK)
-                        found = _place_in_order(selected_row, size, low, draw * weight, best, scale, CHUNK)
-                    token = found
-                    if fits:
-                        token = tl.load(index_row + found)
+                        weight, _ = above_key(values, selected_row, fits, size, low - 1, best, scale, CHUNK)
+                        found = place_in_order(values, selected_row, fits, size, low, draw * weight, best, scale, CHUNK)
+                    token = tl.where(fits, tl.load(index_row + found, mask=fits, other=0), found)
                 else:
                     # First the chunk in which the sum of weights passes the target, then the place in it.
                     target = draw * mass
@@ -329,9 +223,18 @@ def draw_kernel(
                     rest = (target - before) / tl.exp2((own_best - best) * scale)
                     begin = chunk * CHUNK
                     size = tl.minimum(vocab_size - begin, CHUNK)
-                    token = begin + _place_in_order(values + begin, size, _NONE + 1, rest, own_best, scale, CHUNK)
+                    token = begin + place_in_order(
+                        values + begin, selected_pointer, False, size, _NONE + 1, rest, own_best, scale, CHUNK
+                    )
             token = tl.minimum(tl.maximum(token, 0), vocab_size - 1)  # whatever numbers the model gave
+        # A hidden state that is no number makes every logit of its row none: two of them tell.
+        own = logits_pointer + row * logits_stride
+        first, last = tl.load(own).to(tl.float32), tl.load(own + vocab_size - 1).to(tl.float32)
+        token = tl.where((first != first) & (last != last), _OVERFLOWED, token)
     tl.store(ids_pointer + row, token.to(tl.int64))
+    if REMEMBER:
+        owner = tl.load(owners_pointer + row).to(tl.int64)
+        tl.store(last_ids_pointer + owner, tl.maximum(token, 0), mask=owner >= 0)
 
 
 def draw_rows(
@@ -342,21 +245,25 @@ def draw_rows(
     edited: torch.Tensor | None = None,
     edited_rows: torch.Tensor | None = None,
     *,
+    remember: tuple[torch.Tensor, torch.Tensor] | None = None,
     chunk: int = CHUNK,
     capacity: int = CAPACITY,
 ) -> torch.Tensor:
-    """[rows, vocab_size] float32 logits → ids [rows] int64, -1 where nothing is left to draw.
+    """Logits [rows, vocab_size] → ids [rows] int64: -1 where nothing is left to draw, OVERFLOWED where the logits are
+    no numbers. Logits that are edited are float32; others may have 16 bits.
 
     `rows` [rows]: where each finds its controls in `parameters` [max_rows, COLUMNS] int64; -1 is padding and draws -1.
     `positions` [rows]: where the drawn tokens will stand in their sequences. `edited` [edited, vocab_size] takes the
-    place of the logits of row i where `edited_rows` [rows] int32 says which of its rows does, and not -1. The grid
+    place of the logits of row i where `edited_rows` [rows] int32 says which of its rows does, and not -1. `remember`
+    are owners [rows] int32 and a table [max_rows] int32, which gets each owner's id, or 0 for an id below 0. The grid
     depends on the shapes alone and nothing waits for the device, so that a CUDA graph can hold it.
     """
     num_rows, vocab_size = logits.shape
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return ids
-    assert logits.stride(1) == 1 and logits.dtype == torch.float32, "rows of neighbours"
+    assert logits.stride(1) == 1 and (edited is None or logits.dtype == torch.float32), "rows of neighbours"
+    owners, last_ids = remember or (None, None)
     num_chunks = triton.cdiv(vocab_size, chunk)
 
     def room(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -371,8 +278,9 @@ def draw_rows(
     )  # fmt: skip
     draw_kernel[(num_rows,)](
         logits, edited, edited_rows, rows, positions, parameters, maxima, best, masses, moments, selected, index, ids,
-        vocab_size, logits.stride(0), num_chunks,
-        EDITED=edited is not None, CHUNK=chunk, CHUNKS=triton.next_power_of_2(num_chunks), CAPACITY=capacity,
+        owners, last_ids, vocab_size, logits.stride(0), num_chunks,
+        EDITED=edited is not None, REMEMBER=remember is not None, CHUNK=chunk,
+        CHUNKS=triton.next_power_of_2(num_chunks), CAPACITY=capacity,
         num_warps=8,
     )  # fmt: skip
     return ids

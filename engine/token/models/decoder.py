@@ -213,10 +213,15 @@ class Decoder(nn.Module):
             return None
         return CppLayers(library(), parts, kv_cache, config.norm, config.norm_eps, first.mlp.gate, self.cos, self.sin)
 
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, hidden_size] → [rows, vocab_size] in float32; `out` is filled and returned where it is given."""
-        logits = self.head(hidden)
-        return logits.float() if out is None else out.copy_(logits)
+    def logits(
+        self, hidden: torch.Tensor, out: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """[rows, hidden_size] → [rows, vocab_size] in `dtype`; `out` is filled and returned where it is given."""
+        head = self.head
+        if out is not None and out.dtype == hidden.dtype and head.packed is None and head.bias is None:
+            return torch.mm(hidden, head.weight.t(), out=out)  # no copy
+        logits = head(hidden)
+        return logits.to(dtype) if out is None else out.copy_(logits)
 
     def shape(self, kv_dtype: torch.dtype | None = None) -> ModelShape:
         """What a step's FLOPs and bytes depend on."""

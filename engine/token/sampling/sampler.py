@@ -7,11 +7,9 @@ from importlib.util import find_spec
 import torch
 
 from engine.compute.buffers import to_device
-from engine.compute.logits import LogitEdits, argmax, edit_rows
+from engine.compute.logits import NOTHING, LogitEdits, argmax, edit_rows
 from engine.token.sampling.state import RowTable, SamplingRequest, SamplingState, TokenHistory, logit_edits
 from engine.token.sampling.truncation import Truncation, above_floors, truncate, truncation_of
-
-NOTHING = -1  # the id of a row whose masks leave no token
 
 _MASK = (1 << 64) - 1
 
@@ -119,14 +117,24 @@ class Sampler:
             edits,
         )
 
-    def sample(self, logits: torch.Tensor, inputs: SamplingInputs, masks: torch.Tensor | None = None) -> torch.Tensor:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        inputs: SamplingInputs,
+        masks: torch.Tensor | None = None,
+        remember: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """[rows, vocab_size] float32 → ids [rows] int64, NOTHING where no token is allowed. `logits` stay as they are.
 
-        `masks` [constrained, words] int32: 32 tokens a word, a bit for each that the row's grammar allows.
+        `masks` [constrained, words] int32: 32 tokens a word, a bit for each that the row's grammar allows. Kernels
+        (`fused`) take logits of 16 bits too, give OVERFLOWED for logits that are no numbers, and `remember` the ids:
+        see engine.compute.triton.sampling.draw_rows.
         """
+        assert remember is None or self.fused is not None, "torch operations remember nothing"
         edits, edited, dead = inputs.edits, None, None
         if (fused := inputs.fused) is not None:
-            ids = self.fused.sample(logits, fused.table_rows, fused.positions, edits, fused.edited_rows, masks)
+            rows = (fused.table_rows, fused.positions)
+            ids = self.fused.sample(logits, *rows, edits, fused.edited_rows, masks, remember)
         else:
             ids = argmax(logits)
             if edits is not None:  # a copy of its rows alone: the whole batch, with a large vocabulary, is far more

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.compute.buffers import to_device
 from engine.compute.logits import LogitEdits
 from engine.sampling import GREEDY_BELOW, SamplingParams
 
@@ -64,11 +65,10 @@ class TokenHistory:
     def enter(self, prompt: Sequence[int], output: Sequence[int]) -> int:
         row, twin = self._counts.take(), self._prompt.take()
         assert row == twin, "both tables give the same rows"
-        vocab_size = self._counts.values.shape[1]
-        seen = torch.bincount(torch.tensor(prompt), minlength=vocab_size) > 0
-        counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=vocab_size)
-        self._prompt.values[row] = seen.to(self._device)
-        self._counts.values[row] = counts.to(self._device, torch.float32)
+        ids = to_device(torch.tensor([*prompt, *output], dtype=torch.int64), self._device)
+        self._prompt.values[row].zero_().index_fill_(0, ids[: len(prompt)], True)
+        ones = torch.ones(len(output), device=self._device)
+        self._counts.values[row].zero_().index_add_(0, ids[len(prompt) :], ones)
         return row
 
     def leave(self, row: int) -> None:
@@ -156,7 +156,7 @@ class SamplingState:
         single = [word[0] for word in params.bad_words if len(word) == 1]
         if params.logit_bias or params.allowed_token_ids or single:
             self.bias_row = biases.take()
-            biases.values[self.bias_row] = _static_bias(params, single, vocab_size).to(biases.values.device)
+            biases.values[self.bias_row] = to_device(_static_bias(params, single, vocab_size), biases.values.device)
         for word in params.bad_words:
             if len(word) > 1:
                 self.bad_words.setdefault(word[-2], []).append(word)

@@ -16,7 +16,7 @@ from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.attention.triton_backend import Kind, TritonAttention
 from engine.compute.kv_cache import LayerCache, quantise
 from engine.compute.operations.triton_backend import TritonOperations
-from engine.compute.triton.attention_tiles import SHORT_TOKENS, Tiles
+from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles
 from engine.token.models.mpt import alibi_slopes
 from engine.token.models.registry import load_model
 from tests.engine.compute.attention_inputs import attention_inputs
@@ -248,12 +248,11 @@ def test_the_plan_covers_each_segment_once_within_its_bounds(seed, monkeypatch):
         tiles = Tiles(dice.choice([16, 64]), 64, 4, 2, 2, 2, dice.choice([1, 4]), slack=dice.choice([1, 2]))
         window = dice.choice([0, 0, 500])
         target = dice.choice([8, 100, 1056])
-        kind = Kind(short, tiles, kv_heads, group, 16, window, target)
+        kind = Kind(short, tiles, kv_heads, group, 16, window, target, max(1, target // 4))
         backend = TritonAttention(DEVICE, num_multiprocessors=1)
         backend.begin(inputs)
         room, num_items = backend._make_room(kind), backend._num_items(kind)
         room.items.fill_(-7)
-        room.splits.fill_(-7)
         backend._plan(kind, room, num_items)
         items = [row for row in room.items[:num_items].tolist() if row[0] >= 0]
         wanted = {(s, b) for s, n in enumerate(new) if (n <= SHORT_TOKENS) == short for b in range(kind.num_blocks(n))}
@@ -266,14 +265,46 @@ def test_the_plan_covers_each_segment_once_within_its_bounds(seed, monkeypatch):
                 assert segment == 0
         assert len(items) == len(wanted) - len(cut) + sum(segments for _, _, segments in cut)
         places = [place for segments in cut.values() for place in segments.values()]
-        assert len(places) == len(set(places)) and max(places, default=-1) < kind.most_work
+        assert len(places) == len(set(places)) and max(places, default=-1) < len(room.arrivals) // kv_heads
         assert all(sorted(parts) == list(range(segments)) for (_, _, segments), parts in cut.items())
-        assert len(cut) <= kind.max_splits
+        assert len(items) <= num_items
         if window:
             assert max((segments for _, _, segments in cut), default=1) <= (window + tiles.block_m) // tiles.block_n + 2
-        splits = [index for index in room.splits.tolist() if index >= 0]
-        assert sorted(room.items[index, :2].tolist() for index in splits) == sorted([s, b] for s, b, _ in cut)
-        assert all(room.items[index, 2] == 0 for index in splits)
+
+
+def planned_segments(count: int, past: int, places: int) -> set[int]:
+    """Segments that `count` decodes of equal length are cut into, where `places` programs run at once."""
+    case = Case(((past, 1),) * count)
+    inputs = attention_inputs(
+        [1] * count, [past + 1] * count, torch.zeros(1), torch.zeros(count, 1, dtype=torch.int32, device=DEVICE), 16
+    )
+    backend = TritonAttention(DEVICE, num_multiprocessors=1)
+    backend.begin(inputs)
+    tiles = Tiles(16, 64, 4, 3, resident=places, waves=4, least_tiles=2)
+    kind = backend._kind(True, tiles, Shape(2, 16, 16, 4, 4), 1, case.spec)
+    room, num_items = backend._make_room(kind), backend._num_items(kind)
+    backend._plan(kind, room, num_items)
+    return {row[3] for row in room.items[:num_items].tolist() if row[0] >= 0}
+
+
+def test_equal_sequences_are_cut_where_their_last_wave_would_run_nearly_empty():
+    assert planned_segments(8, 4095, 8) == {4}, "32 programs, four waves"
+    assert planned_segments(40, 4095, 8) == {1}, "five full waves"
+    assert planned_segments(41, 4095, 8) != {1}, "a sixth wave of one"
+    assert planned_segments(41, 63, 8) == {1}, "nothing to cut"
+
+
+@pytest.mark.parametrize("num_multiprocessors", [1, 64])
+def test_segments_are_put_together_by_whichever_program_ends_last(num_multiprocessors):
+    """Many segments of few rows, and few of many: the counters are 0 again behind each launch."""
+    case = Case(((200, 1), (3, 1), (90, 12)), heads=4, kv_heads=2)
+    built = case.build()
+    backend = TritonAttention(DEVICE, num_multiprocessors=num_multiprocessors, short=SMALL, long=SMALL)
+    for _ in range(2):
+        backend.begin(built[0])
+        got = backend.attend(built[1], built[2], case.spec)
+        torch.testing.assert_close(got, reference(case, *built), rtol=1e-5, atol=1e-5)
+        assert not any(room.arrivals.any() for room in backend._rooms.values())
 
 
 def slow(*families: str) -> list:

@@ -11,6 +11,7 @@ from tests.engine.compute.triton_harness import SHARED_LIMIT_BYTES, Compilation,
 
 pytest.importorskip("triton")
 
+from engine.compute.attention.triton_backend import Kind
 from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, padded, short_tiles
 
 REGISTERS = 65_536  # of a multiprocessor
@@ -30,46 +31,35 @@ def attend(shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, bl
         "query": query, "keys": kept, "values": None if latent else kept,
         "key_scales": "*fp32:16" if eight_bit else None, "value_scales": "*fp32:16" if eight_bit else None,
         "slopes": "*fp32:16" if sloped else None, "output": query, "partial_output": "*fp32:16",
-        "partial_lse": "*fp32:16", "block_tables": "*i32", "query_start": "*i32", "contexts": "*i32",
-        "items": "*i32:16",
+        "partial_lse": "*fp32:16", "arrivals": "*i32:16", "block_tables": "*i32", "table_rows": "*i32",
+        "query_start": "*i32", "contexts": "*i32", "items": "*i32:16",
     }  # fmt: skip
     signature = {name: kind for name, kind in pointers.items() if kind is not None} | {
         "scale_log2": "fp32", "query_token_stride": "i32:16", "query_head_stride": "i32:16", "table_stride": "i32",
     }  # fmt: skip
+    kind = Kind(tiles != long_tiles(shape), tiles, 1 if latent else 8, shape.group, padded(shape.value_dim), 0, 1, 1)
     constants = dict.fromkeys(name for name, kind in pointers.items() if kind is None) | {
         "NUM_KV_HEADS": 1 if latent else 8, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
         "VALUE_DIM": shape.value_dim, "MAIN": padded(shape.value_dim),
         "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "WINDOW": window, "SLOPED": sloped, "LATENT": latent,
         "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
+        "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip
     kernel = "engine.compute.triton.attention:attend_kernel"
     return Compilation(kernel, signature, constants, tiles.num_warps, tiles.num_stages)
 
 
-def combine(tiles: Tiles, main: int) -> Compilation:
-    pointers = dict.fromkeys(("partial_output", "partial_lse"), "*fp32:16") | {
-        "output": "*bf16:16", "query_start": "*i32", "items": "*i32:16", "splits": "*i32:16"
-    }  # fmt: skip
-    constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "VALUE_DIM": main, "MAIN": main, "BLOCK_M": tiles.block_m,
-                 "ROWS": 4, "SEGMENTS": 4}  # fmt: skip
-    return Compilation("engine.compute.triton.attention:combine_kernel", pointers, constants)
-
-
-def plan(window: int) -> list[Compilation]:
-    numbers = dict.fromkeys(
-        ("num_sequences", "least_new", "most_new", "target", "least_tiles", "max_splits"), "i32"
+def plan(window: int, ragged: bool) -> Compilation:
+    numbers = (
+        "num_sequences", "least_new", "most_new", "target", "places", "least_tiles", "most_extra", "search_steps",
+        "max_items",
     )  # fmt: skip
-    pointers = {"query_start": "*i32", "contexts": "*i32", "plan": "*i32:16", "splits": "*i32:16"}
-    constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": window, "SLACK": 1}
-    module = "engine.compute.triton.attention_plan"
-    items = {"plan": "*i32:16", "items": "*i32:16", "splits": "*i32:16"} | dict.fromkeys(
-        ("num_sequences", "search_steps", "max_items"), "i32"
-    )
-    return [
-        Compilation(f"{module}:plan_sequences_kernel", pointers | numbers, constants | {"CHUNK": 128}),
-        Compilation(f"{module}:plan_items_kernel", items, {"CHUNK": 128}),
-    ]
+    signature = {"query_start": "*i32", "contexts": "*i32", "plan": "*i32:16", "items": "*i32:16"}
+    constants = {"NUM_KV_HEADS": 8, "GROUP": 2, "BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": window, "SLACK": 1,
+                 "RAGGED": ragged, "CHUNK": 128}  # fmt: skip
+    kernel = "engine.compute.triton.attention_plan:plan_kernel"
+    return Compilation(kernel, signature | dict.fromkeys(numbers, "i32"), constants)
 
 
 def check(compilations: list[tuple[Compilation, int]]) -> None:
@@ -99,9 +89,8 @@ def test_every_choice_of_tiles_fits_the_device_and_hardly_spills():
 
 
 @pytest.mark.slow
-def test_the_planning_and_combining_kernels_compile():
-    small = [*plan(0), *plan(512), combine(short_tiles(USUAL, 1), 128), combine(long_tiles(USUAL), 128)]
-    check([(item, 1) for item in [*small, combine(short_tiles(LATENT[0], 1), 512)]])
+def test_the_planning_kernel_compiles():
+    check([(item, 1) for item in (plan(0, True), plan(512, True), plan(0, False))])
 
 
 @pytest.mark.slow

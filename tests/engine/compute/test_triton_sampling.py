@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.compute.logits import NOTHING, OVERFLOWED
 from engine.sampling import Grammar, SamplingParams
-from engine.token.sampling.sampler import NOTHING, Sampler, uniform
+from engine.token.sampling.sampler import Sampler, uniform
+from engine.token.sampling.state import RowTable, TokenHistory
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
 from tests.engine.exact_sampling import Row, assert_sampled_from, distribution, penalised
 from tests.further import further
@@ -214,11 +216,30 @@ def test_a_row_of_a_request_that_left_is_the_next_ones(small):
     assert draws.draw_rows(logits, torch.tensor([first], device=DEVICE), torch.tensor([3], device=DEVICE)).item() == 7
 
 
-def test_numbers_that_are_none_give_some_id(small):
-    rows, logits = random_rows(4, 20, seed=2)
+def test_logits_that_are_no_numbers_are_overflowed_and_single_ones_give_some_id(small):
+    rows, logits = random_rows(6, 20, seed=2)
     logits[:2] = torch.nan
-    logits[2:, 10] = torch.inf
-    assert all(-1 <= token < 20 for token in fused_ids(rows, logits))
+    logits[2:4, 10] = torch.inf
+    logits[4:, 0] = torch.nan
+    ids = fused_ids(rows, logits)
+    assert ids[:2] == [OVERFLOWED] * 2
+    assert all(-1 <= token < 20 for token in ids[2:])
+
+
+def test_logits_of_16_bits_draw_what_their_float32_draws_and_the_ids_are_remembered(small):
+    """Also rows that keep more aside than there is room for, and padding, which nobody owns."""
+    rows, logits = random_rows(12, 60, seed=5)
+    sampler = FusedSampler(DEVICE, TokenHistory(60, DEVICE), RowTable(60, torch.float32, DEVICE), 12)
+    table = torch.tensor([sampler.enter(row.sampling) for row in rows] + [-1], dtype=torch.int32, device=DEVICE)
+    narrow = torch.cat((logits, logits[:1])).bfloat16()
+    narrow[3] = torch.nan
+    positions = torch.arange(13, dtype=torch.int32, device=DEVICE)
+    owners = torch.tensor([11 - i for i in range(12)] + [-1], dtype=torch.int32, device=DEVICE)
+    last_ids = torch.full((13,), 77, dtype=torch.int32, device=DEVICE)
+    ids = sampler.draw_rows(narrow, table, positions, (owners, last_ids))
+    assert torch.equal(ids, sampler.draw_rows(narrow.float(), table, positions))
+    assert ids[3] == OVERFLOWED and ids[12] == NOTHING
+    assert last_ids[:12].flip(0).tolist() == ids[:12].clamp(min=0).tolist() and last_ids[12] == 77
 
 
 @pytest.mark.slow
@@ -287,7 +308,7 @@ def compilations() -> list[Compilation]:
         found.append(
             Compilation(
                 "engine.compute.triton.sampling:draw_kernel",
-                rows | {"positions_pointer": "*i64:16", "parameters_pointer": "*i64:16"} | parts | pointers | numbers,
+                rows | {"positions_pointer": "*i32", "parameters_pointer": "*i64:16"} | parts | pointers | numbers,
                 constants | {"CHUNKS": 128, "CAPACITY": sampling.CAPACITY}, num_warps=8,
             )
         )  # fmt: skip
