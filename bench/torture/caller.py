@@ -1,6 +1,7 @@
 """The process behind `client.calling`: reads a plan from stdin, makes its calls, writes the answers to stdout."""
 
 import asyncio
+import itertools
 import json
 import socket
 import sys
@@ -34,7 +35,8 @@ async def follow(plan: Plan) -> Answers:
     lags: list[float] = []
     watching = asyncio.create_task(measure_lag(lags))
     tasks = [asyncio.create_task(one(plan, call, found)) for call in plan.items]
-    tasks += [asyncio.create_task(repeat(plan, loop, found)) for loop in plan.loops for _ in range(loop.width)]
+    for number, loop in enumerate(plan.loops):
+        tasks += [asyncio.create_task(repeat(plan, loop, found, f"{number}-{each}")) for each in range(loop.width)]
     done, pending = await asyncio.wait(tasks, timeout=plan.seconds) if tasks else (set(), set())
     for task in pending:  # each adds its answer as one that ran out of time
         task.cancel()
@@ -59,11 +61,14 @@ async def one(plan: Plan, call: Call, found: Answers) -> None:
     await make(plan, call, found)
 
 
-async def repeat(plan: Plan, loop: Loop, found: Answers) -> None:
+async def repeat(plan: Plan, loop: Loop, found: Answers, caller: str) -> None:
     await asyncio.sleep(loop.call.at_s)
     until = found.started_s + loop.until_s
-    while time.monotonic() < until:
-        answer = await make(plan, loop.call, found)
+    for turn in itertools.count():
+        if time.monotonic() >= until:
+            return
+        name = f"{loop.call.name}-{caller}-{turn}" if loop.call.name else ""
+        answer = await make(plan, msgspec.structs.replace(loop.call, name=name), found)
         await asyncio.sleep(max(loop.pause_s, 0.05 if answer.end == REFUSED else 0.0))
 
 

@@ -37,7 +37,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """`width` callers that send the call again, as soon as it has ended, until `until_s` after the plan's start."""
+    """`width` callers that send the call again, as soon as it has ended, until `until_s` after the plan's start. The
+    name of the call begins the name of each."""
 
     call: Call
     width: int

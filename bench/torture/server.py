@@ -200,6 +200,23 @@ def session_members(session: int) -> list[int]:
     return members
 
 
+def descendants(pid: int) -> list[psutil.Process]:
+    """The processes that a process started, and those that they started, in whatever session they are."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def living(processes: list[psutil.Process]) -> list[int]:
+    """The ids of those that still live; zombies are dead."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float, step_s: float = 0.02) -> float | None:
     """Seconds until `condition` was true, or None if it was not within that time."""
     started = time.monotonic()

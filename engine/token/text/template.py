@@ -91,11 +91,11 @@ class ChatTemplate:
         values = {**(variables or {}), "messages": messages, "tools": tools or None, **self._special}
         try:
             text = self._environment.render_template(name, add_generation_prompt=add_generation_prompt, **values)
-        except (minijinja.TemplateError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            # The others come from our filters and functions, which the template gave arguments that they do not take.
-            raise TemplateError(
-                f"the model's chat template refuses these messages: {str(error).splitlines()[0]}"
-            ) from None
+        except TemplateError:
+            raise
+        except Exception as error:  # of any kind: a template may call Python's own objects, as it likes
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise TemplateError(f"the model's chat template refuses these messages: {first}") from None
         if not continue_final_message:
             return text
         text, mark, rest = text.rpartition(_END_OF_MESSAGE)

@@ -1,0 +1,39 @@
+"""What clients saw of their calls, beside the usage records that the servers left."""
+
+import importlib
+import importlib.util
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from engine.config import EngineConfig
+
+STATUSES_OF = {"done": {"answered", "refused"}, "error": {"failed"}, "left": {"cancelled", "answered"}}
+
+
+def has_usage() -> bool:
+    return "usage_dir" in EngineConfig.model_fields and importlib.util.find_spec("metrics.usage") is not None
+
+
+def unmatched(
+    folder: Path, seen: Mapping[str, str], doubtful: Collection[str], output_tokens: int
+) -> tuple[list[str], list[str], list[str]]:
+    """Names of calls without a record, with several, and with one that contradicts what the client saw.
+
+    `seen`: name of a call → how it ended for its client. `doubtful` may have one record or none.
+    """
+    records = importlib.import_module("metrics.usage.reader").read_usage(folder).records
+    counts = Counter(record.request_id for record in records)
+    lost = [name for name in seen if name not in doubtful and counts[name] == 0]
+    double = [name for name, count in counts.items() if name in seen and count > 1]
+    wrong = []
+    for record in records:
+        end = seen.get(record.request_id)
+        if end is None:
+            continue
+        whole = end == "done" and ("stream" in record.request_id or "whole" in record.request_id)
+        expected = STATUSES_OF.get(end)
+        is_other = expected is not None and record.status not in expected
+        if is_other or (whole and record.http_status == 200 and record.output_tokens != output_tokens):
+            wrong.append(f"{record.request_id}: {end}, but {record.status} with {record.output_tokens} tokens")
+    return lost, double, wrong
