@@ -1,6 +1,7 @@
 """What every run ends with: the diagnosis, the terminal and HTML reports, and the command that opens the app."""
 
 import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
 
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
-    """Diagnoses a run and writes its diagnosis.json."""
+    """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
     from metrics.diagnosis.diagnose import diagnose
 
     diagnosis = diagnose(run, against)
-    run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
+    try:
+        run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
+    except OSError as error:
+        print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
     return diagnosis
 
 
