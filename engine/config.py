@@ -137,6 +137,23 @@ class EngineConfig(BaseModel):
     objective_tpot_ms: float | None = TELEMETRY(None, gt=0, description="... this time per output token")
     objective_e2e_ms: float | None = TELEMETRY(None, gt=0, description="... this time to the last byte")
     run_dir: Path | None = TELEMETRY(None, description="folder to record requests, steps and system into")
+    usage_dir: Path | None = TELEMETRY(
+        None, description="folder to append a usage record of every call to, for bills; several servers may share it"
+    )
+    usage_prices: Path | None = TELEMETRY(
+        None, description="price list (YAML), with which each usage record is priced; by default records have no price"
+    )
+    usage_file_bytes: int | None = TELEMETRY(
+        None,
+        ge=4096,
+        description="size at which another usage file begins, as on each day; by default 67,108,864",
+    )
+    usage_sync_seconds: float | None = TELEMETRY(
+        None,
+        ge=0,
+        le=3600,
+        description="usage records that a power failure may lose, in seconds; 0 syncs each line first; by default 1",
+    )
     compat: Literal["none", "vllm"] = TELEMETRY(
         "none",
         description="vllm adds the names of vLLM to /metrics, for its dashboards, KEDA rules and endpoint pickers",
@@ -190,6 +207,13 @@ class EngineConfig(BaseModel):
         if ratio is not None and info.data.get("otlp_endpoint", "") is None:
             raise ValueError("only traces are sampled, and otlp_endpoint is not set; set it, or leave this out")
         return ratio
+
+    @field_validator("usage_prices", "usage_file_bytes", "usage_sync_seconds")
+    @classmethod
+    def _belongs_to_usage(cls, value: Path | float | None, info: ValidationInfo) -> Path | float | None:
+        if value is not None and info.data.get("usage_dir", "") is None:
+            raise ValueError("no usage is recorded, as usage_dir is not set; set it, or leave this out")
+        return value
 
     @field_validator("run_dir", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat", "otlp_endpoint")
     @classmethod

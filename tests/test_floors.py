@@ -37,6 +37,7 @@ MAY_IMPORT = {
         "metrics.errors",
     },
     "metrics.results": {"metrics.request", "metrics.run", "metrics.records", "metrics.statistics"},
+    "metrics.usage": {"metrics.results", "metrics.errors"},
     "metrics.catalog": {"metrics.memory", "metrics.compute", "metrics.machine", "metrics.records", "metrics.ledger"},
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {

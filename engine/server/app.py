@@ -43,13 +43,14 @@ def build_app(config: EngineConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.core.start()
         service.grammar_checks.start()
-        watching = [asyncio.create_task(watch) for watch in service.telemetry.watches(service.core.pid)]
+        watches = service.telemetry.watches(service.core.pid)
+        watching = [asyncio.create_task(watch) for watch in [*watches, *service.usage_watches()]]
         yield
         for task in watching:
             task.cancel()
         await service.core.stop()
         await service.grammar_checks.stop()
-        service.telemetry.close()
+        service.close()
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)
     app.state.service = service

@@ -16,6 +16,7 @@ from metrics.records import RequestRecord
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 OnEnd = Callable[[int, str | None, RequestRecord | None], None]  # status, code and record of a call
+BeforeLast = Callable[[int, str | None], None]  # status and code of an answer that is about to be complete
 
 
 class CallResponse(Response):
@@ -24,11 +25,14 @@ class CallResponse(Response):
     It listens for the client's disconnect all the time. After one the core forgets the call within a step.
     """
 
-    def __init__(self, call: Call, serializer: Serializer, on_end: OnEnd, *, stream: bool):
+    def __init__(
+        self, call: Call, serializer: Serializer, on_end: OnEnd, before_last: BeforeLast | None = None, *, stream: bool
+    ):
         super().__init__()
         self._call = call
         self._serializer = serializer
         self._on_end = on_end
+        self._before_last = before_last or (lambda status, code: None)
         self._end: tuple[int, str | None, RequestRecord | None] = (*SERVER_FAULT, None)  # until the record is there
         self._streams = stream  # a bound method here would be a cycle, and a call would live until a garbage collection
 
@@ -66,9 +70,12 @@ class CallResponse(Response):
             async for piece in call.pieces():
                 if events := serializer.events(piece):
                     await self._deliver(send, {"body": events, "more_body": True}, piece)
-            await self._deliver(send, {"body": serializer.closing(piece.sequence), "more_body": False}, piece)
+            last = serializer.closing(piece.sequence)
+            self._before_last(200, None)
+            await self._deliver(send, {"body": last, "more_body": False}, piece)
         except Exception as error:  # too late for a status: the error is the last event
             shown = error if isinstance(error, ApiError) else ApiError(500, "the server failed on this request")
+            self._before_last(shown.status, shown.code)
             await send({"type": "http.response.body", "body": serializer.failure(shown), "more_body": False})
             self._confirm(call.failure_written)
             if shown is not error:
@@ -78,11 +85,13 @@ class CallResponse(Response):
         try:
             pieces = [piece async for piece in self._call.pieces()]
         except ApiError as error:
+            self._before_last(error.status, error.code)
             await error.response()({"type": "http"}, _never, send)
             self._confirm(self._call.failure_written)
             return
         body = self._serializer.body(pieces)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        self._before_last(200, None)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._deliver(send, {"body": body}, pieces[-1])
 

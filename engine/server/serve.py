@@ -14,7 +14,7 @@ from metrics.errors import RunDataError, ServerError, SojournError
 
 def serve(config: EngineConfig) -> None:
     """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and
-    RunDataError, once all is over, if the run directory lacks records."""
+    RunDataError, once all is over, if records or usage were lost."""
     listener = listen(config.host, config.port)
     try:
         app = build_app(config)
@@ -28,7 +28,7 @@ def serve(config: EngineConfig) -> None:
         runner.run(_run(_Server(settings, core), core, listener, url))
     if core.state == "failed":
         raise ServerError(core.failure)
-    if (lost := app.state.service.telemetry.failure) is not None:
+    if (lost := app.state.service.failure) is not None:
         raise RunDataError(lost)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from engine.server.openai.submission import sampling_params, sequences_of
 from engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tools
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
+from engine.server.usage.usage_log import UsageLog
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.export.spans import parent_of
@@ -53,7 +54,9 @@ class Service:
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
-        self.on_end: list[OnEnd] = []  # beside the telemetry of records
+        self.usage = UsageLog(config, self.name) if config.usage_dir is not None else None
+        self.telemetry.usage = self.usage
+        self.on_end: list[OnEnd] = [self.usage.ended] if self.usage is not None else []  # beside the telemetry
         self._open: set[str] = set()  # ids of the calls without an end
 
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
@@ -163,14 +166,18 @@ class Service:
         caller = request.state.caller
         shown_token_ids = plan.shown_token_ids if plan is not None else frozenset()
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
+        call = Call(self.core, caller, sequences)
+        caller.attributes = trace_attributes(body, max_tokens)
+        if self.usage is not None:
+            self.usage.begin(call)
         for sequence in sequences:
             self.core.submit(sequence)
-        caller.attributes = trace_attributes(body, max_tokens)
-        return Call(self.core, caller, sequences)
+        return call
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
         """The response that follows a call until its record is there."""
-        return CallResponse(call, serializer, partial(self.ended, call.caller), stream=stream)
+        before_last = None if self.usage is None else partial(self.usage.answered, call)
+        return CallResponse(call, serializer, partial(self.ended, call.caller), before_last, stream=stream)
 
     def ended(self, caller: Caller, status: int, code: str | None = None, record: RequestRecord | None = None) -> None:
         """Takes the end of a call of an endpoint: each call, however it ends, comes here exactly once.
@@ -186,6 +193,22 @@ class Service:
                 notify(caller, status, code, record)
             except Exception:  # the others must hear of it, too
                 log.exception("the end of request %s was not taken by %r", caller.request_id, notify)
+
+    def usage_watches(self) -> list[Coroutine]:
+        """What goes on for as long as the server does, so that a kill loses little."""
+        return [] if self.usage is None else [self.usage.run()]
+
+    def close(self) -> None:
+        """Writes the rest of records and usage. Raises nothing: `failure`."""
+        self.telemetry.close()
+        if self.usage is not None:
+            self.usage.close()
+
+    @property
+    def failure(self) -> str | None:
+        """Once closed: what was lost of records and usage, as a sentence."""
+        lost = [self.telemetry.failure, None if self.usage is None else self.usage.failure]
+        return "; ".join(sentence for sentence in lost if sentence) or None
 
     def repeated_fields(self, call: Call, prefix: str) -> dict[str, Any]:
         """The fields that every chunk of a call repeats."""
@@ -235,5 +258,6 @@ class Service:
             arrived_ns=request.state.arrived_ns,
             tenant=request.headers.get("x-sojourn-tenant", "")[:128],
             klass=request.headers.get("x-sojourn-class", "")[:128],
+            route=request.url.path,
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )

@@ -27,6 +27,8 @@ class Caller:
     arrived_ns: int  # the last byte of the body; the head, until the body is read
     tenant: str = ""
     klass: str = ""
+    route: str = ""  # the path of the endpoint
+    key_id: str | None = None  # names the API key that it came with
     traceparent: str | None = None  # of W3C Trace Context, if it has the form
     quota_ns: int = 0  # it waited for its tenant's limits, after `arrived_ns`
     moderation_ns: int = 0  # its input was checked, before `encoded_ns`
@@ -72,6 +74,16 @@ class Call:
     @property
     def cached_tokens(self) -> int:
         return sum(leader.cached_tokens for leader in self._leaders)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of the sequence that ended last, as the client sees it; None before the first end."""
+        return self._finish_reason
+
+    @property
+    def generated_tokens(self) -> int:
+        """Of all sequences so far, as its record counts them: with those that no client sees."""
+        return sum(sequence.output_tokens for sequence in self.sequences)
 
     @property
     def output_tokens(self) -> int:
@@ -160,7 +172,7 @@ class Call:
             cached_tokens=self.cached_tokens,
             computed_tokens=sum(ended.computed_tokens for ended in ends),
             recomputed_tokens=sum(ended.recomputed_tokens for ended in ends),
-            output_tokens=sum(sequence.output_tokens for sequence in self.sequences),
+            output_tokens=self.generated_tokens,
             prompt_characters=sum(len(leader.prompt_text or "") for leader in self._leaders),
             output_characters=self._output_characters,
             preemptions=sum(ended.preemptions for ended in ends),

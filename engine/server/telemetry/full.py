@@ -13,6 +13,7 @@ from engine.config import EngineConfig, model_folder, objectives
 from engine.server.telemetry.loop_lag import LoopLag
 from engine.server.telemetry.recent import Recent
 from engine.server.telemetry.recording import Recording
+from engine.server.usage.usage_log import UsageLog
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.compute.step_costs import StepCosts
 from metrics.errors import CalibrationError
@@ -49,6 +50,7 @@ class Telemetry:
         self.recent = Recent()
         self.loop_lag = LoopLag()
         self.failure: str | None = None  # once closed: what its run directory lacks, as a sentence
+        self.usage: UsageLog | None = None  # set by the server that bills
         self._recording = Recording(config) if config.run_dir is not None else None
         self.recorder = self._recording and self._recording.recorder
         self.costs: StepCosts | None = None  # of the core that is up
@@ -68,6 +70,8 @@ class Telemetry:
 
     def ready(self, message: messages.Ready) -> None:
         """A core has loaded its model: its whole pool is free. One that replaces another keeps its step model."""
+        if self.usage is not None:
+            self.usage.ready(message)
         if self.costs is None or self.costs.shape != message.shape:
             self.costs = StepCosts(message.shape)
             ceilings = _ceilings(message)
@@ -97,6 +101,8 @@ class Telemetry:
         self._is_complete.set()
         if message.step is not None:
             self._steps.append(message.step)
+            if self.usage is not None:
+                self.usage.step(message.step)
 
     async def refresh(self) -> None:
         """Folds every step whose tokens are here; its record follows them at once."""
@@ -129,8 +135,10 @@ class Telemetry:
     def scrape(self) -> bytes:
         if (last := self._last) is not None:
             self.exporter.gauges.observe_state(Pool(*last.blocks), last.waiting, last.running)
-        if self.recorder is not None:
-            self.exporter.observe_recorder(self.recorder.dropped, self.recorder.failed)
+        if self.recorder is not None or self.usage is not None:
+            dropped, failed = (0, 0) if self.recorder is None else (self.recorder.dropped, self.recorder.failed)
+            unwritten = 0 if self.usage is None else self.usage.writer.failed
+            self.exporter.observe_recorder(dropped, failed + unwritten)
         self.exporter.system.observe_loop_lag(self.loop_lag.counts, self.loop_lag.total_ns)
         if self.tracer is not None:
             self.exporter.observe_tracer(self.tracer.decisions, self.tracer.exports)
@@ -166,6 +174,8 @@ class Telemetry:
 
     def _observe_system(self, record: SystemRecord) -> None:
         self.exporter.system.observe(record)
+        if self.usage is not None:
+            self.usage.system(record)
         if self.recorder is not None:
             self.recorder.append("system", record)
 

@@ -6,6 +6,7 @@ from typing import Any
 from engine import messages
 from engine.config import EngineConfig, model_folder
 from engine.server.telemetry.recent import Recent
+from engine.server.usage.usage_log import UsageLog
 from metrics.export.prometheus import Exporter
 from metrics.export.prometheus_pool import Pool
 from metrics.records import RequestRecord
@@ -16,6 +17,7 @@ class NoTelemetry:
 
     recorder = None
     failure = None
+    usage: UsageLog | None = None  # set by the server that bills
 
     def __init__(self, config: EngineConfig):
         name = config.served_model_name or model_folder(config.model).name
@@ -47,6 +49,8 @@ class NoTelemetry:
     def scrape(self) -> bytes:
         if (last := self._last) is not None:
             self.exporter.gauges.observe_state(Pool(*last.blocks), last.waiting, last.running)
+        if self.usage is not None:
+            self.exporter.observe_recorder(0, self.usage.writer.failed)
         return self.exporter.render()
 
     def watches(self, core_pid) -> list[Coroutine]:

@@ -13,12 +13,17 @@ from engine.config import EngineConfig
 from engine.server.app import build_app
 from engine.server.service import Service
 from metrics.ledger import Account, new_ledger
+from metrics.memory.plan import MemoryPlan
 from tests.engine.simulated import SHAPE
 
 MODEL = "tiny-model"
+PLAN = MemoryPlan(
+    free_bytes=9, process_bytes=1, weight_bytes=1, kv_bytes=1, work_bytes=1, table_bytes=1, num_kv_blocks=1024,
+    kv_tokens=16_384,
+)  # fmt: skip
 READY = messages.Ready(
     model_name=MODEL, device="cpu", dtype="float32", threads=1, max_model_len=2048, num_kv_blocks=1024, block_size=16,
-    weights="float32", weight_bytes=1, num_parameters=1, shape=SHAPE,
+    weights="float32", weight_bytes=1, num_parameters=1, shape=SHAPE, memory=PLAN,
 )  # fmt: skip
 
 
@@ -100,4 +105,4 @@ async def serving(**settings) -> AsyncIterator[tuple[FastAPI, ScriptedCore, http
             yield app, core, client
     finally:
         turns.cancel()
-        app.state.service.telemetry.close()
+        app.state.service.close()

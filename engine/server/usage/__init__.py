@@ -1,0 +1,1 @@
+"""Usage records of a server: written before a call reaches the core, and before its answer is complete."""
