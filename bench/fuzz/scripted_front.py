@@ -9,17 +9,9 @@ from engine import messages
 from engine.config import EngineConfig
 from engine.sampling import TokenLogprobs
 from engine.server.app import build_app
-from metrics.compute.cost_model import ModelShape
 from metrics.ledger import new_ledger
+from tests.engine.server.scripted_core import READY
 
-SHAPE = ModelShape(
-    vocab_size=4096, hidden_size=8, attention_parameters=384, mlp_parameters=768, pair_flops=32, windows=((None, 2),),
-    kv_bytes_per_token=64, weight_bytes=4096,
-)  # fmt: skip
-READY = messages.Ready(
-    model_name="tiny-model", device="cpu", dtype="float32", threads=1, max_model_len=1024, num_kv_blocks=1024,
-    block_size=16, weights="float32", weight_bytes=4096, num_parameters=1000, shape=SHAPE,
-)  # fmt: skip
 BLOCKS = (1000, 24, 0, 0)
 LOGPROBS = TokenLogprobs(300, -0.5, 1, [(300, -0.5)])
 MAX_ANSWER_TOKENS = 4
