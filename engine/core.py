@@ -14,7 +14,7 @@ import zmq
 from engine import messages
 from engine.config import EngineConfig, model_folder
 from engine.engine import Engine, make_scheduler
-from engine.process import freeze_startup_objects, let_threads_sleep, num_cores
+from engine.process import freeze_startup_objects, keep_cupti, let_threads_sleep, num_cores
 from engine.telemetry.observer import make_observer
 
 
@@ -55,6 +55,7 @@ def open_sockets(context: zmq.Context, folder: Path) -> tuple[zmq.Socket, zmq.So
 def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
     """Loads the model and makes the loop around it. Raises ModelError with a sentence."""
     let_threads_sleep(os.environ, sys.modules)
+    keep_cupti(os.environ)
     import torch
 
     from engine.runner import ModelRunner

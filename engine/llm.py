@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine import messages
 from engine.config import EngineConfig, complaint, model_folder
 from engine.core import build
+from engine.engine import Engine
 from engine.llm_output import Completion, OutputSequence, Piece
 from engine.sampling import SamplingParams, choice_seed, contradiction, unfit
 from engine.token.text.template import ChatTemplate
@@ -81,11 +83,10 @@ class LLM:
         self._ids = map(str, itertools.count())
         self._failure: BaseException | None = None
         self._on_steps = on_steps
-        self._engine, self.ready = build(config, 0, self._publish)
-        self._costs = StepCosts(self.ready.shape)
         self._steps: list[StepRecord] = []  # not handed to `on_steps` yet
-        self._thread = threading.Thread(target=self._run, name="sojourn engine", daemon=True)
-        self._thread.start()
+        self._engine, self.ready = self._start(config)
+        self._costs = StepCosts(self.ready.shape)
+        self._is_ready.set()
         # A daemon that computes while the interpreter goes away brings the process down with an abort.
         weakref.finalize(self, _end, self._inbox, self._thread)
 
@@ -260,8 +261,27 @@ class LLM:
         if self._failure is not None:
             raise LLMError(f"the engine has ended: {self._failure}") from self._failure
 
-    def _run(self) -> None:
-        """The thread: steps while there is work, sleeps while there is none."""
+    def _start(self, config: EngineConfig) -> tuple[Engine, messages.Ready]:
+        """Builds the engine in the thread that will run it: a GPU's libraries have a handle and memory for each thread.
+        Raises what `build` raises."""
+        built: Future[tuple[Engine, messages.Ready]] = Future()
+        self._is_ready = threading.Event()  # the loop has all that it reads
+        self._thread = threading.Thread(target=self._run, args=(config, built), name="sojourn engine", daemon=True)
+        self._thread.start()
+        try:
+            return built.result()
+        except BaseException:  # an interrupt, too: the thread ends when it has built
+            self._is_ready.set()
+            raise
+
+    def _run(self, config: EngineConfig, built: Future) -> None:
+        """The thread: builds the engine, steps while there is work, sleeps while there is none."""
+        try:
+            built.set_result(build(config, 0, self._publish))
+        except BaseException as error:
+            built.set_exception(error)
+            return
+        self._is_ready.wait()
         try:
             try:
                 self._loop()

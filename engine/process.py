@@ -25,6 +25,14 @@ def let_threads_sleep(environment: MutableMapping[str, str], loaded: Container[s
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
+def keep_cupti(environment: MutableMapping[str, str]) -> None:
+    """Lets torch's profiler measure CUDA graphs more than once: CUPTI, which times kernels, failed where it ended
+    between two bursts and began again under replayed graphs. Read when the first burst begins. The user's values
+    stay."""
+    environment.setdefault("TEARDOWN_CUPTI", "0")
+    environment.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+
+
 def num_cores() -> int:
     """Physical cores that this process may use: a second thread on a core finds its vector units taken."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -86,7 +86,7 @@ class StepRecord(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     preempted_tokens: list[int] = []
     planned_ns: int | None = None  # when it was decided what it holds
     device_end_ns: int | None = None  # when the device was done with it
-    sampling_ns: int | None = None  # the last part of the device's time: logits → ids
+    sampling_ns: int | None = None  # the last part of the device's time: logits → ids; a graph draws within itself
     flops_attention: int = 0  # its projections, scores and mixing; the three parts sum to `flops`
     flops_mlp: int = 0  # routers and the chosen experts too
     flops_head: int = 0

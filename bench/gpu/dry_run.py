@@ -70,8 +70,9 @@ class Steps:
             self.runner.forget(request.id)
 
 
-def dry_run(folder: Path | str, settings: dict[str, Any]) -> Record:
-    """Changes torch for this process. `settings` are those of EngineConfig; max_num_seqs is LEAST_SEQUENCES or more."""
+def dry_run(folder: Path | str, settings: dict[str, Any], serves: bool = True) -> Record:
+    """Changes torch for this process. `settings` are those of EngineConfig; max_num_seqs is LEAST_SEQUENCES or more.
+    Without `serves` the runner only starts."""
     from engine.config import EngineConfig, model_folder
     from engine.runner.runner import ModelRunner
 
@@ -93,7 +94,8 @@ def dry_run(folder: Path | str, settings: dict[str, Any]) -> Record:
         sizes = [*reversed(runner.graph_sizes)]
         for size, launches in zip(sizes, record.graphs[-len(sizes) :] if sizes else [], strict=True):
             record.steps[f"graph of {size}"] = launches
-        take_steps(runner, record, min(config.max_num_seqs, LEAST_SEQUENCES) - 1)
+        if serves:
+            take_steps(runner, record, min(config.max_num_seqs, LEAST_SEQUENCES) - 1)
     return record
 
 
@@ -119,11 +121,12 @@ def take_steps(runner: Any, record: Record, count: int) -> None:
         steps.prompts_then_decodes(" with a sample of the entropy", requests)
 
 
-def in_a_process(shape: str, settings: dict[str, Any], timeout_seconds: int = 300) -> Record:
+def in_a_process(shape: str, settings: dict[str, Any], serves: bool = True, timeout_seconds: int = 300) -> Record:
     """`dry_run` of a shape of bench.shapes, or of a file of config.json, without a trace in this process."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         pairs = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
         command = [sys.executable, "-m", "bench.gpu.dry_run", shape, "--json", file.name, *pairs]
+        command += [] if serves else ["--start-only"]
         environment = {**os.environ, "TRITON_INTERPRET": "0"}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_seconds
@@ -155,6 +158,7 @@ def main() -> None:
     parser.add_argument("model", help="a shape of bench/shapes.py, or a file of config.json")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the engine")
     parser.add_argument("--json", type=Path, help="where the report goes as JSON")
+    parser.add_argument("--start-only", action="store_true", help="start the engine, and serve nothing")
     options = parser.parse_args()
     given = dict(item.split("=", 1) for item in options.set)
     settings = {"graphs": "on", "max_num_seqs": 256, "max_num_batched_tokens": 16384, "max_model_len": 4096} | given
@@ -163,7 +167,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model, _ = model_to_bench(options.model, folder)
-        record = dry_run(model, settings)
+        record = dry_run(model, settings, not options.start_only)
     print(report(record))
     if options.json is not None:
         found = {"faults": record.faults, "steps": record.steps, "specialisations": record.specialisations}

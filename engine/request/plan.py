@@ -78,7 +78,7 @@ class StepOutcome:
     sampled_ns: int  # ... and the tokens
     device_begin_ns: int
     device_end_ns: int
-    sampling_ns: int  # the last part of the device time
+    sampling_ns: int  # the last part of the device time; about 0 where a graph drew the tokens: they are its kernels
     padding_tokens: int = 0
     graph: str = "eager"
     logit_rows: int = 0  # that were computed: of sampled tokens, and of scored prompt tokens

@@ -274,6 +274,20 @@ def test_settings_of_a_server_and_unknown_ones_are_refused():
         LLM("tiny-model", priority_ageing=5)
 
 
+def test_the_engine_is_built_in_the_thread_that_runs_it(monkeypatch):
+    """A GPU's libraries have a handle and memory for each thread that uses them."""
+    threads, make, launch = [], ModelRunner.__init__, ModelRunner.launch
+
+    def watched(method):
+        return lambda *args: threads.append(threading.get_ident()) or method(*args)
+
+    monkeypatch.setattr(ModelRunner, "__init__", watched(make))
+    monkeypatch.setattr(ModelRunner, "launch", watched(launch))
+    with LLM("tiny-model", threads=1, num_kv_blocks=64, max_model_len=256) as llm:
+        llm.generate("The queue", SamplingParams(max_tokens=2, temperature=0.0))
+    assert len(threads) > 2 and len(set(threads)) == 1 and threads[0] != threading.get_ident()
+
+
 def test_engine_that_fails_tells_everybody_who_waits(monkeypatch):
     with LLM("tiny-model", threads=1, num_kv_blocks=16, max_model_len=64) as llm:
 

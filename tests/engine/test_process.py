@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engine.process import SPIN_COUNT, let_threads_sleep, num_cores
+from engine.process import SPIN_COUNT, keep_cupti, let_threads_sleep, num_cores
 
 
 def test_threads_are_the_cores_that_the_process_may_use(monkeypatch):
@@ -29,3 +29,9 @@ def test_threads_are_the_cores_that_the_process_may_use(monkeypatch):
 def test_threads_sleep_while_they_wait_unless_torch_or_the_user_was_first(environment, loaded, after):
     let_threads_sleep(environment, loaded)
     assert environment == after
+
+
+def test_cupti_stays_between_two_bursts_unless_the_user_says_otherwise():
+    environment = {"TEARDOWN_CUPTI": "1"}
+    keep_cupti(environment)
+    assert environment == {"TEARDOWN_CUPTI": "1", "DISABLE_CUPTI_LAZY_REINIT": "1"}

@@ -197,3 +197,16 @@ def test_a_profiler_that_fails_is_told_and_ends_nothing(checkpoints, monkeypatch
     assert burst.failure == "RuntimeError: no counters here" and burst.windows == []
     assert all(len(tokens) == 12 for tokens in published.tokens.values())
     assert not {"launch", "collect"} & set(vars(engine.runner))
+
+
+def test_the_profiler_needs_nothing_that_torch_2_11_lacks(monkeypatch):
+    """torch binds `activity_type` from 2.12 on."""
+    if hasattr(torch._C._autograd._KinetoEvent, "activity_type"):
+        monkeypatch.delattr(torch._C._autograd._KinetoEvent, "activity_type")
+    profiler = TorchProfiler(torch.device("cpu"))
+    profiler.start()
+    torch.ones(1000).exp()
+    profiler.stop()
+    names = [event.name for event in profiler.events() if event is not None]
+    assert "aten::exp" in names and "sojourn::mark" not in names
+    assert profiler.offset().error_ns >= 0

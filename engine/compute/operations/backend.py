@@ -7,6 +7,7 @@ import torch
 
 from engine.compute.attention.backend import AttentionBackend
 from engine.compute.kv_cache import LayerCache, quantise
+from engine.compute.linear import Linear
 from engine.compute.operations.reference import Experts, mixture, rms_norm, rotate, silu_gate
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # reference.rms_norm or another norm
@@ -62,6 +63,10 @@ class Operations:
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size] → [num_tokens, size]."""
         return kind(gate_up)
+
+    def gated_product(self, kind: Gate, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
+        """The gate of gate_up(x): [num_tokens, hidden_size] → [num_tokens, size]."""
+        return self.gate(kind, gate_up(x))
 
     def write_heads(
         self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache

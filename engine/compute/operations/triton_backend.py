@@ -3,10 +3,12 @@
 import torch
 
 from engine.compute.kv_cache import LayerCache
+from engine.compute.linear import Linear
 from engine.compute.operations import reference
 from engine.compute.operations.backend import Gate, HeadSpec, Norm, Operations, Rope
 from engine.compute.triton import experts as experts_kernels
 from engine.compute.triton import gate as gate_kernels
+from engine.compute.triton import gated_product as product_kernels
 from engine.compute.triton import heads as heads_kernels
 from engine.compute.triton import norms as norm_kernels
 
@@ -31,6 +33,12 @@ class TritonOperations(Operations):
 
     def gate(self, kind: Gate, gate_up: torch.Tensor) -> torch.Tensor:
         return gate_kernels.gate(gate_up, gelu=_GATES[kind]) if kind in _GATES else kind(gate_up)
+
+    def gated_product(self, kind: Gate, x: torch.Tensor, gate_up: Linear) -> torch.Tensor:
+        plain = gate_up.packed is None and gate_up.bias is None and kind in _GATES
+        if plain and product_kernels.fits(x, gate_up.weight):
+            return product_kernels.gated_product(x, gate_up.weight, gelu=_GATES[kind])
+        return super().gated_product(kind, x, gate_up)
 
     def write_heads(
         self, qkv: torch.Tensor, heads: HeadSpec, rope: Rope | None, slots: torch.Tensor, layer_cache: LayerCache

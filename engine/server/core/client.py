@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from engine import messages
 from engine.config import EngineConfig
-from engine.process import let_threads_sleep
+from engine.process import keep_cupti, let_threads_sleep
 from engine.server.core.sequence import SequenceStream
 from engine.server.errors import Rejection
 from metrics.compute.kernels import Burst
@@ -241,6 +241,7 @@ class CoreClient:
     async def _start_core(self, sockets: str) -> asyncio.subprocess.Process:
         environment = dict(os.environ)
         let_threads_sleep(environment)
+        keep_cupti(environment)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine.core", sockets, str(self.next_step), str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, env=environment,

@@ -23,7 +23,7 @@ class GatedMLP(nn.Module):
         return self.gate_up.num_weights + self.down.num_weights
 
     def forward(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
-        return self.down(operations.gate(self.gate, self.gate_up(x)))
+        return self.down(operations.gated_product(self.gate, x, self.gate_up))
 
     def slices(self, prefix: str) -> dict[str, torch.Tensor]:
         targets = {f"{prefix}.down_proj.weight": self.down.weight}

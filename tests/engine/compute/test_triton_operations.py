@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.compute.kv_cache import LayerCache
+from engine.compute.linear import Linear
 from engine.compute.operations import reference as ops
 from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_spills
@@ -11,6 +12,7 @@ from tests.engine.compute.triton_harness import DEVICE, Compilation, assert_no_s
 pytest.importorskip("triton")
 
 from engine.compute.operations.triton_backend import TritonOperations
+from engine.compute.triton import gated_product
 from engine.compute.triton.step_inputs import StepRows, step_inputs
 from tests.engine.compute.reference_step_inputs import reference_step_inputs
 
@@ -93,6 +95,37 @@ def test_gates_are_those_of_torch(rows, size, dtype):
 @pytest.mark.parametrize(("rows", "size"), [(64, 3072), (8192, 17408)])
 def test_gates_on_a_device(rows, size, dtype):
     check_gates(rows, size, dtype)
+
+
+def check_gated_product(rows: int, depth: int, size: int, dtype: torch.dtype) -> None:
+    x, both = randn(rows, depth, dtype=dtype), Linear(depth, 2 * size)
+    both.weight = torch.nn.Parameter(randn(2 * size, depth, dtype=dtype, seed=1) / depth**0.5, requires_grad=False)
+    assert gated_product.fits(x, both.weight)
+    for kind in (ops.silu_gate, ops.gelu_gate):
+        # Both halves are rounded before they are multiplied: sums in another order move each by a step.
+        assert_close(TRITON.gated_product(kind, x, both), TORCH.gated_product(kind, x, both), ulps=4)
+
+
+@pytest.mark.parametrize(("rows", "depth", "size"), [(1, 40, 24), (20, 160, 33), (70, 72, 100)])
+def test_gated_products_are_those_of_torch(rows, depth, size):
+    check_gated_product(rows, depth, size, torch.float16)  # which the interpreter multiplies
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 40, 64, 256])
+def test_gated_products_on_a_device(rows):
+    check_gated_product(rows, 1024, 3072, torch.bfloat16)
+
+
+def test_large_and_biased_products_are_left_to_the_library():
+    weight = torch.empty((34816, 5120), dtype=torch.bfloat16, device="meta")
+    rows = {n: torch.empty((n, 5120), dtype=torch.bfloat16, device="meta") for n in (64, 65)}
+    assert gated_product.fits(rows[64], weight) and not gated_product.fits(rows[65], weight)
+    assert not gated_product.fits(rows[64].float(), weight.float())
+    biased = Linear(40, 48, bias=True).to(DEVICE)
+    torch.nn.init.normal_(biased.weight), torch.nn.init.normal_(biased.bias)
+    x = randn(3, 40)
+    assert_close(TRITON.gated_product(ops.silu_gate, x, biased), TRITON.gate(ops.silu_gate, biased(x)))
 
 
 def make_cache(planes: int, slots: int, heads: int, dim: int, dtype: torch.dtype) -> LayerCache:
