@@ -126,6 +126,9 @@ class EngineConfig(BaseModel):
     tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31"] | None = TOKEN(
         None, description="how the model writes calls of tools; by default as its chat template shows them"
     )
+    reasoning_format: Literal["none", "think", "deepseek_r1", "seed", "kimi", "magistral", "granite"] | None = TOKEN(
+        None, description="how the model marks its reasoning; none: as text; by default as its chat template shows it"
+    )
     prefix_caching: bool = MEMORY(True, description="reuse the KV of prompts that begin alike")
     telemetry: Literal["full", "off"] = TELEMETRY(
         "full", description="off: no ledgers, no records of steps and requests, no overhead"

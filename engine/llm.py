@@ -43,8 +43,8 @@ class LLMError(SojournError):
 # Settings of the front process of a server.
 _SERVER_SETTINGS = {
     "host", "port", "served_model_name", "max_waiting", "drain_seconds", "max_body_bytes", "run_dir", "seed",
-    "tool_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat", "otlp_endpoint",
-    "trace_sample_ratio",
+    "tool_format", "reasoning_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat",
+    "otlp_endpoint", "trace_sample_ratio",
 }  # fmt: skip
 
 

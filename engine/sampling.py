@@ -10,10 +10,14 @@ GREEDY_BELOW = 1e-5  # temperatures under it would only lose digits on the way t
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """The form that an output must have. `source` is JSON for a schema, else the expression itself."""
+    """The form that an output must have. `source` is JSON for a schema, else the expression itself.
+
+    `head` is Lark of a rule of that name: what stands before, as a model's reasoning does.
+    """
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
+    head: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

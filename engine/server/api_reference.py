@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from engine.server.anthropic.content_blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from engine.server.anthropic.messages_request import CountTokensRequest
 from engine.server.app import ENDPOINTS
 from engine.server.debug import ProfileRequest
 from engine.server.openai.messages import TemplateFields
@@ -18,7 +20,9 @@ from engine.server.openai.protocol import GenerationRequest, UnsupportedField
 from engine.server.openai.responses_request import ResponsesRequest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
-SHARED = (GenerationRequest, TemplateFields)  # their fields have one table, for all bodies that take them
+# Their fields have one table, for all bodies that take them.
+SHARED = (GenerationRequest, TemplateFields, CountTokensRequest)
+BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)  # in the lists of a message
 BODIES = {f"POST {path}": endpoint.body for path, endpoint in ENDPOINTS.items()}
 BODIES["POST /debug/profile"] = ProfileRequest
 _TABLE = re.compile(r"(<!-- (fields|unsupported): (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -28,7 +32,7 @@ _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 def tables() -> dict[str, str]:
     """Name of a model → its table, of every model that a request can hold."""
     found: dict[str, str] = {}
-    for model in (*SHARED, *BODIES.values()):
+    for model in (*SHARED, *BODIES.values(), *BLOCKS):
         schema = model.model_json_schema()
         for name, inner in schema.pop("$defs", {}).items():
             found[name] = _table(inner, set())
@@ -40,7 +44,7 @@ def tables() -> dict[str, str]:
 
 def unsupported_tables() -> dict[str, Mapping[str, UnsupportedField]]:
     """Name of a model → the fields that pass with some values only. Completions and chats share one table."""
-    return {model.__name__: model.unsupported for model in (GenerationRequest, ResponsesRequest)}
+    return {model.__name__: model.unsupported for model in (GenerationRequest, ResponsesRequest, CountTokensRequest)}
 
 
 def renewed(document: str) -> str:

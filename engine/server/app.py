@@ -12,6 +12,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
 from engine.server import token_api
+from engine.server.anthropic import messages_api
+from engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from engine.server.debug import add_debug_routes
 from engine.server.endpoint import Endpoint, answer_call
 from engine.server.errors import ApiError
@@ -26,6 +28,8 @@ ENDPOINTS = {
     "/v1/completions": Endpoint(CompletionRequest, Service.complete),
     "/v1/chat/completions": Endpoint(ChatRequest, Service.chat),
     "/v1/responses": Endpoint(ResponsesRequest, Service.respond),
+    "/v1/messages": Endpoint(MessagesRequest, messages_api.answer_message),
+    "/v1/messages/count_tokens": Endpoint(CountTokensRequest, messages_api.count_tokens),
     "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize),
     "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize),
 }

@@ -37,6 +37,7 @@ class CallResponse(Response):
         self._streams = stream  # a bound method here would be a cycle, and a call would live until a garbage collection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._path = scope["path"]
         try:
             await self._follow(receive, send)
         finally:
@@ -86,7 +87,7 @@ class CallResponse(Response):
             pieces = [piece async for piece in self._call.pieces()]
         except ApiError as error:
             self._before_last(error.status, error.code)
-            await error.response()({"type": "http"}, _never, send)
+            await error.response(self._path)({"type": "http"}, _never, send)
             self._confirm(self._call.failure_written)
             return
         body = self._serializer.body(pieces)

@@ -1,10 +1,15 @@
-"""Errors as the OpenAI API shows them: {"error": {message, type, param, code}}; all four are always present."""
+"""Errors as the OpenAI API shows them: {"error": {message, type, param, code}}; all four are always present.
+
+Paths of Anthropic's API show them in its own shape: {"type": "error", "error": {type, message}}.
+"""
 
 from typing import Any
 
 from starlette.responses import JSONResponse
 
 from metrics.errors import SojournError
+
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class ApiError(SojournError):
@@ -36,15 +41,21 @@ class ApiError(SojournError):
             }
         }
 
-    def response(self) -> JSONResponse:
-        """Has the headers by which openai-python decides whether and when it tries again."""
+    def anthropic_body(self) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """In the shape of the API that the path belongs to. Has the headers by which the official clients decide
+        whether and when they try again."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(self.retry_after_seconds)
             headers["Retry-After-Ms"] = str(self.retry_after_seconds * 1000)
         elif self.status >= 500:  # the same request would fail again
             headers["X-Should-Retry"] = "false"
-        return JSONResponse(self.body(), self.status, headers)
+        body = self.anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body()
+        return JSONResponse(body, self.status, headers)
 
 
 class Rejection(ApiError):
@@ -56,6 +67,10 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 _TYPES = {404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.errors import ApiError
+from engine.server.errors import ANTHROPIC_PATH, ApiError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -51,7 +51,10 @@ class RequestMiddleware:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = state["request_id"]  # as in its record
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = state["request_id"]  # as in its record
+                if scope["path"].startswith(ANTHROPIC_PATH):
+                    headers["request-id"] = state["request_id"]  # where Anthropic's clients look for it
             await send(message)
 
         try:
@@ -59,7 +62,7 @@ class RequestMiddleware:
         except Exception:  # a fault of ours; its traceback goes to the log
             if not has_started:
                 fault = ApiError(500, "the server failed on this request; its log says why")
-                await fault.response()(scope, receive, named_send)
+                await fault.response(scope["path"])(scope, receive, named_send)
             raise
 
 
@@ -68,13 +71,14 @@ def too_large(limit: int) -> ApiError:
 
 
 async def show_api_error(request: Request, error: ApiError) -> JSONResponse:
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def show_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """404 for an unknown path and 405 for a wrong method, in the shape of all other errors."""
     headers = error.headers or {}
     allowed = f"; use {headers['Allow']}" if "Allow" in headers else ""
-    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{allowed}").response()
+    shown = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{allowed}")
+    response = shown.response(request.url.path)
     response.headers.update(headers)
     return response

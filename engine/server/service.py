@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
@@ -22,6 +23,7 @@ from engine.server.openai.chat_serializer import ChatSerializer
 from engine.server.openai.completion_serializer import CompletionSerializer
 from engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
 from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
+from engine.server.openai.reasoning import PLAIN, TurnPlan, effort_variables
 from engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
 from engine.server.openai.responses_serializer import ResponsesSerializer
 from engine.server.openai.serializer import Serializer
@@ -31,6 +33,7 @@ from engine.server.openai.tools import ChatTool, ToolChoice, ToolPlan, plan_tool
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
 from engine.server.usage.usage_log import UsageLog
+from engine.token.text.reasoning import FORMATS, ReasoningFormat
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.export.spans import parent_of
@@ -50,6 +53,7 @@ class Service:
         self.tokenizer = Tokenizer(folder)
         self.telemetry = Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
+        self.reasoning_format = _reasoning_format(config, self.encoder.template)
         self.core = CoreClient(config, self.telemetry)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
@@ -88,28 +92,42 @@ class Service:
         serializer = ResponsesSerializer(call, body, self.name, self.tokenizer.vocabulary, plan, block_size)
         return self.follow(call, serializer, stream=body.stream)
 
-    async def start_chat(self, request: Request, body: ChatRequest) -> tuple[Call, ToolPlan | None]:
+    async def start_chat(self, request: Request, body: ChatRequest) -> tuple[Call, TurnPlan]:
         """Renders a checked chat and hands it to the core."""
         self.admit(1, body.choices)
         limits = self.limits()
-        plan = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        prompt, plan = await self.encode_chat(body, limits)
         grammar = await self.grammar(body, plan)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        return self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
+
+    async def encode_chat(self, body: ChatRequest, limits: ModelLimits) -> tuple[Prompt, TurnPlan]:
+        """The prompt of a checked chat, and how its output is read. Raises ApiError 400."""
+        template, reasoning = self.encoder.template, self.reasoning_format
+        tools = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        variables = effort_variables(body.reasoning_effort, template, reasons=reasoning is not None)
+        body.chat_template_kwargs = variables | body.chat_template_kwargs
         prompt = await self.encoder.encode_chat(
             body.messages,
             body,
             limits,
-            tools=plan and plan.template_value,
+            tools=tools and tools.template_value,
             add_special_tokens=body.add_special_tokens,
         )
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        return self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
+        if reasoning is None:
+            return prompt, TurnPlan(tools)
+        continues = body.continue_final_message
+        end = body.messages[-1].template_value()["content"] if continues else prompt.text
+        return prompt, TurnPlan(tools, reasoning.after(end, continues=continues))
 
-    async def grammar(self, body: GenerationRequest, plan: ToolPlan | None = None) -> Grammar | None:
+    async def grammar(self, body: GenerationRequest, plan: TurnPlan = PLAIN) -> Grammar | None:
         """The grammar of the output, which a worker has found to be compilable. Raises ApiError."""
-        wanted = output_grammar(body, plan)
+        wanted = output_grammar(body, plan, self.tokenizer.added_tokens)
         if wanted is None:
             return None
         grammar, param = wanted
+        if grammar.head:  # alone first: then an error tells places in the client's own text
+            await self.grammar_checks.check(msgspec.structs.replace(grammar, head=""), param)
         await self.grammar_checks.check(grammar, param)
         return grammar
 
@@ -145,7 +163,7 @@ class Service:
         limits: ModelLimits,
         max_tokens: int | None,
         param: str,
-        plan: ToolPlan | None = None,
+        plan: TurnPlan = PLAIN,
         grammar: Grammar | None = None,
     ) -> Call:
         """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
@@ -164,7 +182,7 @@ class Service:
         params = sampling_params(body, self.tokenizer, seed, grammar)
         self.admit(len(prompts), body.choices)  # again: meanwhile others came
         caller = request.state.caller
-        shown_token_ids = plan.shown_token_ids if plan is not None else frozenset()
+        shown_token_ids = plan.shown_token_ids(self.tokenizer.added_tokens)
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
         call = Call(self.core, caller, sequences)
         caller.attributes = trace_attributes(body, max_tokens)
@@ -261,3 +279,10 @@ class Service:
             route=request.url.path,
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )
+
+
+def _reasoning_format(config: EngineConfig, template: ChatTemplate) -> ReasoningFormat | None:
+    """As the template shows it, unless a setting says otherwise."""
+    if config.reasoning_format is None:
+        return template.reasoning_format
+    return FORMATS.get(config.reasoning_format)

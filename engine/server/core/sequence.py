@@ -147,6 +147,7 @@ class SequenceStream:
         self.is_admitted = False
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.token_ns: list[int] = []
+        self.token_offsets: list[int] = []  # characters of output before each token
         self.ended: Ended | None = None
         self.done = asyncio.Event()  # `ended` is there, and the core has dropped the sequence
         self.output_tokens = 0
@@ -262,6 +263,7 @@ class SequenceStream:
             self.stop_reason = token_id
         if not self._discards_output:
             self.shown_tokens += 1
+            self.token_offsets.append(offset)
             if self._needs_entries:
                 self._entries.append(Entry(token_id, offset, token.output.logprobs))
         return self._text.push(token_id, stops=stops)

@@ -7,6 +7,7 @@ from pydantic import Field
 from engine.server.errors import ApiError, invalid
 from engine.server.openai.messages import MAX_MESSAGES, Message, TemplateFields
 from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, TokenId
+from engine.server.openai.reasoning import Effort
 from engine.server.openai.tools import ToolChoice
 
 
@@ -26,10 +27,21 @@ class ChatRequest(TemplateFields, GenerationRequest):
         description="none, auto (the default), required, one function or allowed_tools; a call that must come is valid",
     )
     parallel_tool_calls: bool = Field(True, description="false: at most one call")
+    reasoning_effort: Effort | None = Field(
+        None, description="none turns reasoning off, where the chat template can; others need a template that reads it"
+    )
+    include_reasoning: bool = Field(True, description="false: the reasoning is not in the answer; usage counts it")
+    thinking_token_budget: int | None = Field(
+        None, ge=0, lt=2**31, description="tokens of reasoning at most: then the model must answer"
+    )
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        return self.thinking_token_budget
 
     def refuse_contradictions(self) -> None:
         super().refuse_contradictions()

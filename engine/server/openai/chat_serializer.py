@@ -1,12 +1,14 @@
 """A call in the format of POST /v1/chat/completions."""
 
+from functools import partial
 from typing import Any
 
 from engine.server.core.call import Call
 from engine.server.core.sequence import SequenceStream, TextPiece
-from engine.server.openai.assistant_turn import AssistantTurn, ToolCall
+from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta, ToolCall, TurnDelta
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from engine.server.openai.reasoning import PLAIN, TurnPlan
 from engine.server.openai.serializer import (
     NULL_FIELDS,
     Chunks,
@@ -17,35 +19,34 @@ from engine.server.openai.serializer import (
     vllm_fields,
     whole_outputs,
 )
-from engine.server.openai.tools import ToolPlan
 from engine.token.text.tokenizer import Tokenizer
-from engine.token.tools.calls import CallDelta, ContentDelta, Delta
+from engine.token.tools.calls import CallDelta, ContentDelta
 
 _NULL_MESSAGE_FIELDS = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 
 class ChatSerializer(Serializer):
-    """Chat completions: one prompt, n choices. With a plan, the text of each choice is searched for tool calls."""
+    """Chat completions: one prompt, n choices. As the plan says, each text is searched for reasoning and tool calls."""
 
-    def __init__(
-        self, call: Call, body: ChatRequest, base: dict[str, Any], tokenizer: Tokenizer, plan: ToolPlan | None = None
-    ):
+    def __init__(self, call: Call, body: ChatRequest, base: dict[str, Any], tokenizer: Tokenizer, plan: TurnPlan):
         self._call = call
         self._body = body
         self._base = base
-        self._chunks = Chunks(call, base | {"object": "chat.completion.chunk"}, body)
         self._vocabulary = tokenizer.vocabulary
         self._roles_are_out = False
-        self._calls_tools = plan is not None
+        self._is_plain = plan == PLAIN
         self._turns = [AssistantTurn(plan) for _ in call.sequences]
+        # A bound method would be a cycle, and a call would live until a garbage collection.
+        self._reasoning_tokens = partial(_reasoning_tokens, self._turns, call)
+        self._chunks = Chunks(call, base | {"object": "chat.completion.chunk"}, body, self._reasoning_tokens)
 
     def events(self, piece: TextPiece) -> bytes:
-        if self._calls_tools:
-            delta = self._delta_with_calls(piece)
-            if not delta and not piece.entries and piece.finish_reason is None:
-                return b""  # the text may be the beginning of a call
-        else:
+        if self._is_plain:
             delta = {"content": piece.text} if piece.text else {}
+        else:
+            delta = self._read_delta(piece)
+            if not delta and not piece.entries and piece.finish_reason is None:
+                return b""  # the text may be the beginning of a call or of a marker
         roles = b"" if self._roles_are_out else self._roles()
         return roles + self._chunks.of(self._choice(piece, "delta", delta))
 
@@ -56,13 +57,16 @@ class ChatSerializer(Serializer):
         choices = []
         for output, turn in zip(whole_outputs(self._call, pieces), self._turns, strict=True):
             turn.add(output)
-            message = {"role": "assistant", "content": turn.content} | _NULL_MESSAGE_FIELDS
-            if turn.calls:
+            reasoning = turn.reasoning or None if self._body.include_reasoning else None
+            message = {"role": "assistant", "content": turn.content} | _NULL_MESSAGE_FIELDS | _reasoning(reasoning)
+            if turn.calls or turn.reasoning:
                 message["content"] = turn.content or None
+            if turn.calls:
                 message["tool_calls"] = [_shown_call(call) for call in turn.calls]
             choices.append(self._choice(output, "message", message))
         whole = self._base | NULL_FIELDS | {"prompt_logprobs": None, "prompt_token_ids": None}
-        whole |= {"object": "chat.completion", "choices": choices, "usage": usage_of(self._call)}
+        usage = usage_of(self._call, self._reasoning_tokens())
+        whole |= {"object": "chat.completion", "choices": choices, "usage": usage}
         if self._body.prompt_logprobs is not None:
             positions = self._call.sequences[0].prompt_logprobs
             whole["prompt_logprobs"] = prompt_logprobs(positions, self._body.prompt_logprobs, self._vocabulary)
@@ -76,7 +80,7 @@ class ChatSerializer(Serializer):
         They are written together with the first text, so that no client mistakes them for it.
         """
         self._roles_are_out = True
-        delta = {"role": "assistant", "content": None if self._calls_tools else ""}
+        delta = {"role": "assistant", "content": "" if self._is_plain else None}
         chunks = []
         for sequence in self._call.sequences:
             choice = {"index": sequence.choice, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -85,11 +89,14 @@ class ChatSerializer(Serializer):
             chunks.append(self._chunks.first(choice, extra))
         return b"".join(chunks)
 
-    def _delta_with_calls(self, piece: TextPiece) -> dict[str, Any]:
-        """The piece as content and calls; may be empty."""
+    def _read_delta(self, piece: TextPiece) -> dict[str, Any]:
+        """The piece as reasoning, content and calls; may be empty."""
         turn = self._turns[piece.sequence.choice]
         deltas = turn.add(piece)
         delta: dict[str, Any] = {}
+        reasoning = "".join(part.text for part in deltas if isinstance(part, ReasoningDelta))
+        if reasoning and self._body.include_reasoning:
+            delta |= _reasoning(reasoning)
         text = "".join(part.text for part in deltas if isinstance(part, ContentDelta))
         if text:
             delta["content"] = text
@@ -112,7 +119,16 @@ class ChatSerializer(Serializer):
         return choice
 
 
-def _merged(deltas: list[Delta]) -> list[CallDelta]:
+def _reasoning_tokens(turns: list[AssistantTurn], call: Call) -> int:
+    return sum(turn.reasoning_tokens(sequence) for turn, sequence in zip(turns, call.sequences, strict=True))
+
+
+def _reasoning(text: str | None) -> dict[str, Any]:
+    """By vLLM's name, and by DeepSeek's, which more clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _merged(deltas: list[TurnDelta]) -> list[CallDelta]:
     """The deltas of calls, those of one call in one."""
     merged: list[CallDelta] = []
     for delta in (delta for delta in deltas if isinstance(delta, CallDelta)):

@@ -68,6 +68,8 @@ class Message(Strict):
         None, description="a text, or parts: texts, and refusals of the assistant; null only beside tool_calls"
     )
     refusal: str | None = Field(None, description="of the assistant, as an earlier answer had it; the template's text")
+    reasoning_content: str | None = Field(None, description="of the assistant, as an earlier answer had it")
+    reasoning: str | None = Field(None, description="the same under vLLM's name; both may be sent if they are equal")
     name: str | None = Field(None, description="of the speaker, where the template shows it")
     tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_MESSAGE_CALLS)] | None = Field(
         None, description="calls that the assistant made; their results follow as messages of the role tool"
@@ -92,9 +94,18 @@ class Message(Strict):
         parts = self.content if isinstance(self.content, list) else []
         if self.role != "assistant" and (self.refusal or any(isinstance(part, RefusalPart) for part in parts)):
             raise ValueError(f"only the assistant refuses, and this message has the role {self.role}")
-        if self.content is None and self.refusal is None and not self.tool_calls:
-            raise ValueError("`content` may be left out only beside `tool_calls` or `refusal`")
+        if self.thoughts is not None and self.role != "assistant":
+            raise ValueError(f"only the assistant reasons, and this message has the role {self.role}")
+        if None not in (self.reasoning, self.reasoning_content) and self.reasoning != self.reasoning_content:
+            raise ValueError("send `reasoning_content` or `reasoning`, not both with different texts")
+        if self.content is None and self.refusal is None and self.thoughts is None and not self.tool_calls:
+            raise ValueError("`content` may be left out only beside `tool_calls`, `refusal` or `reasoning_content`")
         return self
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning of an earlier answer."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def template_value(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -102,6 +113,8 @@ class Message(Strict):
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         text = text or self.refusal or ""  # a template knows no refusals: it is what the assistant said
         value: dict[str, Any] = {"role": self.role, "content": text}
+        if self.thoughts is not None:  # templates know it by either name, and most show that of the last turn only
+            value |= {"reasoning_content": self.thoughts, "reasoning": self.thoughts}
         if self.name:
             value["name"] = self.name
         if self.tool_calls:

@@ -188,6 +188,11 @@ class GenerationRequest(Strict):
         """Alternatives to each output token; None where log-probabilities are not wanted."""
         raise NotImplementedError
 
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Tokens of reasoning at most; None bounds nothing."""
+        return None
+
     def refuse_contradictions(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "`stream_options` needs `stream`: true; leave it out", param="stream_options")

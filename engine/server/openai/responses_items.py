@@ -37,11 +37,31 @@ class CallOutputItem(Strict):
     status: _Status | None = None
 
 
-_ITEMS = {"message": MessageItem, "function_call": CallItem, "function_call_output": CallOutputItem}
+class ReasoningPart(Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Strict):
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] = Field([])
+    summary: Annotated[list[dict[str, Any]], Field(max_length=0)] = Field([])
+    id: str | None = None
+    status: _Status | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+_ITEMS = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+}
 
 
 def messages_of(request_input: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
-    """Chat messages, as clients send them, of an input. Calls that follow each other are one assistant's turn.
+    """Chat messages, as clients send them, of an input. Calls that follow each other are one assistant's turn, and so
+    are reasoning and what follows it.
 
     Raises ApiError 400 that names the item.
     """
@@ -50,8 +70,15 @@ def messages_of(request_input: str | list[dict[str, Any]], instructions: str | N
         return [*messages, {"role": "user", "content": request_input}]
     for index, value in enumerate(request_input):
         item = _item(index, value)
-        if isinstance(item, MessageItem):
-            messages.append({"role": item.role, "content": _text(index, item.content)})
+        if isinstance(item, ReasoningItem):
+            thoughts = "".join(part.text for part in item.content)
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
+        elif isinstance(item, MessageItem):
+            text = _text(index, item.content)
+            if item.role == "assistant" and _only_reasons(messages):
+                messages[-1]["content"] = text
+            else:
+                messages.append({"role": item.role, "content": text})
         elif isinstance(item, CallOutputItem):
             output = _text(index, item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
@@ -63,7 +90,12 @@ def messages_of(request_input: str | list[dict[str, Any]], instructions: str | N
     return messages
 
 
-def _item(index: int, value: dict[str, Any]) -> MessageItem | CallItem | CallOutputItem:
+def _only_reasons(messages: list[dict[str, Any]]) -> bool:
+    """The last message is reasoning whose answer is still to come."""
+    return bool(messages) and "reasoning_content" in messages[-1] and messages[-1].keys().isdisjoint({"tool_calls"})
+
+
+def _item(index: int, value: dict[str, Any]) -> Item:
     kind = value.get("type", "message")
     model = _ITEMS.get(kind) if isinstance(kind, str) else None
     if model is None:

@@ -9,6 +9,7 @@ from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.messages import MAX_MESSAGES
 from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
+from engine.server.openai.reasoning import Effort
 from engine.server.openai.responses_items import messages_of
 from engine.server.openai.tools import MAX_TOOLS, FunctionTool, Name
 
@@ -68,6 +69,13 @@ class TextOptions(Strict):
     verbosity: Literal["medium"] = Field("medium", description="only medium, which asks for nothing")
 
 
+class ReasoningOptions(Strict):
+    effort: Effort | None = Field(
+        None, description="none turns reasoning off, where the chat template can; others need a template that reads it"
+    )
+    summary: None = Field(None, description="only null: the reasoning itself is given")
+
+
 class ResponseStreamOptions(Strict):
     include_obfuscation: Literal[False] = Field(False, description="only false: no padding is sent")
 
@@ -87,7 +95,6 @@ class ResponsesRequest(GenerationRequest):
         "prompt": UnsupportedField((), "OpenAI, for stored prompts"),
         "prompt_cache_options": UnsupportedField(({},), "OpenAI"),
         "prompt_cache_retention": UnsupportedField(("in_memory", "in-memory"), "OpenAI"),
-        "reasoning": UnsupportedField(({}, {"effort": "none"}, {"effort": None, "summary": None}), "OpenAI"),
         "service_tier": UnsupportedField(("auto", "default"), "OpenAI"),
         "store": UnsupportedField((False,), "OpenAI", _STATELESS),
         "truncation": UnsupportedField(("disabled",), "OpenAI"),
@@ -105,9 +112,10 @@ class ResponsesRequest(GenerationRequest):
         "auto", description="none, auto, required, one function or allowed_tools; a call that must come is valid"
     )
     parallel_tool_calls: bool = Field(True, description="false: at most one call")
+    reasoning: ReasoningOptions = Field(ReasoningOptions(), description="how much the model reasons")
     text: TextOptions = Field(TextOptions(), description="the format of the text")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
-        [], description="log-probabilities; reasoning.encrypted_content passes, as there is no reasoning item"
+        [], description="log-probabilities; reasoning.encrypted_content passes: reasoning comes, and goes back, as text"
     )
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS, description="alternatives to each token, where included")
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field(
@@ -138,6 +146,7 @@ class ResponsesRequest(GenerationRequest):
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "max_completion_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning.effort,
             "logprobs": self.num_logprobs is not None,
             "top_logprobs": self.num_logprobs,
         }
@@ -151,6 +160,7 @@ class ResponsesRequest(GenerationRequest):
 
 # Fields of the chat that `as_chat` makes → the fields of a response that they come from.
 RESPONSES_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+RESPONSES_PARAMS["reasoning_effort"] = "reasoning"
 
 
 def _chat_choice(choice: str | ResponseToolChoice | ResponseAllowedTools) -> str | dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 from engine.server.core.call import Call
 from engine.server.core.sequence import Entry, SequenceStream, TextPiece
 from engine.server.errors import ApiError
-from engine.server.openai.assistant_turn import AssistantTurn
+from engine.server.openai.assistant_turn import AssistantTurn, ReasoningDelta
 from engine.server.openai.logprobs import chat_logprobs
+from engine.server.openai.reasoning import TurnPlan
 from engine.server.openai.responses_request import ResponsesRequest
 from engine.server.openai.serializer import DONE, Serializer, timings_of, to_json
-from engine.server.openai.tools import ToolPlan
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 
@@ -24,7 +24,7 @@ class ResponsesSerializer(Serializer):
         body: ResponsesRequest,
         model: str,
         vocabulary: Vocabulary,
-        plan: ToolPlan | None,
+        plan: TurnPlan,
         cached_block_size: int,
     ):
         """`cached_block_size` tokens are one block of the prefix cache; 0 where there is none."""
@@ -61,7 +61,7 @@ class ResponsesSerializer(Serializer):
         if self._is_open:
             item, text = self._output[-1], "".join(self._texts)
             item["status"] = "incomplete"
-            if item["type"] == "message":
+            if item["type"] in ("message", "reasoning"):
                 item["content"][0]["text"] = text
             else:
                 item["arguments"] = text
@@ -71,7 +71,9 @@ class ResponsesSerializer(Serializer):
     def _add(self, piece: TextPiece) -> None:
         self._entries += piece.entries if self._body.num_logprobs is not None else []
         for delta in self._turn.add(piece):
-            if isinstance(delta, ContentDelta):
+            if isinstance(delta, ReasoningDelta):
+                self._add_reasoning(delta.text)
+            elif isinstance(delta, ContentDelta):
                 self._add_text(delta.text)
             else:
                 self._add_call(delta)
@@ -106,7 +108,7 @@ class ResponsesSerializer(Serializer):
                 "cache_write_tokens": max(0, cacheable_tokens - cached_tokens),
             },
             "output_tokens": output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._turn.reasoning_tokens(self._call.sequences[0])},
             "total_tokens": prompt_tokens + output_tokens,
         }
 
@@ -118,6 +120,17 @@ class ResponsesSerializer(Serializer):
         self._texts.append(text)
         logprobs = self._logprobs() if self._body.stream else []
         self._event("response.output_text.delta", **self._place(), content_index=0, delta=text, logprobs=logprobs)
+
+    def _add_reasoning(self, text: str) -> None:
+        if not self._is_open:  # it stands before all else
+            self._open(
+                {"id": self._id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            )
+            part = {"type": "reasoning_text", "text": ""}
+            self._output[-1]["content"].append(part)
+            self._event("response.content_part.added", **self._place(), content_index=0, part=dict(part))
+        self._texts.append(text)
+        self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
     def _open_message(self) -> None:
         item = {"id": self._id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
@@ -154,6 +167,11 @@ class ResponsesSerializer(Serializer):
             logprobs = part["logprobs"]
             self._event("response.output_text.done", **self._place(), content_index=0, text=text, logprobs=logprobs)
             self._event("response.content_part.done", **self._place(), content_index=0, part=dict(part))
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            part["text"] = text
+            self._event("response.reasoning_text.done", **self._place(), content_index=0, text=text)
+            self._event("response.content_part.done", **self._place(), content_index=0, part=dict(part))
         else:
             item["arguments"] = text
             self._event("response.function_call_arguments.done", **self._place(), name=item["name"], arguments=text)
@@ -163,7 +181,8 @@ class ResponsesSerializer(Serializer):
         """Of the tokens since the last call. The open item has all of them."""
         if self._body.num_logprobs is None:
             return []
-        logprobs = chat_logprobs(self._entries, self._body.num_logprobs, self._vocabulary)["content"]
+        own = [entry for entry in self._entries if entry.text_offset >= self._turn.reasoning_end]
+        logprobs = chat_logprobs(own, self._body.num_logprobs, self._vocabulary)["content"]
         self._entries.clear()
         if self._body.stream:
             self._output[-1]["content"][0]["logprobs"] += logprobs
@@ -205,7 +224,7 @@ def _skeleton(call: Call, body: ResponsesRequest, model: str) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key or None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": body.reasoning.model_dump(),
         "safety_identifier": body.safety_identifier or None,
         "service_tier": "default",
         "store": False,

@@ -1,6 +1,7 @@
 """Calls as the bytes of an API, apart from HTTP: the part that all formats share."""
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -59,8 +60,15 @@ def event(value: Any) -> bytes:
 class Chunks:
     """The chunks of one stream. Their common fields are encoded once, because each token has a chunk."""
 
-    def __init__(self, call: Call, base: dict[str, Any], body: GenerationRequest):
+    def __init__(
+        self,
+        call: Call,
+        base: dict[str, Any],
+        body: GenerationRequest,
+        reasoning_tokens: Callable[[], int] | None = None,
+    ):
         self._call = call
+        self._reasoning_tokens = reasoning_tokens
         self._base = base
         self._options = options = (body.stream and body.stream_options) or StreamOptions()
         self._counts_always = options.include_usage and options.continuous_usage_stats
@@ -68,7 +76,7 @@ class Chunks:
         self._no_usage_yet = b',"usage":null' if options.include_usage else b""
 
     def of(self, choice: dict[str, Any]) -> bytes:
-        usage = b',"usage":' + to_json(usage_of(self._call)) if self._counts_always else self._no_usage_yet
+        usage = b',"usage":' + to_json(self._usage()) if self._counts_always else self._no_usage_yet
         return b"".join((self._head, to_json(choice), b"]", usage, b"}\n\n"))
 
     def first(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
@@ -76,7 +84,7 @@ class Chunks:
         chunk = self._base | {"choices": [choice]} | extra
         if self._counts_always:
             prompt_tokens = self._call.prompt_tokens
-            chunk["usage"] = usage_of(self._call) | {"completion_tokens": 0, "total_tokens": prompt_tokens}
+            chunk["usage"] = self._usage() | {"completion_tokens": 0, "total_tokens": prompt_tokens}
         elif self._options.include_usage:
             chunk["usage"] = None
         return event(chunk)
@@ -85,8 +93,11 @@ class Chunks:
         """The usage and the timings of the call, if the client wants them, and the end of the stream."""
         if not self._options.include_usage:
             return DONE
-        final = self._base | {"choices": [], "usage": usage_of(self._call)} | timings_of(self._call, last)
+        final = self._base | {"choices": [], "usage": self._usage()} | timings_of(self._call, last)
         return event(final) + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._call, self._reasoning_tokens and self._reasoning_tokens())
 
 
 # Fields of a whole answer that clients of vLLM read without asking whether they are there.
@@ -99,14 +110,18 @@ def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
     return {"stop_reason": piece.sequence.stop_reason, "token_ids": token_ids}
 
 
-def usage_of(call: Call) -> dict[str, Any]:
+def usage_of(call: Call, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """`reasoning_tokens` is None for text completions, which know no reasoning."""
     prompt_tokens, output_tokens = call.prompt_tokens, call.output_tokens
-    return {
+    usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
     }
+    if reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
 
 
 def timings_of(call: Call, last: SequenceStream) -> dict[str, Any]:

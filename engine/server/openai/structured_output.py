@@ -1,6 +1,7 @@
 """`response_format` and vLLM's fields for structured output → the grammar that the output must follow."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,7 +9,8 @@ import msgspec
 from engine.sampling import Grammar
 from engine.server.errors import invalid
 from engine.server.openai.protocol import GRAMMAR_FIELDS, GenerationRequest, shorten
-from engine.server.openai.tools import ToolPlan, is_deeper
+from engine.server.openai.reasoning import TurnPlan, behind_reasoning
+from engine.server.openai.tools import is_deeper
 from engine.token.grammar.grammar import choice
 
 MAX_GRAMMAR_BYTES = 65_536
@@ -19,20 +21,24 @@ _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _OBJECT = '{"type": "object"}'
 
 
-def output_grammar(body: GenerationRequest, plan: ToolPlan | None) -> tuple[Grammar, str] | None:
+def output_grammar(
+    body: GenerationRequest, plan: TurnPlan, added_tokens: Mapping[str, int]
+) -> tuple[Grammar, str] | None:
     """The grammar that the fields and the tools of a checked body ask for, and the field; None where none does.
 
     Raises ApiError 400. `GrammarChecks` finds out whether the grammar can be compiled.
     """
     wanted = _wanted_grammar(body)
-    if plan is not None:
+    tools = plan.tools
+    if tools is not None:
         if wanted is not None and wanted[0].kind != "json_schema":
             message = f"`{wanted[1]}` that is no JSON schema cannot be combined with `tools`; send `tool_choice`: none"
             raise invalid(wanted[1], message)
-        if wanted is not None and not plan.forced:
-            wanted = (plan.beside(wanted[0].source), wanted[1])
-        elif plan.grammar is not None:  # a forced call leaves no answer that a schema could shape
-            wanted = (plan.grammar, "tools")
+        if wanted is not None and not tools.forced:
+            wanted = (tools.beside(wanted[0].source), wanted[1])
+        elif tools.grammar is not None:  # a forced call leaves no answer that a schema could shape
+            wanted = (tools.grammar, "tools")
+    wanted = behind_reasoning(wanted, plan, body.reasoning_budget, added_tokens)
     if wanted is None:
         return None
     for other, value in (("ignore_eos", body.ignore_eos), ("stop_token_ids", body.stop_token_ids)):

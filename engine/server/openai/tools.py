@@ -82,7 +82,7 @@ class ToolPlan:
     template_value: list[dict[str, Any]]  # as chat templates read them
     forced: bool  # no answer but a call
     grammar: Grammar | None
-    beside: Callable[[str], Grammar]  # the grammar of calls, or of an answer with this JSON schema
+    beside: Callable[[str | None], Grammar]  # the grammar of calls, or of an answer with this JSON schema, or any
     shown_token_ids: frozenset[int]  # special tokens that mark calls: the text must show them
 
 

@@ -64,7 +64,10 @@ class GrammarCompiler:
 
     def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
-            source = llguidance.LLMatcher.grammar_from_lark(_SOURCES[grammar.kind](grammar.source) + NO_FORCING)
+            source = _SOURCES[grammar.kind](grammar.source)
+            if grammar.head:
+                source = f"start: head answer\n{grammar.head}\nanswer: %lark {{\n{source}\n}}\n"
+            source = llguidance.LLMatcher.grammar_from_lark(source + NO_FORCING)
             matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_sentence(str(error), grammar.kind)) from None

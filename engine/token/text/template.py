@@ -11,6 +11,7 @@ from typing import Any
 import minijinja
 
 from engine.token.checkpoint import read_json
+from engine.token.text import reasoning
 from engine.token.tools.calls import ToolFormat, format_of
 from metrics.errors import InputError, ModelError
 
@@ -61,6 +62,7 @@ class ChatTemplate:
         self.exists = self._names[False] is not None
         self.knows_tools = "tools" in self._read_by(self._names[True])
         self.tool_format: ToolFormat | None = format_of(with_tools)
+        self.reasoning_format = reasoning.format_of(sources.get(self._names[False], ""))
         self.variables = frozenset(self._read_by(*self._names.values()) - _RESERVED)  # that a request may set
         self._without_developer = not any("developer" in source for source in sources.values())
         self._arguments_as_text = "▁call▁begin" in with_tools and not _ARGUMENTS_TO_JSON.search(with_tools)

@@ -21,7 +21,8 @@ from tests.loadgen.scenarios import replay, scenario
 
 pytestmark = pytest.mark.server
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TIGHT = ("--num-kv-blocks", "40", "--max-num-batched-tokens", "64", "--max-prefill-chunk-tokens", "32",
          "--max-num-seqs", "6", "--max-model-len", "512")  # fmt: skip
 
@@ -79,6 +80,7 @@ def completion(prompt, **body) -> tuple[str, dict]:
 
 
 STREAM = {"stream": True}
+ASKED = {"messages": [{"role": "user", "content": "Return a list"}], "max_tokens": 12}
 WAYS = {
     "whole": completion("The function"),
     "streamed": completion("The function", **STREAM, stream_options={"include_usage": True}),
@@ -86,6 +88,8 @@ WAYS = {
     "chat-streamed": chat("Return a list", **STREAM),
     "responses": (RESPONSES, {"input": "Return a list", "max_output_tokens": 12}),
     "responses-streamed": (RESPONSES, {"input": "Return a list", "max_output_tokens": 12} | STREAM),
+    "messages": (MESSAGES, ASKED),
+    "messages-streamed": (MESSAGES, ASKED | STREAM),
     "several-choices": completion("The function", n=4, **STREAM),
     "several-prompts": completion(["The function", "Return a list", "x"], n=2),
     "best-of": completion("The function", n=1, best_of=3),

@@ -249,7 +249,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"input": 7}, "input", "7"),
         ({"input": None}, "input", "required"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "'item_reference'"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "'reasoning'"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "encrypted_content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input", "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}]}, "input", "json of an obj"),
         ({"input": [{"type": ["x"]}]}, "input", "['x']"),

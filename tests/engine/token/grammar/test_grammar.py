@@ -136,6 +136,15 @@ def test_the_end_is_only_drawn_where_the_grammar_may_end(engine, text_of):
     assert published.ended["late"].reason == published.ended["eager"].reason == "stop"
 
 
+@pytest.mark.parametrize("kind", ["regex", *further("json_schema", "lark")])
+def test_what_stands_before_a_grammar_follows_its_head(kind, engine, text_of):
+    grammar, judge = GRAMMARS[kind]
+    behind = Grammar(grammar.kind, grammar.source, 'head: /[xy]{2,4}/ "</think>"')
+    published = run(engine, ask(f"head-{kind}", 200, grammar=behind))
+    head, _, answer = text_of(published.tokens[f"head-{kind}"]).partition("</think>")
+    assert re.fullmatch("[xy]{2,4}", head) and (judge(answer) or published.ended[f"head-{kind}"].reason == "length")
+
+
 def test_a_grammar_that_is_complete_ends_the_output_without_an_end_token(engine, text_of):
     published = run(engine, ask("fixed", grammar=choice(["exactly this"]), logprobs=1))
     assert text_of(published.tokens["fixed"]) == "exactly this" and 2 not in published.tokens["fixed"]
