@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from engine.server.errors import ApiError
 from tests.engine.server.openai.test_reasoning import CALL, TEMPLATE
 from tests.engine.server.openai.test_tools import WEATHER
-from tests.engine.server.scripted import events_of, model_with_template, post, scripted_app
+from tests.engine.server.scripted_answers import events_of, model_with_template, post, scripted_app
 
 MODEL = "tiny-model"
 MESSAGES = "/v1/messages"

@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.engine.server.openai.test_tools import tool
-from tests.engine.server.scripted import events_of, model_with_template, post, scripted_app
+from tests.engine.server.scripted_answers import events_of, model_with_template, post, scripted_app
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"

@@ -1,4 +1,4 @@
-"""The real front in this process, before a core that says what a script says: ASGI, no sockets, no model."""
+"""The application in this process, with a core that answers each request with a text: whole calls, one at a time."""
 
 import asyncio
 import json
@@ -13,16 +13,12 @@ from engine.config import EngineConfig, model_folder
 from engine.server.app import build_app
 from engine.server.core.sequence import SequenceStream
 from metrics.ledger import CLOCKED, new_ledger
-from tests.engine.simulated import SHAPE
+from tests.engine.server.scripted_core import READY
 
 Script = Callable[[messages.Submit], str]  # what the model says to a request
-READY = messages.Ready(
-    model_name="scripted", device="cpu", dtype="float32", threads=1, max_model_len=4096, num_kv_blocks=512,
-    block_size=16, weights="float32", weight_bytes=1, num_parameters=1, shape=SHAPE,
-)  # fmt: skip
 
 
-class ScriptedCore:
+class AnsweringCore:
     """Says its script to every request, `burst` tokens at a time. With `mute` it stops before the end."""
 
     def __init__(self, config: EngineConfig, encode: Callable[[str], list[int]], script: Script, burst: int = 1):
@@ -80,7 +76,7 @@ def scripted_app(folder: Path | str, script: Script | str, *, burst: int = 1, **
     app = build_app(config)
     service = app.state.service
     say = script if callable(script) else lambda request: script
-    service.core = ScriptedCore(
+    service.core = AnsweringCore(
         config, lambda text: service.tokenizer.encode(text, add_special_tokens=False), say, burst
     )
     return app, service.core
