@@ -27,6 +27,7 @@ from commands.serve import serve
 from commands.sweep import sweep
 from commands.trace import trace
 from commands.ui import ui
+from commands.usage import usage
 from loadgen.exit_code import EXIT_CODES
 from metrics.errors import SojournError
 
@@ -52,7 +53,7 @@ OWN_PARSER = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 
-register("Serve", serve, dashboards)
+register("Serve", serve, usage, dashboards)
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity)

@@ -45,6 +45,7 @@ _SERVER_SETTINGS = {
     "host", "port", "served_model_name", "max_waiting", "drain_seconds", "max_body_bytes", "run_dir", "seed",
     "tool_format", "reasoning_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat",
     "otlp_endpoint", "trace_sample_ratio",
+    "usage_dir", "usage_prices", "usage_file_bytes", "usage_sync_seconds",
 }  # fmt: skip
 
 
