@@ -59,7 +59,7 @@ class State(msgspec.Struct):
 
     seed: int
     kills: list[Kill] = []
-    seen: dict[str, str] = {}  # name → how it ended for its client
+    seen: dict[str, str] = {}  # name → how it ended for its client, and the status
     doubtful: list[str] = []  # names of calls without a status: they have one record or none
 
 
@@ -160,7 +160,7 @@ def one_kill(life: Life, kill: Kill, folder: Path, state: State) -> None:
                     kill.faults.append(f"not ready again in {READY_SECONDS} s")
             found = client.wait()
         for answer in found.answers:
-            state.seen[answer.name] = answer.end
+            state.seen[answer.name] = f"{answer.end} {answer.status or 0}"
             if answer.status is None:
                 state.doubtful.append(answer.name)
         kill.answers = dict(Counter(answer.end for answer in found.answers))

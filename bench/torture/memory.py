@@ -65,7 +65,7 @@ class Watch:
 
 def growth_of_second_half(at: Sequence[float], values: Sequence[float]) -> float:
     """What a robust line (Theil and Sen: the median of all slopes) through the second half gains over that half."""
-    half = len(at) // 2
+    half = max(0, min(len(at) // 2, len(at) - 3))
     times, found = np.asarray(at[half:], float), np.asarray(values[half:], float)
     if len(times) < 3:
         return 0.0

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 
-STATUSES_OF = {"done": {"answered", "refused"}, "error": {"failed"}, "left": {"cancelled", "answered"}}
+# How a call ended for its client, with the status that it got → what its record may say.
+STATUSES_OF = {"done 200": {"answered"}, "done 503": {"failed", "refused"}, "done 400": {"refused"}}
+STATUSES_OF |= {"error 200": {"failed"}, "left 200": {"cancelled", "answered"}}
 
 
 def has_usage() -> bool:
@@ -20,7 +22,7 @@ def unmatched(
 ) -> tuple[list[str], list[str], list[str]]:
     """Names of calls without a record, with several, and with one that contradicts what the client saw.
 
-    `seen`: name of a call → how it ended for its client. `doubtful` may have one record or none.
+    `seen`: name of a call → how it ended for its client, and the status. `doubtful` may have one record or none.
     """
     records = importlib.import_module("metrics.usage.reader").read_usage(folder).records
     counts = Counter(record.request_id for record in records)
@@ -31,7 +33,7 @@ def unmatched(
         end = seen.get(record.request_id)
         if end is None:
             continue
-        whole = end == "done" and ("stream" in record.request_id or "whole" in record.request_id)
+        whole = end == "done 200" and ("stream" in record.request_id or "whole" in record.request_id)
         expected = STATUSES_OF.get(end)
         is_other = expected is not None and record.status not in expected
         if is_other or (whole and record.http_status == 200 and record.output_tokens != output_tokens):
