@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command and within ten minutes: the most valuable checks first. A stage that fails
+# or runs out of time costs the others nothing. Three files come out: first.json (what each stage did, and its figures;
+# written again after every stage), tests.xml and logs.tgz.
+#
+#   OUT=results bench/gpu/first.sh
+#
+# PYTHON          the interpreter, with torch for CUDA and Triton (python3)
+# WHEELS          a folder of wheels for what that interpreter lacks, on a machine without a network
+# SECONDS_IN_ALL  how long it may take (570)
+#
+# Fetch the wheels (34 MB for Python 3.12) on a machine with a network. Without the three older platforms pip takes an
+# llguidance that is too old:
+#   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+#     --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+#     --platform manylinux_2_26_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d WHEELS \
+#     llguidance==1.9.1 minijinja==3.0.5 msgspec==0.22.0 pyzmq==27.3.0 duckdb==2.0.0 pydantic==2.14.3 \
+#     pydantic_core==2.50.4 annotated-types==0.8.0 typing-inspection==0.4.5 fastapi==0.165.0 starlette==1.10.0 \
+#     uvicorn==0.54.0 httptools==0.9.0
+set -uo pipefail
+OUT=$(mkdir -p "${OUT:-.}" && cd "${OUT:-.}" && pwd)
+WHEELS=${WHEELS:+$(cd "$WHEELS" && pwd)}
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-python3}
+LIMIT=${SECONDS_IN_ALL:-570}
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+export PYTHONUNBUFFERED=1 COLUMNS=160 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$WORK/triton-cache} # what one stage compiles, the next ones find
+export TEARDOWN_CUPTI=0 DISABLE_CUPTI_LAZY_REINIT=1             # replayed graphs are profiled more than once
+if [ -n "${WHEELS:-}" ]; then
+  "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$WORK/site" "$WHEELS"/*.whl \
+    > "$WORK/pip.log" 2>&1 && export PYTHONPATH="$WORK/site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+# stage NAME SECONDS COMMAND...: with the status -1 where no time is left.
+stage() {
+  local name=$1 bound=$2 left=$((LIMIT - SECONDS - 6)) began=$SECONDS status
+  shift 2
+  if [ "$left" -lt 10 ]; then
+    status=-1
+    : > "$WORK/$name.log"
+  else
+    timeout -k 5 "$((bound < left ? bound : left))" "$@" > "$WORK/$name.log" 2>&1
+    status=$?
+  fi
+  "$PYTHON" bench/gpu/stages.py "$WORK" "$OUT/first.json" "$name" "$status" "$((SECONDS - began))"
+  tar czf "$OUT/logs.tgz" -C "$WORK" $(cd "$WORK" && ls ./*.log)
+}
+
+bench() { local name=$1 bound=$2; shift 2; stage "$name" "$bound" "$PYTHON" -m sojourn bench "$@" --json "$WORK/$name.json"; }
+
+stage facts 40 "$PYTHON" bench/gpu/stages.py --facts "$WORK/facts.json"
+stage smoke 80 "$PYTHON" -m bench.gpu.smoke --json "$WORK/smoke.json"
+stage tests 100 "$PYTHON" -m pytest -q -m gpu -n 8 --timeout 90 -p no:cacheprovider --junitxml "$OUT/tests.xml" \
+  $(grep -rl --include='*.py' '^@pytest.mark.gpu' tests/engine)
+stage calibrate 40 "$PYTHON" -m sojourn calibrate-device --device cuda
+bench qwen3-0.6b 90 offline qwen3-0.6b --workload nano-vllm --repeats 2
+stage profile 50 "$PYTHON" -m bench.gpu.smoke --profile qwen3-0.6b --json "$WORK/profile.json"
+bench kernels 60 kernels triton_attention triton_operations
+bench variants 120 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time --variant no-overlap:overlap=off \
+  --variant no-graphs:graphs=off --variant fp8-kv:kv_cache_dtype=fp8
+bench qwen3-14b 120 offline qwen3-14b --workload nano-vllm --repeats 1
+bench transformers 100 offline qwen3-0.6b --workload nano-vllm --repeats 1 --one-at-a-time \
+  --peer "transformers=$(command -v "$PYTHON")"
