@@ -92,16 +92,9 @@ def _print_table(rows: list["UsageSum"], whole: "UsageSum", by: str) -> None:
         style = "bold" if row is whole else None
         shown.add_row(escape(row.group), *(f"{count:,}" for count in counts), *amounts, style=style)
     out.print(shown)
-    out.print(f"{whole.calls:,} calls: {status_counts(whole) or 'none'}")
+    out.print(f"{whole.calls:,} calls: {whole.status_counts or 'none'}")
     if whole.calls_with_device_ms and not has_joules:
         out.print("joules are unknown: the machine has no power sensor that can be read")
-
-
-def status_counts(row: "UsageSum") -> str:
-    """As "86 answered, 4 interrupted"."""
-    from metrics.usage.record import STATUSES
-
-    return ", ".join(f"{row.by_status[status]:,} {status}" for status in STATUSES if status in row.by_status)
 
 
 def _amount(value: float | Decimal | None, digits: int) -> str:

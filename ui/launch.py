@@ -19,6 +19,7 @@ PAGES = {
     "steps": "stacked_bar_chart",
     "memory": "memory",
     "compute": "developer_board",
+    "usage": "receipt_long",
     "sweep": "ssid_chart",
 }
 

@@ -40,6 +40,11 @@ class UsageSum(msgspec.Struct, kw_only=True):
     price_of_device: Decimal | None = None
     currency: str | None = None
 
+    @property
+    def status_counts(self) -> str:
+        """As "86 answered, 4 interrupted"."""
+        return ", ".join(f"{self.by_status[status]:,} {status}" for status in STATUSES if status in self.by_status)
+
     def add(self, record: UsageRecord) -> None:
         self.calls += 1
         self.by_status[record.status] = self.by_status.get(record.status, 0) + 1

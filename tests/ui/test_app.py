@@ -4,13 +4,17 @@ import importlib.util
 import re
 import shutil
 import sys
+from datetime import timedelta
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from metrics.usage.record import Begin, End, UsageRecord
 from tests.further import further
 from tests.metrics.synthetic import synthetic_run
+from tests.metrics.usage.test_reader import NOON, kill, record, writer
 from ui.run_data import fingerprint, load, run_names
+from ui.tables.usage import OTHERS, tokens_over_time
 
 APP = importlib.util.find_spec("ui.app").origin
 PAGES = ("overview", "diagnose", "goodput", "requests", "steps", "memory", "compute")
@@ -159,3 +163,32 @@ def test_the_sweep_page_shows_a_sweep_or_tells_how_to_make_one(runs, tmp_path, m
     assert "rate-8-2 is not valid: the load generator sent late" in html(app)
     synthetic_run(tmp_path / "chat", requests=10)
     assert "sojourn sweep SCENARIO" in messages(opened(tmp_path, "sweep", "chat", monkeypatch))
+
+
+def test_usage_page_shows_who_used_what_and_says_how_to_record_it(tmp_path, monkeypatch):
+    run = synthetic_run(tmp_path / "run", requests=20)
+    app = opened(tmp_path, "usage", "run", monkeypatch)
+    assert not app.exception and "no usage records" in messages(app) and "--usage-dir" in messages(app)
+    server = writer(run.path / "usage")
+    for number, tenant in enumerate(["acme", "<script>", ""]):
+        server.write(End(record(server.life, number, tenant=tenant, status="answered", output_tokens=10)))
+    server.write(Begin(record(server.life, 9, tenant="acme")))
+    kill(server)
+    app = opened(tmp_path, "usage", "run", monkeypatch)
+    assert not app.exception and not app.error and app.get("plotly_chart")
+    assert "acme" in html(app) and "&lt;script&gt;" in html(app) and "<script" not in html(app)
+    assert "4 calls, 3 answered, 1 interrupted" in " ".join(element.value for element in app.caption)
+    app = app.get_by_key("usage_by").set_value("status").run()
+    assert not app.exception and "interrupted" in html(app)
+
+
+def test_tokens_over_time_stand_in_spans_that_a_figure_can_show():
+    records = [
+        UsageRecord(call=f"a-{number}", request_id="r", time=NOON + timedelta(minutes=number), output_tokens=1,
+                    tenant=f"t{number % 10}")
+        for number in range(100)
+    ]  # fmt: skip
+    tokens, span = tokens_over_time(records)
+    assert span == 300 and len(tokens) == 20 and list(tokens.columns)[-1] == OTHERS and len(tokens.columns) == 8
+    assert tokens.to_numpy().sum() == 100
+    assert tokens_over_time([])[0].empty

@@ -27,7 +27,7 @@ KIND_MEANING = {
 }
 TEXT_COLUMNS = {
     "request", "class", "tenant", "status", "error", "largest account", "victim", "its blocks went to", "kernel",
-    "latency (ms)",
+    "latency (ms)", "model", "day", "key", "route",
 }  # fmt: skip
 Tile = tuple[str, str, str, str]  # name, value, unit, detail
 
