@@ -86,6 +86,7 @@ class EngineConfig(BaseModel):
     max_waiting: int = REQUEST(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
     drain_seconds: float = SERVER(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
     max_body_bytes: int = SERVER(8_388_608, ge=1024, description="bytes of one request body; more get 413")
+    moderation: Path | None = SERVER(None, description="YAML file of content checks; by default nothing is checked")
     max_long_prefills: int | None = REQUEST(
         None, ge=1, le=4096, description="long prompts that are computed at the same time; others overtake the rest"
     )

@@ -103,7 +103,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     finished_ns: int
     tenant: str = ""
     klass: str = ""
-    finish_reason: str | None = None  # stop, length, abort; None with an error
+    finish_reason: str | None = None  # stop, length, abort, content_filter; None with an error
     error: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt

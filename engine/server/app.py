@@ -18,6 +18,7 @@ from engine.server.debug import add_debug_routes
 from engine.server.endpoint import Endpoint, answer_call
 from engine.server.errors import ApiError
 from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
+from engine.server.moderation.api import ModerationRequest, moderate
 from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
 from engine.server.openai.protocol import CompletionRequest
 from engine.server.openai.responses_request import ResponsesRequest
@@ -31,6 +32,7 @@ ENDPOINTS = {
     "/v1/messages": Endpoint(MessagesRequest, messages_api.answer_message),
     "/v1/messages/count_tokens": Endpoint(CountTokensRequest, messages_api.count_tokens),
     "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize),
+    "/v1/moderations": Endpoint(ModerationRequest, moderate),
     "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize),
 }
 
@@ -54,6 +56,8 @@ def build_app(config: EngineConfig) -> FastAPI:
             task.cancel()
         await service.core.stop()
         await service.grammar_checks.stop()
+        if service.moderation is not None:
+            await service.moderation.close()
         service.close()
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)
@@ -103,6 +107,9 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         await service.telemetry.refresh()
+        if service.moderation is not None:
+            events = service.moderation.events
+            service.telemetry.exporter.observe_moderation(events.flagged, events.failed)
         return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
 
 

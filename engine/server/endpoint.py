@@ -34,7 +34,7 @@ async def answer_call(service: Service, endpoint: Endpoint, request: Request) ->
     except ApiError as refusal:
         if isinstance(refusal, Rejection):
             service.telemetry.exporter.observe_rejection(refusal.code)
-        service.ended(caller, refusal.status, refusal.code)
+        service.ended(caller, refusal.status, refusal.code, refusal.record)
         raise
     except ClientDisconnect:
         service.ended(caller, *CANCELLED)
@@ -52,5 +52,5 @@ async def _answer(service: Service, endpoint: Endpoint, request: Request, caller
     caller.arrived_ns = request.state.arrived_ns  # a slow upload is the client's time
     body = parse(endpoint.body, content)
     caller.tenant = caller.tenant or body.tenant[:128]
-    service.check_model(body.model)
+    service.check_model(body.served_model)
     return await endpoint.answer(service, request, body)

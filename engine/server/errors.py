@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from metrics.errors import SojournError
+from metrics.records import RequestRecord
 
 ANTHROPIC_PATH = "/v1/messages"
 
@@ -30,6 +31,7 @@ class ApiError(SojournError):
         self.param = param
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+        self.record: RequestRecord | None = None  # of a call that was refused before the core got it
 
     def body(self) -> dict[str, Any]:
         return {

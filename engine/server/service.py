@@ -18,6 +18,8 @@ from engine.server.core.call import Call, Caller
 from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, Rejection, invalid
 from engine.server.grammar.checks import GrammarChecks
+from engine.server.moderation.moderation import Moderation, check_input, moderate_outputs
+from engine.server.moderation.profile import Profile
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.chat_serializer import ChatSerializer
 from engine.server.openai.completion_serializer import CompletionSerializer
@@ -55,6 +57,7 @@ class Service:
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.reasoning_format = _reasoning_format(config, self.encoder.template)
         self.core = CoreClient(config, self.telemetry)
+        self.moderation = None if config.moderation is None else Moderation(config.moderation)
         self.grammar_checks = GrammarChecks(folder)
         self.started = int(time.time())
         self._unseeded = 0
@@ -71,7 +74,7 @@ class Service:
         grammar = await self.grammar(body)
         add_special_tokens = body.add_special_tokens
         encoded = await self.encoder.encode(prompts, limits, add_special_tokens=add_special_tokens, param="prompt")
-        call = self.start(request, body, encoded, limits, body.max_tokens, "prompt", grammar=grammar)
+        call = await self.start(request, body, encoded, limits, body.max_tokens, "prompt", grammar=grammar)
         serializer = CompletionSerializer(call, body, self.repeated_fields(call, "cmpl"), self.tokenizer)
         return self.follow(call, serializer, stream=body.stream)
 
@@ -99,7 +102,7 @@ class Service:
         prompt, plan = await self.encode_chat(body, limits)
         grammar = await self.grammar(body, plan)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
+        return await self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
 
     async def encode_chat(self, body: ChatRequest, limits: ModelLimits) -> tuple[Prompt, TurnPlan]:
         """The prompt of a checked chat, and how its output is read. Raises ApiError 400."""
@@ -155,7 +158,7 @@ class Service:
             raise invalid("n" if choices > 1 else "prompt", message)
         self.core.admit(wanted)
 
-    def start(
+    async def start(
         self,
         request: Request,
         body: GenerationRequest,
@@ -169,12 +172,16 @@ class Service:
         """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
 
         `max_tokens` is for each of them; None is what fits. `param` names the field that holds the prompts.
-        Raises ApiError 400 for what the model cannot do.
+        Raises ApiError 400 for what the model cannot do, and for content that moderation blocks.
         """
         output_tokens = [limits.output_tokens(prompt, max_tokens, param) for prompt in prompts]
         if body.min_tokens > min(output_tokens):
             message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(output_tokens)} tokens"
             raise invalid("min_tokens", message)
+        profile = self.profile_of(caller := request.state.caller)
+        if profile is not None:
+            messages = body.messages if isinstance(body, ChatRequest) else None
+            await check_input(profile, caller, prompts, self.tokenizer, param, messages)
         seed = body.seed
         if seed is None:
             self._unseeded += 1
@@ -184,6 +191,8 @@ class Service:
         caller = request.state.caller
         shown_token_ids = plan.shown_token_ids(self.tokenizer.added_tokens)
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
+        if profile is not None:
+            moderate_outputs(profile, sequences)
         call = Call(self.core, caller, sequences)
         caller.attributes = trace_attributes(body, max_tokens)
         if self.usage is not None:
@@ -191,6 +200,10 @@ class Service:
         for sequence in sequences:
             self.core.submit(sequence)
         return call
+
+    def profile_of(self, caller: Caller) -> Profile | None:
+        """The moderation profile of a call; None where its content is not checked."""
+        return None if self.moderation is None else self.moderation.profile()
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
         """The response that follows a call until its record is there."""

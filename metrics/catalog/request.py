@@ -15,7 +15,7 @@ from metrics.catalog.metric import (
 from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import REFUSALS, WAITS
 
-OUTCOMES = ("stop", "length", "abort", "error")
+OUTCOMES = ("stop", "length", "abort", "error", "content_filter")
 DECISIONS = ("head", "objective", "error", "left_out")  # why a trace is kept, or not
 EXPORTS = ("exported", "dropped", "refused")
 _ACCOUNT_LABELS = {
@@ -28,11 +28,19 @@ REQUEST = (
           "Excludes admitted requests without a token in that step."),
     gauge("request", "waiting", "requests", "Requests that the scheduler did not admit when it planned the last step.",
           "Excludes requests that the front process parses or tokenises."),
-    counter("request", "finished_total", "requests", "Requests that ended, by outcome: stop, length, abort, error.",
-            "Excludes refused requests: sojourn_request_rejected_total. Cannot say why a client aborted.",
+    counter("request", "finished_total", "requests",
+            "Requests that ended, by outcome: stop, length, abort, error, content_filter.",
+            "Of refused requests only those refused for their content are here: see sojourn_request_rejected_total. "
+            "Cannot say why a client aborted.",
             outcome=OUTCOMES),
     counter("request", "rejected_total", "requests", "Requests refused before admission, by reason.",
             "Cannot say how long they would have waited.", reason=()),
+    counter("request", "moderation_flagged_total", "texts",
+            "Texts of an input, and matches or windows of an output, that a check flagged, by category and action.",
+            "Categories are those of the moderation file. Cannot say which request it was.",
+            kind=("input", "output"), category=(), action=("block", "redact", "flag")),
+    counter("request", "moderation_failed_total", "texts", "Texts for which a check gave no verdict, by check.",
+            "The reason is in the log. Whether the text passed is a setting of the check.", check=()),
     histogram("request", "ttft_seconds", "seconds", LATENCY_BOUNDS,
               "Time to first token: arrival of the request → first text handed to the socket.",
               "The TTFT of a response without streaming is its end. Excludes the network."),

@@ -95,6 +95,12 @@ class Exporter:
         """Counts a request refused at the door. `reason` is one of the server's few constants, never a user's text."""
         self._series.numbers["sojourn_request_rejected_total"][(reason,)] += 1
 
+    def observe_moderation(self, flagged: Mapping[tuple[str, str, str], int], failed: Mapping[str, int]) -> None:
+        """Takes over the totals of moderation: by kind, category and action, and by check."""
+        self._series.numbers["sojourn_request_moderation_flagged_total"].update(flagged)
+        totals = {(check,): number for check, number in failed.items()}
+        self._series.numbers["sojourn_request_moderation_failed_total"].update(totals)
+
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""
         self._series.numbers["sojourn_telemetry_core_restarts_total"][()] += 1

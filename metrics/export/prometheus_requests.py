@@ -123,6 +123,8 @@ class RequestFold:
 
     def _judge(self, request: RequestRecord, latencies: Mapping[str, float]) -> None:
         """Met or missed, for each objective of the request's class and for all of them together."""
+        if outcome(request) == "content_filter":
+            return  # it ended as the operator wants it, and says nothing about latency
         klass = request.klass if request.klass in self._objectives else EVERY_CLASS
         if klass not in self._objectives:
             return

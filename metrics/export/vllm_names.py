@@ -187,6 +187,8 @@ class VllmNames:
             gaps = gaps_ns([request.token_ns])
             self._histograms["vllm:inter_token_latency_seconds"][()].observe_all(gaps[gaps > 0])
         ended = outcome(request)
+        if ended == "content_filter":
+            ended = "abort"  # vLLM filters nothing: its gateway, which does, would have left
         if ended != "abort":
             self._numbers["vllm:request_success_total"][(ended,)] += 1
         if ended in SERVED:

@@ -105,7 +105,7 @@ class Call:
             for sequence in self._open:
                 self._latest = sequence
                 try:
-                    piece = sequence.take()
+                    piece = sequence.take() if sequence.moderated is None else self._take_moderated(sequence)
                 except CoreLost:
                     self._fail(core_lost(self._core.state))
                 except ApiError as error:
@@ -146,6 +146,8 @@ class Call:
             self._finish_reason = "abort"
         for sequence in self.sequences:
             self._core.abort(sequence)
+            if sequence.moderated is not None:
+                sequence.moderated.close()
 
     def fault(self) -> None:
         """The server failed on it; its log says why."""
@@ -196,6 +198,12 @@ class Call:
     def _close_ledger(self, sequence: SequenceStream) -> None:
         """Closes the call's ledger at a write, with the ledger of the sequence that the write waited for."""
         self._last = sequence.write(time.monotonic_ns())
+
+    def _take_moderated(self, sequence: SequenceStream) -> TextPiece | None:
+        piece = sequence.moderated.take()
+        if sequence.moderated.needs_no_more and not sequence.done.is_set():
+            self._core.abort(sequence)  # at once, while its last text may still wait for a verdict
+        return piece
 
     def _fail(self, error: ApiError) -> None:
         self.failure, self._error = error, error.message

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -92,6 +92,14 @@ class FrontTimes(NamedTuple):
         ledger[Account.REQUEST_MODERATION] += self.moderation_ns
 
 
+class Hold(NamedTuple):
+    """How long moderation had the text of a write: from when it was taken until it was released."""
+
+    source: "Token | Ended"  # the core's account of the last of that text
+    taken_ns: int
+    released_ns: int
+
+
 class Write(NamedTuple):
     """A write of a sequence's text. Its ledger is computed on demand: of hundreds of writes only one or two need it."""
 
@@ -99,18 +107,29 @@ class Write(NamedTuple):
     decoding_ns: int  # since then
     front: FrontTimes
     ns: int
+    moderation_ns: int = 0  # of the output, since the account
 
     def ledger(self) -> list[int]:
         """The core's ledger up to the last token of the text, and the front's own accounts."""
         ledger = self.source.ledger_now()
         self.front.book(ledger)
         ledger[Account.TOKEN_DECODE] += self.decoding_ns
-        ledger[Account.REQUEST_STREAM] += self.ns - self.source.booked_ns - self.decoding_ns
+        ledger[Account.REQUEST_MODERATION] += self.moderation_ns
+        ledger[Account.REQUEST_STREAM] += self.ns - self.source.booked_ns - self.decoding_ns - self.moderation_ns
         return ledger
 
     def waits(self) -> dict[str, int]:
         """The waits in the core that are in the ledger: reason → nanoseconds."""
         return self.source.waits
+
+
+class ModeratedPieces(Protocol):
+    """The pieces of a sequence behind checks of its text (engine/server/moderation/output.py)."""
+
+    needs_no_more: bool  # the core may drop the sequence
+
+    def take(self) -> TextPiece | None: ...
+    def close(self) -> None: ...
 
 
 class SequenceStream:
@@ -154,6 +173,8 @@ class SequenceStream:
         self.shown_tokens = 0  # ... as the client counts them
         self.finish_reason: str | None = None  # as the client sees it
         self.stop_reason: int | str | None = None  # the client's stop string or token id that ended it
+        self.moderated: ModeratedPieces | None = None  # what its call takes in its place
+        self.hold: Hold | None = None  # of the latest text that moderation released
         self._text = text
         self._decode_spans = decode_spans
         self._client_stop_ids = client_stop_ids
@@ -163,6 +184,16 @@ class SequenceStream:
         self._last_token: Token | None = None  # from the core
         self._last_text_token: Token | None = None  # the last one of the text; None: the text ends with the sequence
         self._entries: list[Entry] = []
+
+    @property
+    def num_characters(self) -> int:
+        """Of the text so far, with what a stop string may hold back or cut off."""
+        return self._text.num_characters
+
+    @property
+    def text_source(self) -> "Token | Ended":
+        """The core's latest account of the text that was taken so far."""
+        return self.ended if self._last_text_token is None else self._last_text_token
 
     @property
     def has_last_token(self) -> bool:
@@ -232,9 +263,14 @@ class SequenceStream:
 
     def write(self, ns: int) -> Write:
         """The text that was taken last was handed to the socket at that moment."""
-        source = self.ended if self._last_text_token is None else self._last_text_token
-        decoding_ns = self._decode_spans.since(source.booked_ns)
-        return Write(source, decoding_ns, self.front, ns)
+        since = self._decode_spans.since
+        if self.hold is None:
+            source = self.text_source
+            return Write(source, since(source.booked_ns), self.front, ns)
+        source, taken_ns, released_ns = self.hold
+        # What was decoded meanwhile is text behind it, and delayed nothing.
+        decoding_ns = since(source.booked_ns) - since(taken_ns) + since(released_ns)
+        return Write(source, decoding_ns, self.front, ns, released_ns - taken_ns)
 
     def _decode(self, tokens: list[Token]) -> str:
         begin_ns = time.monotonic_ns()

@@ -105,7 +105,7 @@ class ChatSerializer(Serializer):
         return delta
 
     def _choice(self, piece: TextPiece, name: str, content: dict[str, Any]) -> dict[str, Any]:
-        index, reason = piece.sequence.choice, piece.sequence.finish_reason
+        index, reason = piece.sequence.choice, piece.finish_reason
         choice = {
             "index": index,
             name: content,

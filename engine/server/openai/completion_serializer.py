@@ -82,11 +82,11 @@ class CompletionSerializer(Serializer):
             "index": index,
             "text": echoed + piece.text if first else piece.text,
             "logprobs": logprobs,
-            "finish_reason": sequence.finish_reason,
+            "finish_reason": piece.finish_reason,
         }
         if first and body.return_token_ids:
             choice["prompt_token_ids"] = sequence.request.prompt_token_ids
-        if piece.entries or sequence.finish_reason is not None:
+        if piece.entries or piece.finish_reason is not None:
             choice |= vllm_fields(piece, body)
         return choice
 

@@ -107,6 +107,11 @@ class Message(Strict):
         """The reasoning of an earlier answer."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
+    def texts(self) -> list[str]:
+        """All that its sender wrote in it."""
+        calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
+        return [self.template_value()["content"], self.thoughts or "", self.name or "", *calls]
+
     def template_value(self) -> dict[str, Any]:
         """As chat templates read it."""
         parts = self.content or ""

@@ -85,6 +85,11 @@ class Strict(BaseModel):
         """Who sent it, as the body says; empty where it has no such field."""
         return ""
 
+    @property
+    def served_model(self) -> str | None:
+        """The served model that it names; None where it names none."""
+        return getattr(self, "model", None)
+
     def refuse_contradictions(self) -> None:
         """Raises ApiError 400 for fields that are valid by themselves, but not together."""
 

@@ -14,6 +14,9 @@ from engine.server.openai.serializer import DONE, Serializer, timings_of, to_jso
 from engine.token.text.vocabulary import Vocabulary
 from engine.token.tools.calls import CallDelta, ContentDelta
 
+# Finish reason → the reason of an incomplete response.
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
 
 class ResponsesSerializer(Serializer):
     """One response. Whole or streamed, it has the same items; a stream also reports how they grow."""
@@ -80,10 +83,10 @@ class ResponsesSerializer(Serializer):
         if piece.finish_reason is not None:
             if not self._output:
                 self._open_message()
-            self._close("incomplete" if piece.finish_reason == "length" else "completed")
+            self._close("incomplete" if piece.finish_reason in INCOMPLETE else "completed")
             self._response["status"] = self._output[-1]["status"]
-            if piece.finish_reason == "length":
-                self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+            if piece.finish_reason in INCOMPLETE:
+                self._response["incomplete_details"] = {"reason": INCOMPLETE[piece.finish_reason]}
 
     def body(self, pieces: list[TextPiece]) -> bytes:
         for piece in pieces:

@@ -107,7 +107,8 @@ NULL_FIELDS: dict[str, Any] = {"service_tier": None, "kv_transfer_params": None}
 def vllm_fields(piece: TextPiece, body: GenerationRequest) -> dict[str, Any]:
     """Fields of a choice that vLLM adds: which stop of the client ended it, and its ids, or null."""
     token_ids = [entry.token_id for entry in piece.entries] if body.return_token_ids else None
-    return {"stop_reason": piece.sequence.stop_reason, "token_ids": token_ids}
+    stop_reason = None if piece.finish_reason is None else piece.sequence.stop_reason
+    return {"stop_reason": stop_reason, "token_ids": token_ids}
 
 
 def usage_of(call: Call, reasoning_tokens: int | None = None) -> dict[str, Any]:

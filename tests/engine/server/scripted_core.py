@@ -39,6 +39,8 @@ class ScriptedCore:
         self._begun: dict[str, int] = {}  # request → when it was submitted
         self.submitted: list[messages.Submit] = []
         self.holds = False
+        self.output_ids: list[int] = []  # what every request gets, over and over; else ids that mean nothing
+        self.aborted: list[str] = []  # while they still got tokens
         self._client._to_core = self
 
     def send(self, encoded: bytes) -> None:
@@ -49,6 +51,7 @@ class ScriptedCore:
                 message.sampling.max_tokens, message.encoded_ns,
             )  # fmt: skip
         elif isinstance(message, messages.Abort) and self._left.pop(message.request_id, None) is not None:
+            self.aborted.append(message.request_id)
             asyncio.get_running_loop().call_soon(self._end, message.request_id, "abort")
 
     def die(self) -> None:
@@ -71,7 +74,8 @@ class ScriptedCore:
         for request_id, left in list(self._left.items()):
             admitted.append((request_id, 0))
             base = messages.LedgerBase(self._ledger(request_id, now_ns), {})
-            outputs.append(messages.Output(request_id, 60 + left % 20, base, "length" if left == 1 else None))
+            token_id = self._next_id(request_id, left)
+            outputs.append(messages.Output(request_id, token_id, base, "length" if left == 1 else None))
             self._left[request_id] -= 1
             if left == 1:
                 del self._left[request_id]
@@ -80,6 +84,12 @@ class ScriptedCore:
         self._client._take(tokens)
         for request_id in ended:
             self._end(request_id, "length")
+
+    def _next_id(self, request_id: str, left: int) -> int:
+        if not self.output_ids:
+            return 60 + left % 20
+        asked = next(submit for submit in reversed(self.submitted) if submit.request_id == request_id)
+        return self.output_ids[(asked.sampling.max_tokens - left) % len(self.output_ids)]
 
     def _end(self, request_id: str, reason: str) -> None:
         now_ns = time.monotonic_ns()

@@ -1,0 +1,138 @@
+"""The moderation of one server: the profiles of its file, which profile a call has, and the checks of its input."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.server.core.call import Caller
+from engine.server.core.sequence import SequenceStream
+from engine.server.moderation.file import load
+from engine.server.moderation.output import ModeratedOutput
+from engine.server.moderation.profile import Events, Profile
+from engine.server.moderation.refusal import CONTENT_FILTER, refused, unavailable
+from engine.server.moderation.verdict import ModerationFailed, Moderator
+from engine.server.openai.messages import Message
+from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
+from engine.token.text.tokenizer import Tokenizer
+from metrics.ledger import new_ledger
+from metrics.records import RequestRecord
+
+RETIRED_SECONDS = 600  # after a reload, for the calls that still use the checks before it
+
+
+class Moderation:
+    """Owns the checks of the moderation file. Raises InputError for a file with a fault."""
+
+    def __init__(self, path: Path):
+        self.events = Events()
+        self._path = path
+        self.profiles, self._default, self._moderators = load(path, self.events)
+        self._retired: set[asyncio.Task] = set()
+
+    def profile(self, name: str | None = None) -> Profile | None:
+        """The profile of that name, or the default one; None where neither exists: nothing is checked."""
+        name = name or self._default
+        return None if name is None else self.profiles.get(name)
+
+    async def reload(self) -> None:
+        """Reads the file again. Raises InputError for a fault, and leaves everything as it was."""
+        profiles, default, moderators = await asyncio.to_thread(load, self._path, self.events)
+        retired, self._moderators = self._moderators, moderators
+        self.profiles, self._default = profiles, default
+        closing = asyncio.create_task(_close_later(retired))
+        self._retired.add(closing)
+        closing.add_done_callback(self._retired.discard)
+
+    async def close(self) -> None:
+        retired = list(self._retired)
+        for task in retired:
+            task.cancel()
+        await asyncio.gather(*retired, return_exceptions=True)
+        await _close(self._moderators)
+
+
+async def _close_later(moderators: Sequence[Moderator]) -> None:
+    try:
+        await asyncio.sleep(RETIRED_SECONDS)
+    finally:
+        await _close(moderators)
+
+
+async def _close(moderators: Sequence[Moderator]) -> None:
+    for moderator in moderators:
+        await moderator.close()
+
+
+async def check_input(
+    profile: Profile,
+    caller: Caller,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    param: str,
+    messages: Sequence[Message] | None = None,
+) -> None:
+    """Checks what the model would see, and books the time to the caller. `param` names the field that has it.
+
+    Raises ApiError: 400 with a record for a text that the profile blocks, 503 for one without a verdict.
+    """
+    begin_ns = time.monotonic_ns()
+    blocked: tuple[str, ...] = ()
+    try:
+        if profile.input_rules:
+            for text in await _texts(profile, prompts, tokenizer, messages):
+                if blocked := (await profile.judge(text, "input", profile.input_rules)).blocked:
+                    break
+    except ModerationFailed as failure:
+        raise unavailable(failure) from None
+    finally:
+        caller.moderation_ns += time.monotonic_ns() - begin_ns
+    if blocked:
+        refusal = refused(profile.message, blocked, param)
+        refusal.record = _record(caller, prompts)
+        raise refusal
+
+
+async def _texts(
+    profile: Profile, prompts: Sequence[Prompt], tokenizer: Tokenizer, messages: Sequence[Message] | None
+) -> list[str]:
+    if messages is not None and profile.roles is not None:
+        return ["\n".join(message.texts()) for message in messages if message.role in profile.roles]
+    texts = []
+    for prompt in prompts:
+        text, ids = prompt.text, prompt.token_ids
+        if text is None:
+            decode = tokenizer.decode
+            if len(ids) < OFF_LOOP_CHARACTERS:
+                text = decode(ids, skip_special_tokens=False)
+            else:
+                text = await asyncio.to_thread(decode, ids, skip_special_tokens=False)
+        texts.append(text)
+    return texts
+
+
+def _record(caller: Caller, prompts: Sequence[Prompt]) -> RequestRecord:
+    """Of a call that was refused for its content: no core knows it, and no token was computed."""
+    now_ns = time.monotonic_ns()
+    ledger = new_ledger()
+    caller.front_times(now_ns).book(ledger)
+    return RequestRecord(
+        request_id=caller.request_id,
+        arrived_ns=caller.arrived_ns,
+        finished_ns=now_ns,
+        tenant=caller.tenant,
+        klass=caller.klass,
+        finish_reason=CONTENT_FILTER,
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        prompt_characters=sum(len(prompt.text or "") for prompt in prompts),
+        encoded_ns=now_ns,
+        traceparent=caller.traceparent,
+        ledger=ledger,
+    )
+
+
+def moderate_outputs(profile: Profile, sequences: Sequence[SequenceStream]) -> None:
+    """Puts the output checks of a profile behind each sequence of a call."""
+    if profile.output_rules:
+        for sequence in sequences:
+            sequence.moderated = ModeratedOutput(sequence, profile)
