@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 
 # How a call ended for its client, with the status that it got → what its record may say.
 STATUSES_OF = {"done 200": {"answered"}, "done 503": {"failed", "refused"}, "done 400": {"refused"}}
-STATUSES_OF |= {"error 200": {"failed"}, "left 200": {"cancelled", "answered"}}
+STATUSES_OF |= {"error 200": {"failed"}, "left 200": {"cancelled", "answered", "interrupted"}}
 
 
 def has_usage() -> bool:

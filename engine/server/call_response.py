@@ -38,17 +38,19 @@ class CallResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._path = scope["path"]
-        try:
-            await self._follow(receive, send)
-        finally:
-            self._on_end(*self._end)
-
-    async def _follow(self, receive: Receive, send: Send) -> None:
         disconnect = self._disconnect = asyncio.create_task(_disconnected(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # A task of its own: a cancellation of this one costs neither the record nor the abort in the core.
+            failure = await asyncio.shield(asyncio.create_task(self._finish(work, disconnect)))
+        if failure is not None:
+            raise failure
+
+    async def _finish(self, work: asyncio.Task, disconnect: asyncio.Task) -> Exception | None:
+        """Reports the end of the call. Returns the fault of ours that ended it."""
+        try:
             for task in (work, disconnect):
                 task.cancel()
             (failure, _) = await asyncio.gather(work, disconnect, return_exceptions=True)
@@ -58,8 +60,9 @@ class CallResponse(Response):
             self._call.abort()  # no effect if all was delivered
             record = await self._call.record()
             self._end = (*self._call.outcome, record)
-        if is_fault:
-            raise failure
+            return failure if is_fault else None
+        finally:
+            self._on_end(*self._end)
 
     async def _stream(self, send: Send) -> None:
         call, serializer = self._call, self._serializer

@@ -1,8 +1,10 @@
 """Usage records of a server: one for every call, on the file before the core and the client get theirs."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -123,31 +125,40 @@ def test_a_call_that_a_kill_interrupts_has_the_tokens_of_its_last_progress(tmp_p
     assert by_id(tmp_path)["cut"].status in ("cancelled", "answered")
 
 
-def test_tokens_sum_to_those_of_the_metrics(tmp_path):
-    async def calls() -> tuple[str, set[str]]:
-        async with serving(usage_dir=tmp_path, run_dir=tmp_path / "run") as (app, core, client):
-            for number in range(12):
-                body = BODY | {"n": 1 + number % 3, "max_tokens": 1 + number, "stream": number % 2 == 0}
-                await client.post(COMPLETIONS, headers=named(f"r{number}"), json=body)
-            await client.post(COMPLETIONS, headers=named("bad"), json=BODY | {"n": 0})
-            core.holds = True
-            gone = asyncio.create_task(client.post(COMPLETIONS, headers=named("gone"), json=BODY | {"n": 2}))
-            while len(app.state.service.core.streams) < 2:
-                await asyncio.sleep(0.001)
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_of_mixed_calls_sum_to_those_of_the_metrics(tmp_path, seed):
+    """Answered, refused and cancelled calls of one to three choices, and a core that dies among them."""
+    random, sent = Random(seed), 40
+
+    async def one(client, number: int) -> None:
+        await asyncio.sleep(random.random() * 0.1)
+        body = BODY | {"n": random.choice((0, 1, 2, 3)), "max_tokens": random.randint(1, 60)}
+        call = client.post(COMPLETIONS, headers=named(f"r{number}"), json=body | {"stream": random.random() < 0.5})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(call, timeout=random.choice((0.02, 5)))
+
+    async def calls() -> str:
+        async with serving(usage_dir=tmp_path, max_waiting=20, max_num_seqs=8) as (app, core, client):
+            open_calls = [asyncio.create_task(one(client, number)) for number in range(sent)]
+            await asyncio.sleep(0.06)
             core.die()
-            await gone
             app.state.service.core._set_state("ready")
+            await asyncio.gather(*open_calls)
+            while app.state.service._open:
+                await asyncio.sleep(0.001)
             return app.state.service.telemetry.scrape().decode()
 
     page = asyncio.run(calls())
     records = read_usage(tmp_path).records
+    assert len(records) == len({record.request_id for record in records})
+    assert {"answered", "refused", "cancelled", "failed"} <= {record.status for record in records}
 
     def metric(name: str) -> float:
-        lines = [line for line in page.splitlines() if line.startswith(f"{name}{{") or line.startswith(f"{name} ")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"{name}{{"))
 
     assert sum(record.prompt_tokens for record in records) == metric("sojourn_token_prompt_tokens_total") > 0
     assert sum(record.output_tokens for record in records) == metric("sojourn_token_generated_tokens_total") > 0
+    assert sum(record.computed_tokens or 0 for record in records) == metric("sojourn_token_computed_tokens_total")
 
 
 @pytest.mark.parametrize(("status", "code", "expected"), [(413, None, "refused"), (499, "cancelled", "cancelled"),
