@@ -22,7 +22,7 @@ RUN_SECONDS = 120  # of a load of a few seconds: far above what it takes
 def scenario(folder: Path, rate: float, seconds: float, timeout_s: float = 2) -> Path:
     content = {
         "name": "hostile", "description": "a load on a server that fails", "target": {"timeout_s": timeout_s},
-        "arrivals": {"process": "constant", "rate_rps": rate, "duration_s": seconds},
+        "arrivals": {"process": "constant", "rate_rps": rate, "count": round(rate * seconds)},
         "workload": {"classes": [{"klass": "chat", "prompt_tokens": 8, "output_tokens": 5}]},
         "objectives": [{"ttft_ms": 1000, "source": "no objective is judged here"}],
     }  # fmt: skip
