@@ -85,6 +85,18 @@ class EngineConfig(BaseModel):
     )
     max_waiting: int = REQUEST(256, ge=1, le=1_000_000, description="requests that may wait; more get 429")
     drain_seconds: float = SERVER(20, ge=0, le=3600, description="time that open requests get to end after SIGTERM")
+    core_silence_seconds: float = SERVER(
+        5, ge=2, le=3600, description="silence of the core, beyond its longest step, after which /ready says 503"
+    )
+    core_hung_seconds: float = SERVER(
+        60, ge=2, le=86_400, description="silence of the core, beyond its longest step, after which it is replaced"
+    )
+    max_core_deaths: int = SERVER(
+        5, ge=1, le=1000, description="deaths of the core within 60 s after which the server gives up and exits with 1"
+    )
+    spare_core: bool = SERVER(
+        True, description="a second process with torch loaded waits, without device memory, to replace a core that dies"
+    )
     max_body_bytes: int = SERVER(8_388_608, ge=1024, description="bytes of one request body; more get 413")
     moderation: Path | None = SERVER(None, description="YAML file of content checks; by default nothing is checked")
     max_long_prefills: int | None = REQUEST(
@@ -171,6 +183,14 @@ class EngineConfig(BaseModel):
         le=1,
         description="share of traces sent there, by trace id; missed objectives and errors always are; by default 1",
     )
+
+    @field_validator("core_hung_seconds")
+    @classmethod
+    def _hung_after_silent(cls, hung: float, info: ValidationInfo) -> float:
+        silence = info.data.get("core_silence_seconds", hung)
+        if hung < silence:
+            raise ValueError(f"it is below core_silence_seconds={silence:g}; raise it")
+        return hung
 
     @field_validator("max_prefill_chunk_tokens")
     @classmethod

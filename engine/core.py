@@ -1,63 +1,131 @@
 """The core process: owns the device and runs the loop. Started by the front, spoken to over ZeroMQ, never by hand.
 
-python -m engine.core SOCKET_DIRECTORY FIRST_STEP FRONT_PID < engine-config.json
+python -m engine.core FRONT_PID: imports torch, then reads one line of JSON: {"sockets": folder, "first_step": number,
+"config": settings}. Until that line comes the process is a spare; the end of its input ends it.
 """
 
+import contextlib
+import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import zmq
 
 from engine import messages
 from engine.config import EngineConfig, model_folder
 from engine.engine import Engine, make_scheduler
-from engine.process import freeze_startup_objects, keep_cupti, let_threads_sleep, num_cores
+from engine.process import (
+    end_with_parent,
+    freeze_startup_objects,
+    keep_cupti,
+    let_threads_sleep,
+    name_process,
+    num_cores,
+)
 from engine.telemetry.observer import make_observer
+from metrics.errors import SojournError
+
+BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
 
-def main() -> None:
-    sockets, first_step, front_pid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    config = EngineConfig.model_validate_json(sys.stdin.read())
+def main() -> int:
+    """The exit code: 0 when the front ended it, 1 where the model cannot be served."""
+    front_pid = int(sys.argv[1])
     # Ctrl-C in a terminal, or SIGTERM to a process group, reach us too; the front decides when we end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    context = zmq.Context()
-    inbox, outbox = open_sockets(context, sockets)
+    end_with_parent(front_pid)
+    name_process("sojourn-spare")
+    with contextlib.suppress(ImportError):  # `build` raises it again, when there is a front to tell
+        _import_torch()
+    work = sys.stdin.readline()
+    if not work:
+        return 0
+    name_process("sojourn-core")
+    return run(front_pid, **json.loads(work))
+
+
+def run(front_pid: int, sockets: str, first_step: int, config: dict) -> int:
+    """Loads the model, and computes until the front ends it."""
+    mailbox = Mailbox(Path(sockets))
     try:
-        engine, ready = build(config, first_step, lambda message: outbox.send(messages.encode(message), copy=False))
-    except Exception as error:
-        outbox.send(messages.encode(messages.Failed(f"{type(error).__name__}: {error}")))
-        raise
-    else:
-        outbox.send(messages.encode(ready))
+        engine, ready = build(EngineConfig.model_validate(config), first_step, mailbox.publish)
+        mailbox.publish(ready)
         freeze_startup_objects()
-        loop(engine, inbox, outbox, front_pid)
+        loop(engine, mailbox, front_pid)
         engine.flush()
+    except SojournError as error:  # its sentence says all
+        mailbox.publish(messages.Failed(str(error)))
+        return 1
+    except Exception as error:
+        mailbox.publish(messages.Failed(f"{type(error).__name__}: {error}"))
+        raise
     finally:
-        outbox.close(linger=1000)
-        inbox.close()
-        context.term()
+        mailbox.close()
+    return 0
 
 
-def open_sockets(context: zmq.Context, folder: Path) -> tuple[zmq.Socket, zmq.Socket]:
-    """The ways from and to the front, whose ends it has bound in `folder`."""
-    inbox = context.socket(zmq.PULL)
-    inbox.connect(f"ipc://{folder}/to-core")
-    outbox = context.socket(zmq.PUSH)
-    outbox.set_hwm(0)
-    outbox.connect(f"ipc://{folder}/from-core")
-    return inbox, outbox
-
-
-def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
-    """Loads the model and makes the loop around it. Raises ModelError with a sentence."""
+def _import_torch() -> ModuleType:
+    """torch, and with it all that computes: most of the time between the start of a process and its model."""
     let_threads_sleep(os.environ, sys.modules)
     keep_cupti(os.environ)
     import torch
 
+    import engine.profile_burst
+    import engine.runner  # noqa: F401
+
+    return torch
+
+
+class Mailbox:
+    """The ways from and to the front, whose ends it has bound in `folder`."""
+
+    def __init__(self, folder: Path):
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.connect(f"ipc://{folder}/to-core")
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.set_hwm(0)
+        self._outbox.connect(f"ipc://{folder}/from-core")
+        self._unreadable = 0
+        self._beat_ns = 0
+
+    def publish(self, message: messages.FromCore) -> None:
+        self._outbox.send(messages.encode(message), copy=False)
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Whether a message is there, now or in that time."""
+        return bool(self._inbox.poll(timeout=timeout_ms))
+
+    def read(self) -> Iterator[messages.ToCore]:
+        """The messages that are there. Those of strangers are dropped and counted."""
+        while self._inbox.poll(timeout=0):
+            try:
+                yield messages.decode_to_core(self._inbox.recv())
+            except messages.UNREADABLE:
+                self._unreadable += 1
+
+    def beat(self, now_ns: int) -> None:
+        """Once a second: the loop turns."""
+        if now_ns - self._beat_ns >= BEAT_NS:
+            self._beat_ns = now_ns
+            self.publish(messages.Beat(self._unreadable))
+            self._unreadable = 0
+
+    def close(self) -> None:
+        self._outbox.close(linger=1000)
+        self._inbox.close()
+        self._context.term()
+
+
+def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
+    """Loads the model and makes the loop around it. Raises ModelError with a sentence."""
+    torch = _import_torch()
     from engine.runner import ModelRunner
 
     threads = config.threads or num_cores()
@@ -83,26 +151,28 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
     return Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap), ready
 
 
-def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) -> None:
+def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:
     """Steps while there is work, sleeps while there is none, until told to stop or until the front is gone."""
     from engine.profile_burst import ProfileBurst  # torch is loaded by now, as it has to be
 
     begin_ns = time.monotonic_ns()
     burst: ProfileBurst | None = None
     while os.getppid() == front_pid:  # else the front is gone
+        mailbox.beat(begin_ns)
         if not engine.has_work:
             engine.flush()
             # Neither a compiled grammar nor a deadline wakes this loop: it has to look.
             watches = engine.is_preparing or burst is not None
-            if not inbox.poll(timeout=1 if watches else 1000) and not watches:
-                continue
+            has_message = mailbox.wait(1 if watches else 1000)
             begin_ns = time.monotonic_ns()
+            if not has_message and not watches:
+                continue
         arrived, is_stopped = [], False
-        while not is_stopped and inbox.poll(timeout=0):
-            message = messages.decode_to_core(inbox.recv())
+        for message in mailbox.read():
             if isinstance(message, messages.Stop):
                 is_stopped = True
-            elif isinstance(message, messages.Profile):
+                break
+            if isinstance(message, messages.Profile):
                 burst = ProfileBurst(message, engine)
             else:
                 arrived.append(message)
@@ -110,11 +180,11 @@ def loop(engine: Engine, inbox: zmq.Socket, outbox: zmq.Socket, front_pid: int) 
         if is_stopped:  # messages before it were received
             return
         if burst is not None and (answer := burst.advance()) is not None:
-            outbox.send(messages.encode(messages.Profiled(answer)), copy=False)
+            mailbox.publish(messages.Profiled(answer))
             burst = None
         if engine.has_work:
             begin_ns = engine.step()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

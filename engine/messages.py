@@ -134,8 +134,16 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     burst: Burst
 
 
-FromCore = Ready | Failed | Tokens | Observed | Profiled
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Core → front, each second from the loop: it turns. Sent also while it has no work."""
+
+    unreadable: int  # messages since the last beat that the core could not decode
+
+
+FromCore = Ready | Failed | Tokens | Observed | Profiled | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
 decode_from_core = msgspec.msgpack.Decoder(FromCore).decode
+# What the decoders raise for bytes that are no message of ours. Both sides drop and count them.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -1,12 +1,16 @@
 """A process that serves: its processor cores, its memory, how its threads wait, its garbage collector. No torch."""
 
+import ctypes
 import gc
 import os
+import signal
+import sys
 from collections.abc import Container, MutableMapping
 from pathlib import Path
 
 import psutil
 
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 SPIN_COUNT = "300"  # a few microseconds: the gaps between the kernels of a step, and no more
 
 # Allocations, less deallocations, between two collections; a few tokens reach Python's default of 700. The objects of a
@@ -65,3 +69,20 @@ def freeze_startup_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, 10, 10)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Has Linux kill this process when its parent dies, however the parent dies. Raises SystemExit if it is dead."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def name_process(name: str) -> None:
+    """The name that `ps` and `top` show: at most 15 characters. Linux only."""
+    _prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
+
+
+def _prctl(option: int, value: int | ctypes.Array) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

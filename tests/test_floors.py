@@ -74,7 +74,7 @@ MAY_IMPORT = {
     },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.profile_burst", "engine.runner", "engine.messages",
-        "engine.config", "engine.process",
+        "engine.config", "engine.process", "metrics.errors",
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",

@@ -34,13 +34,15 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     model, weight_bytes = outlined_model(
         folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights
     )
+    max_model_len = config.max_model_len or model.config.max_model_len
     free = free_bytes(device)
     on_cpu = device.type == "cpu"
     needed = MemoryPlan(
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
         weight_bytes=weight_bytes,
-        work_bytes=work_bytes(config, model, FLOAT_BYTES if on_cpu else dtype.itemsize),
+        work_bytes=work_bytes(config, model, FLOAT_BYTES if on_cpu else dtype.itemsize)
+        + model.rope_bytes(max_model_len),
         table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
         kv_bytes=0,
         num_kv_blocks=0,
@@ -48,7 +50,6 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     )
     check_fits(needed)
     kv_bytes_per_token = bytes_per_token(model.kv_layout, len(model.layers), kv_dtype)
-    max_model_len = config.max_model_len or model.config.max_model_len
     left = free - (needed.total_bytes - needed.process_bytes)
     num_blocks = pool_blocks(config, max_model_len, kv_bytes_per_token, left, device)
     return with_pool(needed, num_blocks, config.block_size, kv_bytes_per_token)

@@ -54,6 +54,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         yield
         for task in watching:
             task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)  # the last sample of the machine
         await service.core.stop()
         await service.grammar_checks.stop()
         if service.moderation is not None:
@@ -96,12 +97,12 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        """Alive: 200 while loading, ready or draining, 503 while the core is dead."""
+        """Alive: 200 while loading, ready or draining, 503 while the core is dead or hung."""
         return _state(service, healthy=service.core.state in ("loading", "ready", "draining"))
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Takes requests: 200, or 503 while loading, restarting or draining."""
+        """Takes requests: 200, or 503 while loading, hung, restarting or draining."""
         return _state(service, healthy=service.core.state == "ready")
 
     @app.get("/metrics")

@@ -1,7 +1,9 @@
 """Runs the server until SIGTERM or SIGINT."""
 
 import asyncio
+import os
 import socket
+import threading
 
 import uvicorn
 
@@ -11,10 +13,14 @@ from engine.server.app import build_app
 from engine.server.core.client import CoreClient
 from metrics.errors import RunDataError, ServerError, SojournError
 
+# After the second signal: for the error events to reach their clients, and for all to end, the run directory included.
+FAREWELL_SECONDS = 0.5
+LAST_SECONDS = 1.8
+
 
 def serve(config: EngineConfig) -> None:
-    """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and
-    RunDataError, once all is over, if records or usage were lost."""
+    """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and, once all
+    is over, RunDataError if records or usage were lost, or SystemExit if a second signal ended it."""
     listener = listen(config.host, config.port)
     try:
         app = build_app(config)
@@ -25,11 +31,14 @@ def serve(config: EngineConfig) -> None:
     core = app.state.service.core
     url = f"http://{config.host}:{listener.getsockname()[1]}"
     with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
-        runner.run(_run(_Server(settings, core), core, listener, url))
+        server = _Server(settings, core)
+        runner.run(_run(server, core, listener, url))
     if core.state == "failed":
         raise ServerError(core.failure)
     if (lost := app.state.service.failure) is not None:
         raise RunDataError(lost)
+    if server.exit_code:
+        raise SystemExit(server.exit_code)
 
 
 class _Server(uvicorn.Server):
@@ -39,16 +48,32 @@ class _Server(uvicorn.Server):
         super().__init__(settings)
         self._core = core
         self._draining: asyncio.Task | None = None
+        self.exit_code = 0  # 128 + the second signal's number
 
     def handle_exit(self, sig: int, frame: object) -> None:
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
-        else:
-            self.should_exit = self.force_exit = True  # the second signal ends it at once
+        elif not self.exit_code:  # a third one changes nothing
+            self.exit_code = 128 + sig
+            guard = threading.Timer(LAST_SECONDS, os._exit, (self.exit_code,))
+            guard.daemon = True
+            guard.start()
+            # Not in the handler: it stands between any two lines of the loop's code.
+            asyncio.get_running_loop().call_soon_threadsafe(self._give_up)
 
     async def _drain(self) -> None:
         await self._core.drain(self._core.config.drain_seconds)
         self.should_exit = True
+
+    def _give_up(self) -> None:
+        """Every open stream gets its error event, and who does not read it in time is cut off."""
+        self._core.give_up()
+        self.should_exit = True
+        asyncio.get_running_loop().call_later(FAREWELL_SECONDS, self._cut_connections)
+
+    def _cut_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 async def _run(server: _Server, core: CoreClient, listener: socket.socket, url: str) -> None:
@@ -60,9 +85,10 @@ async def _run(server: _Server, core: CoreClient, listener: socket.socket, url: 
 
 
 async def _watch(server: _Server, core: CoreClient, url: str) -> None:
+    facts = None  # of the core that was told
     while core.state != "failed":
         await core.wait_for_change()
-        if core.state == "ready":
+        if core.state == "ready" and facts is not core.ready:
             freeze_startup_objects()
             facts = core.ready
             stored = "" if facts.weights == facts.dtype else f" with {facts.weights} weights"

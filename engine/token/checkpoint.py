@@ -13,7 +13,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ModelError(f"{folder / name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # also bytes that are no UTF-8, and numbers of thousands of digits
         raise ModelError(f"{folder / name} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{folder / name} is not a JSON object")

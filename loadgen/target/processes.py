@@ -44,6 +44,8 @@ def serve_command(settings: dict[str, Any], port: int, run_dir: Path) -> list[st
     fixed = ["--host", "127.0.0.1", "--port", str(port)]
     if settings.get("telemetry") != "off":  # without telemetry the server has nothing to record, and refuses a folder
         fixed += ["--run-dir", str(run_dir)]
+    if "spare_core" not in settings:  # its start would take a second of CPU time in the middle of a measurement
+        fixed += ["--no-spare-core"]
     return [sys.executable, "-m", "sojourn", "serve", str(settings["model"]), *fixed, *flags]
 
 

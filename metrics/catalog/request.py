@@ -6,6 +6,7 @@ from metrics.catalog.metric import (
     GAP_BOUNDS,
     LAG_BOUNDS,
     LATENCY_BOUNDS,
+    PROCESSES,
     TOKEN_BOUNDS,
     WORK_BOUNDS,
     counter,
@@ -17,6 +18,7 @@ from metrics.records import REFUSALS, WAITS
 
 OUTCOMES = ("stop", "length", "abort", "error", "content_filter")
 DECISIONS = ("head", "objective", "error", "left_out")  # why a trace is kept, or not
+HANGS = ("noticed", "killed")  # of a core
 EXPORTS = ("exported", "dropped", "refused")
 _ACCOUNT_LABELS = {
     "labels": ("lifecycle", "account"),
@@ -110,6 +112,14 @@ TELEMETRY = (
           "With level=\"off\" only gauges, rejections and restarts are exported.", level=()),
     counter("telemetry", "core_restarts_total", "restarts", "Times that the front started a new core process.",
             "The cause is in the log."),
+    gauge("telemetry", "core_silence_seconds", "seconds", "Time since the core's last sign of life.",
+          "A core that loads is not watched. Time in which the front itself stood still is left out."),
+    counter("telemetry", "core_hangs_total", "hangs",
+            "Times that a core was silent beyond `core_silence_seconds` (noticed) and `core_hung_seconds` (killed).",
+            "Does not say why; a killed core is also in core_restarts_total.", outcome=HANGS),
+    counter("telemetry", "unreadable_messages_total", "messages",
+            "Messages between front and core that the receiver could not decode and dropped.",
+            "Their sender is unknown; only this user's processes can reach the sockets.", receiver=PROCESSES),
     counter("telemetry", "traces_total", "traces",
             "Ended requests by trace decision: head (sampled), objective (missed one), error; or left_out.",
             "0 without `otlp_endpoint`.", decision=DECISIONS),

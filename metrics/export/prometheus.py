@@ -13,6 +13,7 @@ from typing import Any
 
 from metrics.catalog.catalog import CATALOG
 from metrics.catalog.metric import Metric
+from metrics.export.prometheus_core import CoreFold
 from metrics.export.prometheus_pool import Pool, PoolGauges
 from metrics.export.prometheus_requests import RequestFold, histogram_of
 from metrics.export.prometheus_series import CONTENT_TYPE, Series
@@ -59,6 +60,7 @@ class Exporter:
         self._requests = RequestFold(self._series, self.objectives)
         self.gauges = PoolGauges(self._series)
         self.system = SystemFold(self._series)
+        self.core = CoreFold(self._series)
         self._series.numbers["sojourn_telemetry_enabled_info"][(telemetry,)] = 1
 
     def observe_ready(self, facts: EngineFacts) -> None:

@@ -24,9 +24,9 @@ class Running:
     log: Path
 
     def core_pid(self) -> int:
-        return next(
-            p.pid for p in psutil.Process(self.process.pid).children() if "engine.core" in " ".join(p.cmdline())
-        )
+        """Of the process that computes or loads; a spare has no model yet."""
+        children = psutil.Process(self.process.pid).children()
+        return next(child.pid for child in children if child.name() == "sojourn-core")
 
     def gauge(self, name: str) -> float:
         """The first sample of a metric."""
@@ -54,7 +54,8 @@ def serving(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / f"server-{port}.log"
-    command = [sys.executable, "-m", "sojourn", "serve", model, "--port", str(port), "--threads", "1", *options]
+    fixed = ("--port", str(port), "--threads", "1", "--no-spare-core")  # which would cost each test a second
+    command = [sys.executable, "-m", "sojourn", "serve", model, *fixed, *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | (environment or {})

@@ -1,5 +1,6 @@
 """One HTTP call in the front: its sequences, its disconnect, and its one record."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from engine.server.core.client import CoreClient
+from engine.server.core.client import FAREWELL_SECONDS, CoreClient
 from engine.server.core.sequence import CoreLost, FrontTimes, SequenceStream, TextPiece, Write
 from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
@@ -154,9 +155,13 @@ class Call:
         self._error = self._error or "the server failed on this request"
 
     async def record(self) -> RequestRecord:
-        """Waits for the core's part of the record."""
-        for sequence in self.sequences:
-            await sequence.done.wait()
+        """Waits for the core's part of the record; for no longer than a core may be silent."""
+        try:
+            async with asyncio.timeout(self._core.longest_silence_seconds + FAREWELL_SECONDS):
+                for sequence in self.sequences:
+                    await sequence.done.wait()
+        except TimeoutError:  # the core forgot them
+            self._core.lose(self.sequences)
         ends = [sequence.ended for sequence in self.sequences]
         first, last = self._first, self._last
         if last is None:  # nothing was written: the client waited for the sequence that ended last

@@ -1,62 +1,36 @@
 """The front's side of the core: starts and restarts the process, sends it requests, hands out its messages."""
 
 import asyncio
-import math
-import os
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Protocol
 
-import zmq
 import zmq.asyncio
 
 from engine import messages
 from engine.config import EngineConfig
-from engine.process import keep_cupti, let_threads_sleep
+from engine.server.core.core_process import CoreProcess
+from engine.server.core.heartbeat import TICK_SECONDS, Heartbeat
+from engine.server.core.queue_speed import QueueSpeed
 from engine.server.core.sequence import SequenceStream
+from engine.server.core.sockets_folder import SocketsFolder
+from engine.server.core.spare import Spare
 from engine.server.errors import Rejection
 from metrics.compute.kernels import Burst
+from metrics.export.prometheus import Exporter
 
-RESTARTS = 5  # ... within RESTART_WINDOW_SECONDS: then the core is given up
-RESTART_WINDOW_SECONDS = 60
+DEATH_WINDOW_SECONDS = 60  # max_core_deaths within it: then the core is given up
 FAREWELL_SECONDS = 1  # for the core to report aborted requests
-REMEMBERED_ADMISSIONS = 64
-LONGEST_RETRY_SECONDS = 60
-
-
-class QueueSpeed:
-    """How fast the queue empties. Admissions without a queue say nothing about that, and are not counted."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._times: deque[float] = deque(maxlen=REMEMBERED_ADMISSIONS + 1)  # the first one is the begin of the count
-
-    def observe(self, num_admitted: int, *, queue_stands: bool) -> None:
-        """After each step: the number of admissions, and whether others still wait."""
-        now = self._clock()
-        if not queue_stands:
-            self._times.clear()
-        elif not self._times:
-            self._times.append(now)
-        else:
-            self._times.extend([now] * num_admitted)
-
-    def seconds_to_clear(self, num_waiting: int) -> int:
-        """At the speed of the last admissions, or of one until now; between 1 and 60."""
-        if not self._times:
-            return 1
-        elapsed = self._clock() - self._times[0]
-        return max(1, min(LONGEST_RETRY_SECONDS, math.ceil(num_waiting * elapsed / max(1, len(self._times) - 1))))
+STOP_SECONDS = 3  # for the core to end when it is asked to
 
 
 class CoreObserver(Protocol):
     """The front's telemetry, as the core client sees it."""
+
+    exporter: Exporter
 
     def ready(self, message: messages.Ready) -> None: ...
     def tokens(self, message: messages.Tokens) -> None: ...
@@ -70,18 +44,19 @@ class CoreClient:
     def __init__(self, config: EngineConfig, telemetry: CoreObserver):
         self.config = config
         self.ready: messages.Ready | None = None
-        self.state = "loading"  # loading, ready, restarting, draining, failed
+        self.state = "loading"  # loading, ready, hung, restarting, draining, failed
         self.failure: str | None = None
         self.streams: dict[str, SequenceStream] = {}  # that the core has not reported as ended
         self.next_step = 0
         self.queue_speed = QueueSpeed()
-        self.process: asyncio.subprocess.Process | None = None
         self._telemetry = telemetry
-        self._sockets = Path(tempfile.mkdtemp(prefix="sojourn-"))
+        self._process: CoreProcess | None = None
+        self._heartbeat: Heartbeat | None = None  # of the core that is up; None while it loads
+        self._spare = Spare()
+        self._sockets: SocketsFolder | None = None
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task] = []
+        self._supervisor: asyncio.Task | None = None
         self._context = zmq.asyncio.Context()
-        self._to_core: zmq.asyncio.Socket | None = None
         self._core_has_queue = False  # the core reported a queue of its own after its last step
         self._burst: asyncio.Future[Burst | None] | None = None  # of a burst under way
 
@@ -115,7 +90,7 @@ class CoreClient:
             )
 
     def pid(self) -> int | None:
-        return self.process.pid if self.process is not None else None
+        return self._process.pid if self._process is not None else None
 
     async def drain(self, timeout_seconds: float) -> None:
         """Takes no more requests, waits for the open ones, and fails those that take too long."""
@@ -132,25 +107,35 @@ class CoreClient:
 
     async def start(self) -> None:
         """Starts the process; does not wait for the model."""
-        supervisor = asyncio.create_task(self._supervise(), name="core supervisor")
-        supervisor.add_done_callback(self._supervisor_ended)
-        self._tasks = [supervisor]
+        self._sockets = SocketsFolder()
+        self._supervisor = asyncio.create_task(self._supervise(), name="core supervisor")
+        self._supervisor.add_done_callback(self._supervisor_ended)
+
+    def give_up(self) -> None:
+        """Ends a drain at once: no stream waits any longer, and the core is killed."""
+        self._set_state("draining")
+        self._kill()
+        self.fail_open_streams()
 
     async def stop(self) -> None:
-        """Ends the process: asks it first, then kills it."""
+        """Ends the process: asks it first, then kills it. No stream and no process is left."""
         if self.state != "failed":
             self._set_state("draining")  # so that the supervisor starts no other
-        if self.process is not None and self.process.returncode is None:
-            self._send(messages.encode(messages.Stop()))  # a core that still loads does not read it
-            try:
-                await asyncio.wait_for(self.process.wait(), timeout=3)
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
-        for task in self._tasks:
-            task.cancel()
+        if self._heartbeat is None or self._heartbeat.is_silent:
+            self._kill()  # it loads, or hangs, and reads no message
+        elif self._process.is_alive:
+            self._process.send(messages.encode(messages.Stop()))
+        if self._supervisor is not None:
+            await asyncio.wait((self._supervisor,), timeout=STOP_SECONDS)
+            self._kill()
+            await asyncio.wait((self._supervisor,), timeout=STOP_SECONDS)
+            self._supervisor.cancel()  # only where it starts a process just now
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._spare.stop()
+        self.fail_open_streams()
         self._context.destroy(linger=0)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._sockets is not None:
+            self._sockets.remove()
 
     async def wait_for_change(self) -> None:
         """Returns at the next change of `state`."""
@@ -162,6 +147,19 @@ class CoreClient:
         encoded = messages.encode(stream.request)  # first: a request that cannot be encoded must leave no trace
         self.streams[stream.request.request_id] = stream
         self._send(encoded)
+
+    def lose(self, streams: Sequence[SequenceStream]) -> None:
+        """Ends streams as lost whose end the core does not report."""
+        for stream in streams:
+            if not stream.done.is_set():
+                self.streams.pop(stream.request.request_id, None)
+                stream.end_as_lost(time.monotonic_ns())
+
+    @property
+    def longest_silence_seconds(self) -> float:
+        """A core that is up and silent for longer is killed."""
+        longest_step = 0.0 if self._heartbeat is None else self._heartbeat.longest_step_seconds
+        return self.config.core_hung_seconds + longest_step
 
     @property
     def is_profiling(self) -> bool:
@@ -182,27 +180,32 @@ class CoreClient:
             self._send(messages.encode(messages.Abort(stream.request.request_id)))
 
     def _send(self, encoded: bytes) -> None:
-        # A PUSH socket without a high-water mark never blocks; the future is done at once.
-        if not self._to_core.closed:  # else the core is dead, and its streams fail in a moment
-            self._to_core.send(encoded)
+        self._process.send(encoded)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.is_alive:
+            self._process.kill()
 
     async def _supervise(self) -> None:
-        deaths: deque[float] = deque(maxlen=RESTARTS)
-        while True:
+        limit = self.config.max_core_deaths
+        deaths: deque[float] = deque(maxlen=limit)
+        while self.state != "draining":
             await self._run_once()
             self.fail_open_streams()
             if self.state == "draining":
+                self._telemetry.core_died(False)
                 return
             first_start = self.ready is None
             deaths.append(time.monotonic())
-            often = len(deaths) == RESTARTS and deaths[-1] - deaths[0] < RESTART_WINDOW_SECONDS
+            often = len(deaths) == limit and deaths[-1] - deaths[0] < DEATH_WINDOW_SECONDS
             if first_start or often:
-                died = "while it loaded" if first_start else f"{RESTARTS} times within {RESTART_WINDOW_SECONDS} s"
+                died = "while it loaded" if first_start else f"{limit} times within {DEATH_WINDOW_SECONDS} s"
                 self.failure = self.failure or f"the core process died {died}; see the server's log"
                 self._telemetry.core_died(False)
                 self._set_state("failed")
                 return
-            print("sojourn: the engine core died; restarting it", file=sys.stderr, flush=True)
+            _log("the engine core died; restarting it")
+            self.failure = None
             self._telemetry.core_died(True)
             self._set_state("restarting")
 
@@ -217,42 +220,69 @@ class CoreClient:
 
     async def _run_once(self) -> None:
         """One life of the core process, from its start to its death."""
-        generation = tempfile.mkdtemp(dir=self._sockets)  # new sockets: no message of the last life reaches this one
-        to_core, from_core = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
-        for socket, name in ((to_core, "to-core"), (from_core, "from-core")):
-            socket.set_hwm(0)
-            socket.bind(f"ipc://{generation}/{name}")
-        self._to_core = to_core
-        self.process = await self._start_core(generation)
+        core = self._process = self._spare.take() or await CoreProcess.start()
+        if self.state == "draining":  # since then
+            self._kill()
         try:
-            listening = asyncio.create_task(self._listen(from_core))
-            ended = asyncio.create_task(self.process.wait())
-            await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():  # it never returns but by a fault of ours, and then the core is of no use
-                traceback.print_exception(listening.exception())
-                self.process.kill()
+            core.begin(self._context, self._sockets.new_generation(), self.next_step, self.config)
+            listening = asyncio.create_task(self._listen(core))
+            watching = asyncio.create_task(self._watch(core))
+            ended = asyncio.create_task(core.wait())
+            await asyncio.wait((listening, watching, ended), return_when=asyncio.FIRST_COMPLETED)
+            for task in (listening, watching):
+                if task.done():  # neither returns but by a fault of ours, and then the core is of no use
+                    traceback.print_exception(task.exception())
+                    core.kill()
             await ended
             await asyncio.sleep(0.05)  # its last messages are still in the socket
             listening.cancel()
+            watching.cancel()
         finally:
-            to_core.close(linger=0)
-            from_core.close(linger=0)
+            self._heartbeat = None
+            core.close()
 
-    async def _start_core(self, sockets: str) -> asyncio.subprocess.Process:
-        environment = dict(os.environ)
-        let_threads_sleep(environment)
-        keep_cupti(environment)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine.core", sockets, str(self.next_step), str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, env=environment,
-        )  # fmt: skip
-        process.stdin.write(self.config.model_dump_json().encode())
-        process.stdin.close()
-        return process
-
-    async def _listen(self, from_core: zmq.asyncio.Socket) -> None:
+    async def _watch(self, core: CoreProcess) -> None:
+        """Tells a core that is hung, and kills it when it stays so."""
+        looked = time.monotonic()
         while True:
-            message = messages.decode_from_core(await from_core.recv())
+            await asyncio.sleep(TICK_SECONDS)
+            elapsed, looked = time.monotonic() - looked, time.monotonic()
+            if (heartbeat := self._heartbeat) is None:
+                continue
+            heartbeat.passed(elapsed, is_profiling=self.is_profiling)
+            self._telemetry.exporter.core.observe_silence(heartbeat.silence_seconds)
+            if heartbeat.is_hung and core.is_alive:
+                _log(f"the engine core gave no sign of life for {heartbeat.silence_seconds:.0f} s; killing it")
+                self._telemetry.exporter.core.observe_hang("killed")
+                core.kill()
+                return await asyncio.Event().wait()  # until this life is over
+            if heartbeat.is_silent and self.state == "ready":
+                self.failure = (
+                    f"the engine core has given no sign of life for {heartbeat.silence_seconds:.0f} s; "
+                    f"after {self.longest_silence_seconds:.0f} s it is killed and replaced"
+                )
+                _log(self.failure)
+                self._telemetry.exporter.core.observe_hang("noticed")
+                self._set_state("hung")
+
+    def _hear(self) -> None:
+        """A message came."""
+        if self._heartbeat is not None:
+            self._heartbeat.sign_of_life()
+        if self.state == "hung":
+            _log("the engine core goes on")
+            self.failure = None
+            self._set_state("ready")
+
+    async def _listen(self, core: CoreProcess) -> None:
+        while True:
+            try:
+                message = messages.decode_from_core(await core.receive())
+            except messages.UNREADABLE as error:
+                _log(f"a message that is not of the engine core was dropped ({error})")
+                self._telemetry.exporter.core.observe_unreadable("front", 1)
+                continue
+            self._hear()
             if isinstance(message, messages.Tokens):
                 self._take(message)
                 await asyncio.sleep(0)  # streams write their tokens before anything is observed
@@ -260,12 +290,20 @@ class CoreClient:
                 self._take_observed(message)
             elif isinstance(message, messages.Profiled):
                 self._end_burst(message.burst)
+            elif isinstance(message, messages.Beat):
+                self._telemetry.exporter.core.observe_unreadable("core", message.unreadable)
             elif isinstance(message, messages.Ready):
-                self.ready, self.failure = message, None
-                self._telemetry.ready(message)
-                self._set_state("ready")
+                self._take_ready(message)
             else:
                 self.failure = message.message
+
+    def _take_ready(self, message: messages.Ready) -> None:
+        self.ready, self.failure = message, None
+        self._heartbeat = Heartbeat(self.config, message)
+        self._telemetry.ready(message)
+        self._set_state("ready")
+        if self.config.spare_core:
+            self._spare.prepare()
 
     def _take(self, message: messages.Tokens) -> None:
         self.next_step = message.next_step
@@ -303,3 +341,7 @@ class CoreClient:
         if self.state != "draining":  # which is final
             self.state = state
         self._changed.set()
+
+
+def _log(sentence: str) -> None:
+    print(f"sojourn: {sentence}", file=sys.stderr, flush=True)

@@ -158,6 +158,10 @@ class Decoder(nn.Module):
     def kv_layout(self) -> KVLayout:
         return self.layers[0].attention.kv_layout
 
+    def rope_bytes(self, max_len: int) -> int:
+        """That `make_rope` takes at its peak: half a table of angles, their copy, and cos and sin twice."""
+        return 0 if self.config.rope is None else max_len * self.layers[0].attention.rotary_dim * 11 // 2 * 4
+
     def make_rope(self, max_len: int, device: torch.device) -> None:
         """Angles for positions below `max_len`, in the dtype of the weights."""
         if self.config.rope is not None:

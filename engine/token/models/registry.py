@@ -13,10 +13,11 @@ from engine.token.checkpoint import read_config
 from engine.token.models import deepseek, gemma, llama, mistral, mpt, qwen
 from engine.token.models.decoder import Decoder, DecoderConfig
 from engine.token.models.settings import NEUTRAL
-from engine.token.models.weights import fill_with_random_weights, iterate_weights, stored_dtype
+from engine.token.models.weights import fill_with_random_weights, iterate_weights, outlined_weights, stored_dtype
 from metrics.errors import ModelError
 
 log = logging.getLogger(__name__)
+OF_ANOTHER_MODEL = 10  # times as many weights described as stored
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
     "LlamaForCausalLM": llama.decoder_config,
@@ -94,11 +95,27 @@ def _outline(
         raise ModelError(f"max_model_len {limit} is above the model's own limit {parts.longest_model_len}; lower it")
     with torch.device("meta"), _default_dtype(dtype):
         model = Decoder(parts)
+    if not dummy:
+        _check_weights(model, folder)
     stored = named_dtype(config) if dummy else stored_dtype(folder)
     if weights is None:
         return model, None, limit
     model.store_as(stored)
     return model, weight_format(weights, stored), limit
+
+
+def _check_weights(model: Decoder, folder: Path) -> None:
+    """Raises ModelError, before memory is taken, where the headers of the weights do not fit the outline of a model."""
+    weights = list(outlined_weights(folder))
+    described = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.numel() for _, tensor in weights)
+    if described > OF_ANOTHER_MODEL * stored:  # to name the first tensor of them could take hours
+        raise ModelError(
+            f"config.json describes {described:,} weights, but the files of {folder} hold {stored:,}; "
+            "they are of different models"
+        )
+    with torch.no_grad():
+        model.load(weights)
 
 
 def _packing(weights: str | None, dtype: torch.dtype, device: torch.device) -> str | None:

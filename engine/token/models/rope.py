@@ -33,11 +33,13 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     parameters["original_max_position_embeddings"] = original or longest
     number(parameters, "original_max_position_embeddings", least=1.0)
-    for key in ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
         number(parameters, key, default=0.0, least=0.0)
+    for key in ("beta_fast", "beta_slow"):
+        number(parameters, key, default=1.0, least=1e-6)
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
         parameters["factor"] = longest / parameters["original_max_position_embeddings"]
-    number(parameters, "rope_theta", least=1.0)
+    number(parameters, "rope_theta", least=1.5)  # YaRN divides by its logarithm
     if parameters["rope_type"] != "default":
         number(parameters, "factor", least=1.0)
     if parameters["rope_type"] == "llama3":
@@ -75,6 +77,8 @@ def rope_frequencies(config: dict[str, Any], dim: int, max_len: int) -> tuple[to
     parameters = rope_parameters(config)
     base, kind = number(parameters, "rope_theta"), parameters["rope_type"]
     if kind == "dynamic":  # bloc97 and emozilla, 2023
+        if dim < 4:
+            raise ModelError(f"config.json asks for {dim} dimensions of a head; rope type dynamic needs at least 4")
         longest = count(config, "max_position_embeddings")
         factor = number(parameters, "factor")
         base *= (factor * max(max_len, longest) / longest - (factor - 1)) ** (dim / (dim - 2))

@@ -1,6 +1,5 @@
 """Reads config.json for the families: what is missing, of another kind, or not supported becomes a sentence."""
 
-import math
 from typing import Any
 
 from metrics.errors import ModelError
@@ -14,22 +13,41 @@ NEUTRAL = {
     "is_encoder_decoder": False,
 }
 
+# The largest values that can be meant: a hundred times those of published models, or more. Above them even a model
+# without weights takes minutes to outline.
+MOST_LAYERS = 1024
+MOST_BY_DEFAULT = 1 << 24  # of a size, a vocabulary, or a number of heads or experts
+MOST_POSITIONS = 1 << 30
+MOST = dict.fromkeys(("num_hidden_layers", "n_layers"), MOST_LAYERS) | dict.fromkeys(
+    ("max_position_embeddings", "max_seq_len", "sliding_window"), MOST_POSITIONS
+)
+MOST_NUMBER = 1e18  # a product of two is still a float32
+SHOWN = 100  # characters of a value in a sentence
+
 
 def count(config: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """A whole number of config.json; `default` where it has none, or null."""
     value = _value(config, key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ModelError(f"config.json has {key}={value!r}; it must be a whole number of at least {least}")
+        raise ModelError(f"config.json has {key}={shown(value)}; it must be a whole number of at least {least}")
+    if value > (most := MOST.get(key, MOST_BY_DEFAULT)):
+        raise ModelError(f"config.json has {key}={shown(value)}; it must be at most {most:,}")
     return value
+
+
+def shown(value: Any) -> str:
+    """A value of a file, short enough for a sentence."""
+    text = str(value) if isinstance(value, float) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def number(config: dict[str, Any], key: str, default: float | None = None, least: float | None = None) -> float:
     """A number of config.json; `default` where it has none, or null."""
     value = _value(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ModelError(f"config.json has {key}={value!r}; it must be a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_NUMBER:
+        raise ModelError(f"config.json has {key}={shown(value)}; it must be a number, and below {MOST_NUMBER:g}")
     if least is not None and value < least:
-        raise ModelError(f"config.json has {key}={value!r}; it must be at least {least}")
+        raise ModelError(f"config.json has {key}={shown(value)}; it must be at least {least}")
     return float(value)
 
 
@@ -63,7 +81,7 @@ def _of_kind(config: dict[str, Any], key: str, kind: type, description: str) -> 
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        raise ModelError(f"config.json has {key}={value!r}; it must be {description}")
+        raise ModelError(f"config.json has {key}={shown(value)}; it must be {description}")
     return value
 
 
@@ -71,7 +89,7 @@ def refuse_unless(config: dict[str, Any], **expected: Any) -> None:
     """Refuses a key whose value is not the one that this family is built for."""
     for key, value in expected.items():
         if config.get(key, value) != value:
-            raise ModelError(f"config.json has {key}={config[key]!r}; only {value!r} is supported for this family")
+            raise ModelError(f"config.json has {key}={shown(config[key])}; only {value!r} is supported for this family")
 
 
 def layer_windows(config: dict[str, Any], num_layers: int, first: int = 0) -> tuple[int | None, ...]:

@@ -14,6 +14,10 @@ from engine.token.models.settings import section
 from metrics.errors import ModelError
 
 HEADER_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+# Those that a model may be loaded from, and those that are refused by the name of the tensor.
+DTYPES = HEADER_DTYPES | {"F32": torch.float32, "F64": torch.float64, "F8_E4M3": torch.float8_e4m3fn,
+                          "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
+                          "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}  # fmt: skip
 STANDARD_DEVIATION = 0.02  # of trained models' initial weights; with norms in every layer, activations stay near one
 SEED = 0
 
@@ -34,6 +38,18 @@ def iterate_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         with _opened(folder / name) as file:
             for key in sorted(file.keys()):
                 yield key, file.get_tensor(key)
+
+
+def outlined_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `iterate_weights`, from the headers alone: tensors of the meta device, which have a shape and a dtype."""
+    for name in _shards(folder):
+        with _opened(folder / name) as file:
+            for key in sorted(file.keys()):
+                part = file.get_slice(key)
+                stored = part.get_dtype()
+                if stored not in DTYPES:
+                    raise ModelError(f"tensor {key} is {stored}; only 16 and 32 bit floats are supported")
+                yield key, torch.empty(part.get_shape(), dtype=DTYPES[stored], device="meta")
 
 
 @torch.no_grad()
@@ -72,5 +88,5 @@ def _opened(path: Path) -> Iterator[Any]:
         # The library checks that the header's offsets lie within the file and do not overlap.
         with safe_open(path, framework="pt") as file:
             yield file
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged or not complete: {error}; download it again") from None

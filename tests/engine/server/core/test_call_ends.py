@@ -20,7 +20,7 @@ from engine.sampling import Grammar
 from engine.server.app import build_app
 from engine.server.call_response import CallResponse
 from engine.server.core.call import Call
-from engine.server.core.client import QueueSpeed
+from engine.server.core.queue_speed import QueueSpeed
 from engine.server.core.sequence import SequenceStream
 from engine.server.errors import ApiError
 from engine.server.grammar.checks import GrammarChecks
