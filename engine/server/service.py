@@ -25,7 +25,7 @@ from engine.server.openai.chat_serializer import ChatSerializer
 from engine.server.openai.completion_serializer import CompletionSerializer
 from engine.server.openai.prompts import ModelLimits, Prompt, PromptEncoder, listed_prompts
 from engine.server.openai.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest, trace_attributes
-from engine.server.openai.reasoning import PLAIN, TurnPlan, effort_variables
+from engine.server.openai.reasoning import PLAIN, TurnPlan, asked_variables, effort_variables
 from engine.server.openai.responses_request import RESPONSES_PARAMS, ResponsesRequest
 from engine.server.openai.responses_serializer import ResponsesSerializer
 from engine.server.openai.serializer import Serializer
@@ -109,7 +109,8 @@ class Service:
         template, reasoning = self.encoder.template, self.reasoning_format
         tools = self.plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         variables = effort_variables(body.reasoning_effort, template, reasons=reasoning is not None)
-        body.chat_template_kwargs = variables | body.chat_template_kwargs
+        asked = asked_variables(body.chat_template_kwargs, template, reasons=reasoning is not None)
+        body.chat_template_kwargs = variables | asked
         prompt = await self.encoder.encode_chat(
             body.messages,
             body,

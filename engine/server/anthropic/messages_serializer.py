@@ -35,9 +35,10 @@ class MessagesSerializer(Serializer):
         self._texts: list[str] = []  # of the last block
         self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._events: list[bytes] = []
+        self._has_begun = False
 
     def events(self, piece: TextPiece) -> bytes:
-        if not self._events and not self._content:
+        if not self._has_begun:
             self._begin()
         self._add(piece)
         return self._take_events()
@@ -133,6 +134,7 @@ class MessagesSerializer(Serializer):
 
     def _begin(self) -> None:
         """With the first piece, because the usage tells what the cache gave."""
+        self._has_begun = True
         self._event("message_start", message=self._message())
 
     def _event(self, kind: str, **fields: Any) -> None:

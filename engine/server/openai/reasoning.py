@@ -56,6 +56,14 @@ def effort_variables(effort: Effort | None, template: ChatTemplate, *, reasons: 
     return {}
 
 
+def asked_variables(asked: dict[str, Any], template: ChatTemplate, *, reasons: bool) -> dict[str, Any]:
+    """What a request sets, without a switch that turns off what the model does not do: clients send it to all."""
+    if reasons:
+        return asked
+    known = template.variables
+    return {name: v for name, v in asked.items() if name in known or name not in _SWITCHES or v is not False}
+
+
 def switch_variables(template: ChatTemplate, *, on: bool) -> dict[str, Any]:
     """The variable that turns reasoning on or off; none where the template reads none."""
     return next(({name: on} for name in _SWITCHES if name in template.variables), {})

@@ -7,7 +7,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 
 from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
-from engine.server.openai.messages import MAX_MESSAGES
+from engine.server.openai.messages import MAX_MESSAGES, TemplateValue
 from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
 from engine.server.openai.reasoning import Effort
 from engine.server.openai.responses_items import messages_of
@@ -121,6 +121,9 @@ class ResponsesRequest(GenerationRequest):
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field(
         {}, description="given back in the response"
     )
+    chat_template_kwargs: Annotated[dict[str, TemplateValue], Field(max_length=32)] = Field(
+        {}, description="variables that the chat template reads, such as enable_thinking; vLLM's field"
+    )
     stream_options: ResponseStreamOptions | None = Field(None, description="asks for nothing that is not so anyway")
 
     response_format: None = Field(None, description="not here; `text.format` says it")
@@ -147,6 +150,7 @@ class ResponsesRequest(GenerationRequest):
             "parallel_tool_calls": self.parallel_tool_calls,
             "max_completion_tokens": self.max_output_tokens,
             "reasoning_effort": self.reasoning.effort,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "logprobs": self.num_logprobs is not None,
             "top_logprobs": self.num_logprobs,
         }

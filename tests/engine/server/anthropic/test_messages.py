@@ -168,7 +168,8 @@ def blocks_of(events: list[dict]) -> list[dict]:
     """The content that the events tell piece by piece; checks that each stands where it may."""
     content: list[dict] = []
     kinds = [event["type"] for event in events]
-    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+    assert kinds[0] == "message_start" and kinds.count("message_start") == 1
+    assert kinds[-2:] == ["message_delta", "message_stop"]
     is_open = False
     for event in events:
         EVENT.validate_python(event)

@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -82,12 +83,25 @@ def test_reasoning_can_be_left_out_and_is_still_counted(folder):
 
 def test_a_prompt_that_closes_the_reasoning_leaves_an_answer(folder):
     app, core = scripted_app(folder, "A </think> is said.")
-    for body in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for body in (off, {"reasoning_effort": "none"}):
         answer = whole(app, **body)
         message = answer["choices"][0]["message"]
         assert (message["content"], message["reasoning"]) == ("A </think> is said.", None)
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
-    assert core.submitted[0].prompt_token_ids == core.submitted[1].prompt_token_ids
+    for body in (off, {"reasoning": {"effort": "none"}}):
+        assert post(app, RESPONSES, {"input": "Why?", "max_output_tokens": 99} | body).json()["output"][0]["content"]
+    assert len({tuple(request.prompt_token_ids) for request in core.submitted}) == 1
+
+
+def test_a_model_that_does_not_reason_can_be_told_not_to(api_server):
+    for name, value, status in (
+        ("enable_thinking", False, 200),
+        ("thinking", False, 200),
+        ("enable_thinking", True, 400),
+    ):
+        body = ASKED | {"model": "tiny-model", "max_tokens": 1, "chat_template_kwargs": {name: value}}
+        assert httpx.post(f"{api_server.url}{CHAT}", json=body).status_code == status
 
 
 def test_the_setting_goes_before_the_template(folder):
