@@ -55,7 +55,7 @@ class _Server(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif not self.exit_code:  # a third one changes nothing
             self.exit_code = 128 + sig
-            guard = threading.Timer(LAST_SECONDS, os._exit, (self.exit_code,))
+            guard = threading.Timer(LAST_SECONDS, _end_unfinished, (self.exit_code,))
             guard.daemon = True
             guard.start()
             # Not in the handler: it stands between any two lines of the loop's code.
@@ -74,6 +74,11 @@ class _Server(uvicorn.Server):
     def _cut_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def _end_unfinished(exit_code: int) -> None:
+    os.write(2, b"sojourn: ended by a second signal before the run directory was complete; its segments can be read\n")
+    os._exit(exit_code)
 
 
 async def _run(server: _Server, core: CoreClient, listener: socket.socket, url: str) -> None:

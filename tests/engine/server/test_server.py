@@ -265,6 +265,7 @@ def test_ledger_of_every_served_request_closes(tmp_path):
         (["/nowhere"], "does not exist"),
         (["empty"], "config.json"),
         (["weightless"], "no *.safetensors"),
+        (["cut"], "is damaged or not complete"),
         (["tiny-model", "--run-dir", "/proc/nowhere"], "cannot be made"),
         (["tiny-model", "--port", "taken"], "choose another with --port"),
         (["tiny-model", "--max-model-len", "5000"], "model's own limit 4096"),
@@ -275,6 +276,8 @@ def test_ledger_of_every_served_request_closes(tmp_path):
 def test_server_that_cannot_start_says_why_in_a_sentence(tmp_path, arguments, says):
     (tmp_path / "empty").mkdir()
     shutil.copytree(model_folder(MODEL), tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
+    cut = shutil.copytree(model_folder(MODEL), tmp_path / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-1])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -288,4 +291,4 @@ def test_server_that_cannot_start_says_why_in_a_sentence(tmp_path, arguments, sa
             command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=os.environ | environment
         )
     assert done.returncode == 1
-    assert says in done.stderr.splitlines()[-1]
+    assert says in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ PLACES = {
     "encode": ("engine.token.text.tokenizer", "Tokenizer", "encode"),
     "schedule": ("engine.request.scheduler", "Scheduler", "schedule"),
     "forward": ("engine.token.models.decoder", "Decoder", "forward"),
-    "sample": ("engine.token.sampling.sampler", "Sampler", "draw"),
+    "sample": ("engine.token.sampling.sampler", "Sampler", "sample"),
     "decode": ("engine.token.text.tokenizer", "TextStream", "push"),
     "write": ("uvicorn.protocols.http.httptools_impl", "RequestResponseCycle", "send"),
 }
