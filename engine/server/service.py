@@ -259,7 +259,7 @@ class Service:
             return card
         facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name not in ("shape", "memory")}
         facts["memory_bytes"] = ready.memory.parts
-        settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port"})
+        settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port", "moderation"})
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 
     def limits(self) -> ModelLimits:
