@@ -22,7 +22,7 @@ from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.cpp_backend import CppAttention
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.cpp.extension import Library, library, unavailable
-from engine.compute.kv_cache import LayerCache
+from engine.compute.kv_cache import KVLayout, LayerCache, allocate
 from engine.compute.operations import reference as ops
 from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from engine.compute.operations.cpp_backend import CppOperations
@@ -77,11 +77,18 @@ def make_inputs(past: int, new: int, sequences: int) -> tuple[AttentionInputs, i
     return inputs, len(blocks) * BLOCK_SIZE
 
 
+def layer_cache(shape: Shape, num_slots: int) -> LayerCache:
+    layout = KVLayout(2, shape.num_kv_heads, shape.head_dim)
+    cache = allocate(layout, 1, num_slots // BLOCK_SIZE, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    cache.values.normal_()
+    return cache.layers()[0]
+
+
 def attention_times(shape: Shape, past: int, new: int, sequences: int) -> tuple[dict[str, float], float, float]:
     """Seconds of a layer by backend, and its FLOPs and bytes."""
     inputs, num_slots = make_inputs(past, new, sequences)
     size = (2, num_slots, shape.num_kv_heads, shape.head_dim)
-    caches = [LayerCache(torch.randn(size)) for _ in range(max(2, ROTATED_BYTES // (4 * math.prod(size))))]
+    caches = [layer_cache(shape, num_slots) for _ in range(max(2, ROTATED_BYTES // (4 * math.prod(size))))]
     query = torch.randn(sequences * new, shape.num_heads, shape.head_dim)
     spec = AttentionSpec(shape.head_dim**-0.5, shape.head_dim)
     backends = {"ours": CppAttention(_kernels()), "torch": TorchAttention()}
@@ -112,7 +119,7 @@ def operation_times(shape: Shape, rows: int) -> dict[str, tuple[dict[str, float]
     gate_up = torch.randn(rows, 2 * shape.intermediate_size)
     qkv = torch.randn(rows, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
     slots = torch.randperm(4096)[:rows]
-    cache = LayerCache(torch.zeros(2, 4096, shape.num_kv_heads, shape.head_dim))
+    cache = layer_cache(shape, 4096)
     positions = torch.randint(0, 4096, (rows,))
 
     def of(operations) -> dict[str, Callable[[int], None]]:

@@ -9,7 +9,6 @@ plan of the step not counted; every call reads another cache, over shuffled bloc
 
 import argparse
 import itertools
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from triton.runtime.errors import OutOfResources
 from bench.results import BenchError, Row
 from engine.compute.attention.backend import AttentionSpec
 from engine.compute.attention.triton_backend import TritonAttention
-from engine.compute.kv_cache import KV_FP8, SCALE_BYTES, LayerCache
+from engine.compute.kv_cache import KV_FP8, SCALE_BYTES, KVLayout, LayerCache, allocate, bytes_per_token
 from engine.compute.triton.attention_tiles import Shape, Tiles, long_tiles, short_tiles
 from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.errors import CalibrationError
@@ -103,20 +102,22 @@ def build(case: Case, device: torch.device, backend: TritonAttention) -> Callabl
     tables = torch.tensor(blocks, device=device).view(case.sequences, width)
     lens = [case.new] * case.sequences, [case.past + case.new] * case.sequences
     inputs = attention_inputs(*lens, torch.zeros(1, device=device), tables, BLOCK_SIZE)
-    size = (1 if case.value_dim else 2, len(blocks) * BLOCK_SIZE, case.num_kv_heads, case.head_dim)
-    num_bytes = math.prod(size) * (1 if case.eight_bit else 2)
-    caches = [_cache(size, case.eight_bit, device) for _ in range(max(2, ROTATED_BYTES // num_bytes))]
+    layout = KVLayout(1 if case.value_dim else 2, case.num_kv_heads, case.head_dim)
+    num_bytes = bytes_per_token(layout, 1, torch.bfloat16) * len(blocks) * BLOCK_SIZE // (2 if case.eight_bit else 1)
+    caches = [_cache(layout, len(blocks), case.eight_bit, device) for _ in range(max(2, ROTATED_BYTES // num_bytes))]
     query = torch.randn(case.sequences * case.new, case.num_heads, case.head_dim, device=device).bfloat16()
     backend.begin(inputs)
     backend.attend(query, caches[0], case.spec)
     return lambda turn: backend.attend(query, caches[turn % len(caches)], case.spec)
 
 
-def _cache(size: tuple[int, ...], eight_bit: bool, device: torch.device) -> LayerCache:
-    values = torch.randn(size, dtype=torch.bfloat16, device=device)
-    if not eight_bit:
-        return LayerCache(values)
-    return LayerCache((50 * values).to(KV_FP8), torch.rand(size[:-1], device=device) / 50)
+def _cache(layout: KVLayout, num_blocks: int, eight_bit: bool, device: torch.device) -> LayerCache:
+    dtype = KV_FP8 if eight_bit else torch.bfloat16
+    cache = allocate(layout, 1, num_blocks, BLOCK_SIZE, dtype, device).layers()[0]
+    cache.values.copy_((50 if eight_bit else 1) * torch.randn(cache.values.shape, device=device))
+    if eight_bit:
+        cache.scales.uniform_(0, 0.02)
+    return cache
 
 
 def seconds_of(call: Callable[[int], torch.Tensor]) -> float:

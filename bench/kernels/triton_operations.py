@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.kernels.triton_attention import seconds_of
 from bench.results import BenchError, Row
-from engine.compute.kv_cache import KV_FP8, LayerCache
+from engine.compute.kv_cache import KV_FP8, KVLayout, allocate
 from engine.compute.operations import reference as ops
 from engine.compute.operations.backend import HeadSpec, Rope
 from engine.compute.operations.triton_backend import TritonOperations
@@ -29,6 +29,7 @@ from metrics.compute.roofline import Ceilings, device_name, load_ceilings
 from metrics.errors import CalibrationError
 
 OPERATIONS = TritonOperations()
+BLOCK_SIZE = 16  # tokens of a block of the KV cache
 ROTATED_BYTES = 256 << 20  # of inputs: more than the device's own cache
 MOST_SETS = 12  # of inputs: as many calls as one graph holds
 VOCABULARY = 151_936
@@ -61,9 +62,9 @@ def gate_call(rows: int, size: int) -> Callable[[], object]:
 
 def heads_call(tokens: int, heads: int, kv_heads: int, dim: int, eight_bit: bool) -> Callable[[], object]:
     qkv, norms = bfloat16(tokens, (heads + 2 * kv_heads) * dim), (bfloat16(dim), bfloat16(dim))
-    values = bfloat16(2, 2 * tokens, kv_heads, dim)
-    scales = torch.empty(values.shape[:3], device="cuda") if eight_bit else None
-    cache = LayerCache(values.to(KV_FP8) if eight_bit else values, scales)
+    dtype, blocks = KV_FP8 if eight_bit else torch.bfloat16, -(-2 * tokens // BLOCK_SIZE)
+    layout = KVLayout(2, kv_heads, dim)
+    cache = allocate(layout, 1, blocks, BLOCK_SIZE, dtype, torch.device("cuda")).layers()[0]
     rope = Rope(bfloat16(4096, 1, dim), bfloat16(4096, 1, dim), torch.randint(0, 4096, (tokens,), device="cuda"))
     slots, spec = torch.randperm(2 * tokens, device="cuda")[:tokens], HeadSpec(heads, kv_heads, dim, 1e-6, *norms)
     return lambda: OPERATIONS.write_heads(qkv, spec, rope, slots, cache)

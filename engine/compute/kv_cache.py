@@ -34,19 +34,30 @@ class KVLayout:
 class LayerCache:
     """The KV cache of one layer.
 
-    The slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`.
+    The slot of position p of a sequence is `block_table[p // block_size] * block_size + p % block_size`. In memory the
+    vectors of one head of a block are neighbours: attention reads them together. Kernels take any order of the heads
+    and tokens of a block.
     """
 
-    values: torch.Tensor  # [planes, num_slots, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = None  # [planes, num_slots, num_kv_heads] float32, of 8-bit values
+    values: torch.Tensor  # [planes, num_blocks, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = None  # [planes, num_blocks, block_size, num_kv_heads] float32, of 8-bit values
+
+    def strides(self) -> tuple[int, int]:
+        """Vectors between two tokens of a block, and between two of its heads."""
+        _, _, block_size, num_heads, head_dim = self.values.shape
+        _, block, token, head, one = self.values.stride()
+        assert one == 1 and block == block_size * num_heads * head_dim, "blocks and vectors are dense"
+        if self.scales is not None:
+            assert self.scales.stride()[1:] == (block // head_dim, token // head_dim, head // head_dim), "as the values"
+        return token // head_dim, head // head_dim
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class KVCache:
     """The KV cache of all layers, as the model's KVLayout says."""
 
-    values: torch.Tensor  # [num_layers, planes, num_slots, num_kv_heads, head_dim]
-    scales: torch.Tensor | None = None  # [num_layers, planes, num_slots, num_kv_heads] float32
+    values: torch.Tensor  # [num_layers, planes, num_blocks, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None = None  # [num_layers, planes, num_blocks, block_size, num_kv_heads] float32
 
     @property
     def nbytes(self) -> int:
@@ -63,11 +74,13 @@ def bytes_per_token(layout: KVLayout, num_layers: int, dtype: torch.dtype) -> in
     return num_layers * layout.planes * layout.num_heads * (layout.head_dim * dtype.itemsize + scale_bytes)
 
 
-def allocate(layout: KVLayout, num_layers: int, num_slots: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+def allocate(
+    layout: KVLayout, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
     """Zeros, because a masked-out slot is still multiplied: uninitialised memory may hold NaN."""
-    size = (num_layers, layout.planes, num_slots, layout.num_heads)
-    scales = zeros(size, torch.float32, device) if dtype == KV_FP8 else None
-    return KVCache(zeros((*size, layout.head_dim), dtype, device), scales)
+    size = (num_layers, layout.planes, num_blocks, layout.num_heads, block_size)
+    scales = zeros(size, torch.float32, device).transpose(3, 4) if dtype == KV_FP8 else None
+    return KVCache(zeros((*size, layout.head_dim), dtype, device).transpose(3, 4), scales)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -82,24 +95,21 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(size)
 
 
-def clear_blocks(cache: KVCache, blocks: torch.Tensor, block_size: int) -> None:
+def clear_blocks(cache: KVCache, blocks: torch.Tensor) -> None:
     """Zeros the blocks [num_cleared] int64 of all layers."""
-    for part in _parts(cache, block_size):
+    for part in _parts(cache):
         part.index_fill_(2, blocks, 0)
 
 
-def copy_blocks(cache: KVCache, sources: torch.Tensor, targets: torch.Tensor, block_size: int) -> None:
+def copy_blocks(cache: KVCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copies blocks of all layers, sources to targets [num_copied] int64; all are read before any is written."""
-    for part in _parts(cache, block_size):
+    for part in _parts(cache):
         part[:, :, targets] = part[:, :, sources]
 
 
-def _parts(cache: KVCache, block_size: int) -> list[torch.Tensor]:
-    """[num_layers, planes, num_blocks, block_size, num_kv_heads, ...] views; 8-bit floats as bytes, for which torch has
-    all operations."""
-    if cache.scales is None:
-        return [cache.values.unflatten(2, (-1, block_size))]
-    return [part.unflatten(2, (-1, block_size)) for part in (cache.values.view(torch.uint8), cache.scales)]
+def _parts(cache: KVCache) -> list[torch.Tensor]:
+    """[num_layers, planes, num_blocks, ...] each; 8-bit floats as bytes, for which torch has all operations."""
+    return [cache.values] if cache.scales is None else [cache.values.view(torch.uint8), cache.scales]
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from engine.compute.attention.cpp_backend import AttentionArguments
 from engine.compute.cpp.extension import Library
 from engine.compute.kv_cache import KVCache, LayerCache
 from engine.compute.operations.backend import Gate, HeadSpec, Norm
-from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments
+from engine.compute.operations.cpp_backend import GATES, SHIFTS, HeadArguments, SlotArguments
 from engine.compute.weight_formats import CppWeight
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
@@ -87,17 +87,21 @@ class CppLayers:
         query_size = heads.num_heads * heads.head_dim
         self._room_size = 2 * query_size + hidden_size + max(first.qkv.out_features, 3 * intermediate_size)
         self._room = torch.empty(0)
+        _, block_stride, token_stride, head_stride, _ = caches[0].values.stride()
+        places = SlotArguments()
+        places.place(caches[0].values)
         self._arguments = _Layers(
             layers=ctypes.addressof(self._layers), num_layers=len(layers), hidden_size=hidden_size,
             intermediate_size=intermediate_size, gate=library.address(GATES[gate]), eps=eps, shift=SHIFTS[norm],
             heads=HeadArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-                eps=heads.norm_eps, cos=None if cos is None else cos.data_ptr(),
+                places=places, eps=heads.norm_eps, cos=None if cos is None else cos.data_ptr(),
                 sin=None if sin is None else sin.data_ptr(),
             ),
             attention=AttentionArguments(
                 num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim,
-                value_dim=spec.value_dim, scale=spec.scale, slot_stride=caches[0].values.stride(1),
+                value_dim=spec.value_dim, scale=spec.scale, block_stride=block_stride, token_stride=token_stride,
+                head_stride=head_stride,
             ),
         )  # fmt: skip
         self._address = ctypes.addressof(self._arguments)

@@ -232,17 +232,17 @@ class ModelRunner:
 
     def _copy_and_zero_blocks(self, copies: torch.Tensor, blocks_to_zero: torch.Tensor) -> None:
         if copies.numel():
-            copy_blocks(self.kv_cache, *copies.long(), self.block_size)
+            copy_blocks(self.kv_cache, *copies.long())
         if blocks_to_zero.numel() and self.attention.reads_behind_contexts:
             # The slots behind a sequence are masked, but still multiplied: a NaN of the block's last owner would make
             # this one's numbers NaN, too.
-            clear_blocks(self.kv_cache, blocks_to_zero.long(), self.block_size)
+            clear_blocks(self.kv_cache, blocks_to_zero.long())
 
     def _allocate(self, num_blocks: int) -> KVCache:
         """Raises ModelError if the memory does not hold it."""
-        layout, layers, slots = self.model.kv_layout, len(self.model.layers), num_blocks * self.block_size
+        layout, layers = self.model.kv_layout, len(self.model.layers)
         try:
-            return allocate(layout, layers, slots, self.kv_dtype, self.device)
+            return allocate(layout, layers, num_blocks, self.block_size, self.kv_dtype, self.device)
         except RuntimeError as error:
             raise ModelError(
                 f"a KV cache of {num_blocks} blocks does not fit; lower num_kv_blocks or max_model_len ({error})"

@@ -18,7 +18,18 @@ class AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, POINTER) for name in ("query", "keys", "values", "output")),
         *((name, POINTER) for name in ("query_start", "contexts", "block_tables", "slopes")),
-        *((name, INT) for name in ("slot_stride", "table_stride", "num_sequences", "num_heads", "num_kv_heads")),
+        *(
+            (name, INT)
+            for name in (
+                "block_stride",
+                "token_stride",
+                "head_stride",
+                "table_stride",
+                "num_sequences",
+                "num_heads",
+                "num_kv_heads",
+            )
+        ),
         *((name, INT) for name in ("head_dim", "value_dim", "block_size", "window")),
         ("scale", ctypes.c_float),
         ("workspace", POINTER),
@@ -57,10 +68,11 @@ class CppAttention(AttentionBackend):
         output = self._output.shaped(num_tokens, num_heads, spec.value_dim)
         arguments.query = query.data_ptr()
         arguments.keys = keys = cache.data_ptr()
-        arguments.values = keys if cache.shape[0] == 1 else keys + 4 * cache.stride(0)
+        planes, _, _, num_kv_heads, _ = cache.shape
+        arguments.values = keys if planes == 1 else keys + 4 * cache.stride(0)
         arguments.output = output.data_ptr()
-        arguments.slot_stride = cache.stride(1)
-        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, cache.shape[2], head_dim
+        _, arguments.block_stride, arguments.token_stride, arguments.head_stride, _ = cache.stride()
+        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, num_kv_heads, head_dim
         self._attend(address)
         return output
 

@@ -41,12 +41,11 @@ class TorchAttention(AttentionBackend):
 
     def attend(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> torch.Tensor:
         # Whole blocks are gathered, not slots.
-        size = self._inputs.block_size
-        planes = layer_cache.values.unflatten(1, (-1, size)).unbind(0)
-        scales = None if layer_cache.scales is None else layer_cache.scales.unflatten(1, (-1, size)).unbind(0)
+        planes = layer_cache.values.unbind(0)
+        scales = None if layer_cache.scales is None else layer_cache.scales.unbind(0)
         kind = (spec.window, spec.alibi_slopes)
         if kind not in self._masks:
-            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[2], query.dtype)
+            self._masks[kind] = self._make_masks(spec, layer_cache.values.shape[3], query.dtype)
         group_masks, chunk_masks = self._masks[kind]
         parts = []
         for (begin, end, blocks, _), mask in zip(self._groups, group_masks, strict=True):

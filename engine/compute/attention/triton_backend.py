@@ -113,9 +113,10 @@ class TritonAttention(AttentionBackend):
         """query [num_tokens, num_heads, head_dim], the last dimension dense, in float32, float16 or bfloat16; the cache
         in the same dtype, or in float8_e4m3fn with scales. Returns [num_tokens, num_heads, value_dim]."""
         num_tokens, num_heads, head_dim = query.shape
-        planes, num_slots, num_kv_heads, _ = layer_cache.values.shape
+        planes, _, block_size, num_kv_heads, _ = layer_cache.values.shape
+        assert block_size == self._inputs.block_size, "the cache and the tables have blocks of one size"
         assert planes == 1 or spec.value_dim == head_dim, "keys and values of a layout with two planes have one size"
-        wide = num_slots * num_kv_heads * head_dim >= 2**31
+        wide = layer_cache.values[0].numel() >= 2**31
         group, itemsizes = num_heads // num_kv_heads, (query.itemsize, layer_cache.values.itemsize)
         shape = Shape(group, head_dim, spec.value_dim, *itemsizes, wide)
         output = query.new_empty(num_tokens, num_heads, spec.value_dim)
@@ -142,7 +143,7 @@ class TritonAttention(AttentionBackend):
             self._planned.add(kind)
         inputs, tiles, values, scales = self._inputs, kind.tiles, layer_cache.values, layer_cache.scales
         latent = values.shape[0] == 1
-        head_dim = query.shape[2]
+        head_dim, (token_stride, head_stride) = query.shape[2], layer_cache.strides()
         attend_kernel[(num_items * kind.num_kv_heads,)](
             query,
             values[0],
@@ -172,6 +173,8 @@ class TritonAttention(AttentionBackend):
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
             BLOCK_SIZE=inputs.block_size,
+            TOKEN_STRIDE=token_stride,
+            HEAD_STRIDE=head_stride,
             WINDOW=kind.window,
             SLOPED=spec.alibi_slopes is not None,
             LATENT=latent,

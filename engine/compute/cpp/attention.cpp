@@ -41,13 +41,13 @@ struct Places {
     void find(const Attention &a, const Item &item, int begin, int tile) {
         const int32_t *table = a.block_tables + item.sequence * a.table_stride;
         int size = int(a.block_size), block = begin / size, within = begin % size;
-        int64_t slot = int64_t(table[block]) * size + within;
+        int64_t place = table[block] * a.block_stride + within * a.token_stride;
         count = std::min(tile, item.end - begin);
         for (int k = 0; k < tile; k++) {
-            keys[k] = a.keys + slot * a.slot_stride, values[k] = a.values + slot * a.slot_stride;
+            keys[k] = a.keys + place, values[k] = a.values + place;
             if (k >= count - 1) continue;  // what is behind the last is computed and thrown away
-            slot++;
-            if (++within == size) within = 0, slot = int64_t(table[++block]) * size;
+            place += a.token_stride;
+            if (++within == size) within = 0, place = table[++block] * a.block_stride;
         }
     }
     // Asks memory for `size` floats of the keys and the values of some positions.
@@ -229,16 +229,16 @@ void attend_item(const Attention &a, const Item &item) {
     for (int head = item.head_begin; head < item.head_end; head++)
         begin_rows(a, item, head, few, room.rows[head - item.head_begin]);
     const int tile = few ? FEW_TILE : TILE;
-    const int first = item.head_begin * int(a.head_dim), size = (item.head_end - item.head_begin) * int(a.head_dim);
     Places here, ahead;
     here.find(a, item, item.begin, tile);
-    here.fetch(0, std::min(here.count, FEW_TILE), first, size);
+    for (int head = item.head_begin; head < item.head_end; head++)
+        here.fetch(0, std::min(here.count, FEW_TILE), head * int(a.head_stride), int(a.head_dim));
     for (int begin = item.begin; begin < item.end; begin += tile, std::swap(here, ahead)) {
         ahead.find(a, item, std::min(begin + tile, item.end - 1), tile);
         for (int head = item.head_begin; head < item.head_end; head++) {
             Rows &rows = room.rows[head - item.head_begin];
-            if (few) attend_few(a, rows, here, ahead, head * int(a.head_dim), begin, room.scores.data());
-            else attend_many(a, rows, here, ahead, head * int(a.head_dim), begin, room.scores.data());
+            if (few) attend_few(a, rows, here, ahead, head * int(a.head_stride), begin, room.scores.data());
+            else attend_many(a, rows, here, ahead, head * int(a.head_stride), begin, room.scores.data());
         }
     }
     for (int head = item.head_begin; head < item.head_end; head++)
@@ -249,7 +249,7 @@ void attend_item(const Attention &a, const Item &item) {
 void make_items(const Attention &a, int threads, std::vector<Item> &items) {
     int group = a.group(), heads = int(a.num_kv_heads), singles = 0, part = 0;
     for (int s = 0; s < a.num_sequences; s++) singles += a.tokens(s) * group <= FEW ? a.parts(s) : 0;
-    // All heads together read blocks from end to end; apart, they give every thread something to do.
+    // All heads together look a block up once; apart, they give every thread something to do.
     int shares = std::min(heads, std::max(1, (4 * threads + singles - 1) / std::max(1, singles)));
     items.clear();
     for (int s = int(a.num_sequences) - 1; s >= 0; s--) {

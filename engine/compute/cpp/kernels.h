@@ -9,26 +9,34 @@
 inline constexpr int SPLIT = 512;        // positions of one part of a long context
 inline constexpr int SPLIT_TOKENS = 16;  // sequences with more new tokens have enough work items without parts
 
+// Where the heads of a slot stand in the KV cache: floats between blocks, between the tokens of a block, and its heads.
+struct Slots {
+    int64_t block_size, block_stride, token_stride, head_stride;
+
+    int64_t of(int64_t slot) const { return slot / block_size * block_stride + slot % block_size * token_stride; }
+};
+
 // As engine/compute/operations/cpp_backend.py and layers_cpp.py lay it out.
 struct Heads {
     const float *qkv;  // [num_tokens][(num_heads + 2 * num_kv_heads) * head_dim]
     float *query;      // [num_tokens][num_heads][head_dim]
-    float *keys, *values;  // [num_slots][num_kv_heads][head_dim]
+    float *keys, *values;  // the head of a slot's token: see Slots
     const int64_t *slots, *positions;
     const float *q_norm, *k_norm, *cos, *sin;  // null: none; cos and sin [max_len][head_dim]
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    Slots places;
     float eps;
 };
 
 // As engine/compute/attention/cpp_backend.py and layers_cpp.py lay it out.
 struct Attention {
     const float *query;  // [num_tokens][num_heads][head_dim]
-    const float *keys;   // [num_slots][slot_stride]
+    const float *keys;   // by block, token and head, with the strides below
     const float *values;
     float *output;  // [num_tokens][num_heads][value_dim]
     const int32_t *query_start, *contexts, *block_tables;
     const float *slopes;  // [num_heads], or null
-    int64_t slot_stride, table_stride, num_sequences, num_heads, num_kv_heads;
+    int64_t block_stride, token_stride, head_stride, table_stride, num_sequences, num_heads, num_kv_heads;
     int64_t head_dim, value_dim, block_size, window;  // window 0: none
     float scale;
     float *workspace;  // [parts][num_heads][value_dim + 2], ours

@@ -138,19 +138,24 @@ extern "C" void sojourn_write_heads(const Heads *arguments) {
             place_head(from + head * dim, h.q_norm, h.eps, cos, sin, dim, query + head * dim);
         if (h.slots[token] < 0) return;
         from += h.num_heads * dim;
-        float *key = h.keys + h.slots[token] * h.num_kv_heads * dim;
-        float *value = h.values + h.slots[token] * h.num_kv_heads * dim;
-        for (int64_t head = 0; head < h.num_kv_heads; head++)
-            place_head(from + head * dim, h.k_norm, h.eps, cos, sin, dim, key + head * dim);
-        std::memcpy(value, from + h.num_kv_heads * dim, h.num_kv_heads * dim * sizeof(float));
+        float *key = h.keys + h.places.of(h.slots[token]), *value = h.values + h.places.of(h.slots[token]);
+        for (int64_t head = 0; head < h.num_kv_heads; head++) {
+            int64_t place = head * h.places.head_stride;
+            place_head(from + head * dim, h.k_norm, h.eps, cos, sin, dim, key + place);
+            std::memcpy(value + place, from + (h.num_kv_heads + head) * dim, dim * sizeof(float));
+        }
     });
 }
 
-// rows [num_tokens][size] → to [num_slots][size] at `slots`
+// rows [num_tokens][num_heads][dim] → a plane of the KV cache at `slots`
 extern "C" void sojourn_write_rows(const float *rows, const int64_t *slots, float *to, int64_t num_tokens,
-                                   int64_t size) {
-    for_rows(num_tokens, num_tokens * size, [=](int64_t token) {
-        if (slots[token] >= 0) std::memcpy(to + slots[token] * size, rows + token * size, size * sizeof(float));
+                                   int64_t num_heads, int64_t dim, const Slots *places) {
+    for_rows(num_tokens, num_tokens * num_heads * dim, [=](int64_t token) {
+        if (slots[token] < 0) return;
+        float *target = to + places->of(slots[token]);
+        const float *from = rows + token * num_heads * dim;
+        for (int64_t head = 0; head < num_heads; head++)
+            std::memcpy(target + head * places->head_stride, from + head * dim, dim * sizeof(float));
     });
 }
 

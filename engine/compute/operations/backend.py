@@ -93,13 +93,15 @@ class Operations:
         if slots.is_cpu and (slots < 0).any():  # not on a GPU, which would have to wait: there, no row is padding
             real = slots >= 0
             key, value, slots = key[real], None if value is None else value[real], slots[real]
+        block_size = layer_cache.values.shape[2]
+        places = slots // block_size, slots % block_size
         for plane, vectors in enumerate((key,) if value is None else (key, value)):
             if layer_cache.scales is None:
-                layer_cache.values[plane].index_copy_(0, slots, vectors)
+                layer_cache.values[plane].index_put_(places, vectors)
             else:
                 stored, scales = quantise(vectors)
-                layer_cache.values[plane].view(torch.uint8).index_copy_(0, slots, stored.view(torch.uint8))
-                layer_cache.scales[plane].index_copy_(0, slots, scales)
+                layer_cache.values[plane].view(torch.uint8).index_put_(places, stored.view(torch.uint8))
+                layer_cache.scales[plane].index_put_(places, scales)
 
     def mixture(
         self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Experts, down: Experts

@@ -15,6 +15,17 @@ SHIFTS = {rms_norm: 0.0, gemma_rms_norm: 1.0}  # of the weight, by the kind of n
 GATES = {silu_gate: "sojourn_silu_gate", gelu_gate: "sojourn_gelu_gate"}  # their kernels
 
 
+class SlotArguments(ctypes.Structure):
+    """`struct Slots` of kernels.h."""
+
+    _fields_ = tuple((name, INT) for name in ("block_size", "block_stride", "token_stride", "head_stride"))
+
+    def place(self, values: torch.Tensor) -> None:
+        """Fills in the order of a LayerCache's values."""
+        self.block_size = values.shape[2]
+        _, self.block_stride, self.token_stride, self.head_stride, _ = values.stride()
+
+
 class HeadArguments(ctypes.Structure):
     """`struct Heads` of kernels.h."""
 
@@ -22,6 +33,7 @@ class HeadArguments(ctypes.Structure):
         *((name, POINTER) for name in ("qkv", "query", "keys", "values", "slots", "positions")),
         *((name, POINTER) for name in ("q_norm", "k_norm", "cos", "sin")),
         *((name, INT) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
+        ("places", SlotArguments),
         ("eps", FLOAT),
     )
 
@@ -39,8 +51,8 @@ class CppOperations(Operations):
         )
         self._gates = {kind: library.function(name, POINTER, POINTER, INT, INT) for kind, name in GATES.items()}
         self._write_heads = library.function("sojourn_write_heads", POINTER)
-        self._write_rows = library.function("sojourn_write_rows", POINTER, POINTER, POINTER, INT, INT)
-        self._heads = HeadArguments()
+        self._write_rows = library.function("sojourn_write_rows", POINTER, POINTER, POINTER, INT, INT, INT, POINTER)
+        self._heads, self._slots = HeadArguments(), SlotArguments()
         self._heads_address = ctypes.addressof(self._heads)
         self._normed, self._added, self._gated, self._query = (Workspace() for _ in range(4))
 
@@ -98,6 +110,7 @@ class CppOperations(Operations):
             arguments.eps = heads.norm_eps
         arguments.num_tokens, arguments.num_heads = len(qkv), heads.num_heads
         arguments.num_kv_heads, arguments.head_dim = heads.num_kv_heads, heads.head_dim
+        arguments.places.place(cache)
         self._write_heads(self._heads_address)
         return query
 
@@ -107,7 +120,9 @@ class CppOperations(Operations):
         for plane, rows in ((0, key), (1, value)):
             if rows is not None:
                 rows, to = _whole(rows), layer_cache.values[plane]
-                self._write_rows(rows.data_ptr(), slots.data_ptr(), to.data_ptr(), len(rows), to.stride(0))
+                self._slots.place(layer_cache.values)
+                places = ctypes.addressof(self._slots)
+                self._write_rows(rows.data_ptr(), slots.data_ptr(), to.data_ptr(), *rows.shape, places)
 
 
 def _whole(x: torch.Tensor) -> torch.Tensor:

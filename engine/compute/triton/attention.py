@@ -43,6 +43,8 @@ def _attend_tiles(
     REST: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
@@ -63,12 +65,12 @@ def _attend_tiles(
         if WIDE:
             blocks = blocks.to(tl.int64)
         if BLOCK_N % BLOCK_SIZE == 0:
-            slots = blocks * BLOCK_SIZE + lanes % BLOCK_SIZE
+            within = lanes % BLOCK_SIZE
         elif BLOCK_SIZE % BLOCK_N == 0:
-            slots = blocks * BLOCK_SIZE + start % BLOCK_SIZE + lanes
+            within = start % BLOCK_SIZE + lanes
         else:
-            slots = blocks * BLOCK_SIZE + places % BLOCK_SIZE
-        offsets = slots * NUM_KV_HEADS + head
+            within = places % BLOCK_SIZE
+        offsets = blocks * (BLOCK_SIZE * NUM_KV_HEADS) + within * TOKEN_STRIDE + head * HEAD_STRIDE
         blocks = _blocks(table, start + BLOCK_N, lanes, key_end, BLOCK_N, BLOCK_SIZE)
         key_rows = keys + offsets[:, None] * HEAD_DIM
         if MASKED and MAIN == VALUE_DIM:
@@ -170,6 +172,8 @@ def attend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     SLOPED: tl.constexpr,
     LATENT: tl.constexpr,
@@ -181,14 +185,15 @@ def attend_kernel(
 ):
     """One work item of one KV head a program; grid (num_items * NUM_KV_HEADS,).
 
-    query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_slots, NUM_KV_HEADS, HEAD_DIM]; scales [num_slots,
-    NUM_KV_HEADS] float32, read if EIGHT_BIT; slopes [num_heads] float32, over the scale, read if SLOPED; output
-    [num_tokens, num_heads, VALUE_DIM]; partial_output [*, NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*,
-    NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32, 0 before and after; block_tables [*,
-    table_stride], table_rows [num_sequences], or None where row i is sequence i's, query_start [num_sequences + 1],
-    contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's vector is cut into MAIN (VALUE_DIM,
-    padded) and REST (what keys have beyond it, padded) dimensions; LATENT values are the first part of the keys.
-    scale_log2 is the scale of the logits times log2(e). WIDE is needed from 2**31 elements of keys on.
+    query [num_tokens, num_heads, HEAD_DIM]; keys, values [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM], whose
+    TOKEN_STRIDE and HEAD_STRIDE count vectors; scales float32, in the order of the vectors, read if EIGHT_BIT; slopes
+    [num_heads] float32, over the scale, read if SLOPED; output [num_tokens, num_heads, VALUE_DIM]; partial_output [*,
+    NUM_KV_HEADS, BLOCK_M, MAIN] and partial_lse [*, NUM_KV_HEADS, BLOCK_M] float32; arrivals [*, NUM_KV_HEADS] int32,
+    0 before and after; block_tables [*, table_stride], table_rows [num_sequences], or None where row i is sequence
+    i's, query_start [num_sequences + 1], contexts [num_sequences] and items [num_items, ITEM_FIELDS] int32. A head's
+    vector is cut into MAIN (VALUE_DIM, padded) and REST (what keys have beyond it, padded) dimensions; LATENT values
+    are the first part of the keys. scale_log2 is the scale of the logits times log2(e). WIDE is needed from 2**31
+    elements of keys on.
 
     The program that computes the last segment of a block puts all of them together, ROWS rows and SEGMENTS segments at
     once, in the order of the segments: the sum does not depend on which program that is.
@@ -255,13 +260,13 @@ def attend_kernel(
         acc, total, peak = _attend_tiles(
             acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
             head, begin, clear, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-            WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
+            TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, False,
         )  # fmt: skip
         begin = clear
     acc, total, peak = _attend_tiles(
         acc, total, peak, packed, packed_rest, positions, row_slopes, keys, values, key_scales, value_scales, table,
         head, begin, end, key_end, scale_log2, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, MAIN, REST, BLOCK_N, BLOCK_SIZE,
-        WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
+        TOKEN_STRIDE, HEAD_STRIDE, WINDOW, SLOPED, LATENT, EIGHT_BIT, WIDE, True,
     )  # fmt: skip
 
     normaliser = tl.where(total == 0.0, 1.0, total)

@@ -58,12 +58,20 @@ def _quantised(first, second, scale_pointer, offsets, inside):
 
 
 @triton.jit
-def _write_plane(first, second, values_pointer, scales_pointer, slot, heads, inside, half_columns,
-                 num_kv_heads, head_dim, FP8: tl.constexpr):  # fmt: skip
+def _vectors(slot, heads, num_kv_heads, BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
+             HEAD_STRIDE: tl.constexpr):  # fmt: skip
+    """Which vectors of a plane of the cache the heads of a slot are."""
+    block = slot // BLOCK_SIZE * (BLOCK_SIZE * num_kv_heads)
+    return block + slot % BLOCK_SIZE * TOKEN_STRIDE + heads * HEAD_STRIDE
+
+
+@triton.jit
+def _write_plane(first, second, values_pointer, scales_pointer, vectors, inside, half_columns, head_dim,
+                 FP8: tl.constexpr):  # fmt: skip
     half = head_dim // 2
     if FP8:
-        first, second = _quantised(first, second, scales_pointer, slot * num_kv_heads + heads, inside)
-    place = (slot * num_kv_heads + heads)[:, None] * head_dim + half_columns[None, :]
+        first, second = _quantised(first, second, scales_pointer, vectors, inside)
+    place = vectors[:, None] * head_dim + half_columns[None, :]
     mask = inside[:, None] & (half_columns < half)[None, :]
     tl.store(values_pointer + place, first.to(values_pointer.dtype.element_ty), mask=mask)
     tl.store(values_pointer + place + half, second.to(values_pointer.dtype.element_ty), mask=mask)
@@ -75,6 +83,7 @@ def heads_kernel(
     query_pointer, values_pointer, scales_pointer,
     qkv_stride, value_plane, scale_plane, eps, num_heads, num_kv_heads, head_dim,
     NORM: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, group of heads): first the groups of query heads, then those of KV heads."""
     token = tl.program_id(0).to(tl.int64)
@@ -116,16 +125,17 @@ def heads_kernel(
                 first, second = _normed(first, second, k_norm_pointer, half_columns, head_dim, eps)
             if ROPE:
                 first, second = _rotated(first, second, cos_pointer, sin_pointer, position, half_columns, head_dim)
-            _write_plane(first, second, values_pointer, scales_pointer, slot, heads, inside, half_columns,
-                         num_kv_heads, head_dim, FP8)  # fmt: skip
-            _write_plane(value_first, value_second, values_pointer + value_plane, scales_pointer + scale_plane, slot,
-                         heads, inside, half_columns, num_kv_heads, head_dim, FP8)  # fmt: skip
+            vectors = _vectors(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
+            _write_plane(first, second, values_pointer, scales_pointer, vectors, inside, half_columns, head_dim, FP8)
+            _write_plane(value_first, value_second, values_pointer + value_plane, scales_pointer + scale_plane,
+                         vectors, inside, half_columns, head_dim, FP8)  # fmt: skip
 
 
 @triton.jit
 def write_kernel(
     plane_pointer, slots_pointer, values_pointer, scales_pointer, token_stride, head_stride, num_kv_heads, head_dim,
     FP8: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_pointer + token)
@@ -136,7 +146,7 @@ def write_kernel(
         mask = inside[:, None] & (columns < head_dim)[None, :]
         place = token * token_stride + heads[:, None] * head_stride + columns[None, :]
         vectors = tl.load(plane_pointer + place, mask=mask, other=0.0)
-        rows = slot * num_kv_heads + heads
+        rows = _vectors(slot, heads, num_kv_heads, BLOCK_SIZE, TOKEN_STRIDE, HEAD_STRIDE)
         if FP8:
             wide = vectors.to(tl.float32)
             largest = tl.max(tl.abs(wide), axis=1)
@@ -156,7 +166,8 @@ def write_heads(
     if tokens == 0:
         return query
     values, scales = layer_cache.values, layer_cache.scales
-    assert dim % 2 == 0 and qkv.stride(1) == 1 and values[0].is_contiguous(), "halves of neighbours"
+    assert dim % 2 == 0 and qkv.stride(1) == 1, "halves of neighbours"
+    token_stride, head_stride = layer_cache.strides()
     half = triton.next_power_of_2(dim // 2)
     size = max(1, TILE // half)
     groups = triton.cdiv(heads.num_heads, size) + triton.cdiv(heads.num_kv_heads, size)
@@ -166,24 +177,26 @@ def write_heads(
         qkv.stride(0), values.stride(0), 0 if scales is None else scales.stride(0), heads.norm_eps,
         heads.num_heads, heads.num_kv_heads, dim,
         NORM=heads.q_norm is not None, ROPE=rope is not None, FP8=scales is not None, HEADS=size, HALF=half,
-        num_warps=1,
+        BLOCK_SIZE=values.shape[2], TOKEN_STRIDE=token_stride, HEAD_STRIDE=head_stride, num_warps=1,
     )  # fmt: skip
     return query
 
 
 def write(key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor, layer_cache: LayerCache) -> None:
     """Operations.write."""
+    token_stride, head_stride = layer_cache.strides()
     for plane, vectors in enumerate((key,) if value is None else (key, value)):
         tokens, num_kv_heads, dim = vectors.shape
         if tokens == 0:
             return
         values, scales = layer_cache.values[plane], layer_cache.scales
-        assert vectors.stride(2) == 1 and values.is_contiguous(), "vectors of neighbours"
-        assert dim == values.shape[2], "a plane holds vectors of one size"
+        assert vectors.stride(2) == 1, "vectors of neighbours"
+        assert dim == values.shape[3], "a plane holds vectors of one size"
         block = triton.next_power_of_2(dim)
         size = min(triton.next_power_of_2(num_kv_heads), max(1, 1024 // block))
         write_kernel[(tokens, triton.cdiv(num_kv_heads, size))](
             vectors, slots, values, scales[plane] if scales is not None else None,
             vectors.stride(0), vectors.stride(1), num_kv_heads, dim,
             FP8=scales is not None, HEADS=size, BLOCK=block,
+            BLOCK_SIZE=values.shape[1], TOKEN_STRIDE=token_stride, HEAD_STRIDE=head_stride,
         )  # fmt: skip

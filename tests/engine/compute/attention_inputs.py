@@ -1,4 +1,4 @@
-"""AttentionInputs of steps that no runner prepared."""
+"""AttentionInputs of steps that no runner prepared, and caches by slots in the order of the KV cache."""
 
 from itertools import accumulate
 
@@ -22,3 +22,9 @@ def attention_inputs(
         torch.tensor(starts, dtype=torch.int32, device=device),
         torch.tensor(context_lens, dtype=torch.int32, device=device),
     )
+
+
+def by_head(values: torch.Tensor, block_size: int) -> torch.Tensor:
+    """A copy of [planes, num_slots, num_kv_heads, ...] as a LayerCache has it: the vectors of a block's head are
+    neighbours."""
+    return values.unflatten(1, (-1, block_size)).transpose(2, 3).contiguous().transpose(2, 3)

@@ -11,7 +11,7 @@ from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.kv_cache import LayerCache
 from engine.compute.operations.backend import Operations
 from engine.token.models.mpt import alibi_slopes
-from tests.engine.compute.attention_inputs import attention_inputs
+from tests.engine.compute.attention_inputs import attention_inputs, by_head
 
 BLOCK = 4
 
@@ -72,8 +72,10 @@ def test_attention_equals_its_definition(heads, kv_heads, window, alibi, latent)
     value = None if latent else torch.randn(len(written), kv_heads, dim, dtype=torch.float64)
     backend = TorchAttention()
     backend.begin(inputs)
-    Operations().write(key, value, inputs.slots, LayerCache(cache))
-    output = backend.attend(query, LayerCache(cache), spec)
+    layer_cache = LayerCache(cache.unflatten(1, (-1, BLOCK)))
+    Operations().write(key, value, inputs.slots, layer_cache)
+    output = backend.attend(query, layer_cache, spec)
+    assert torch.equal(output, backend.attend(query, LayerCache(by_head(cache, BLOCK)), spec)), "in any order of heads"
     assert output.shape == (len(written), heads, value_dim)
     begin = 0
     for places, (past, new) in zip(slots, items, strict=True):

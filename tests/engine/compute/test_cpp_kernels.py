@@ -23,7 +23,7 @@ from engine.compute.operations.backend import HeadSpec, Operations, Rope
 from engine.compute.operations.cpp_backend import CppOperations
 from engine.token.models.mpt import alibi_slopes
 from metrics.errors import ModelError
-from tests.engine.compute.attention_inputs import attention_inputs
+from tests.engine.compute.attention_inputs import attention_inputs, by_head
 from tests.engine.harness import generate
 
 TOLERANCE = 4e-6  # float32 sums in another order, of values around 1: 2.4e-6 was the worst seen
@@ -77,7 +77,7 @@ def make_step(items: Items, block_size: int, seed: int = 0) -> tuple[AttentionIn
 
 def attend(backend, inputs: AttentionInputs, query, cache, spec: AttentionSpec) -> torch.Tensor:
     backend.begin(inputs)
-    return backend.attend(query, LayerCache(cache), spec)
+    return backend.attend(query, LayerCache(by_head(cache, inputs.block_size)), spec)
 
 
 def check_attention(library, items: Items, heads, kv_heads, dim, value_dim, block_size, window, alibi) -> None:
@@ -226,7 +226,8 @@ def test_heads_are_split_normed_rotated_and_written_as_by_the_reference(
     if rotated:
         positions = torch.randint(0, 90, (num_tokens,), generator=torch.Generator().manual_seed(0))
         rope = Rope(randn(90, 1, dim, seed=3), randn(90, 1, dim, seed=4), positions)
-    expected, written = randn(2, num_slots, kv_heads, dim, seed=5), randn(2, num_slots, kv_heads, dim, seed=5)
+    before = randn(2, num_slots, kv_heads, dim, seed=5)
+    expected, written = before.clone().unflatten(1, (-1, 4)), by_head(before, 4)  # in both orders
     query = REFERENCE.write_heads(qkv, spec, rope, slots, LayerCache(expected))
     told = operations.write_heads(qkv, spec, rope, slots, LayerCache(written))
     torch.testing.assert_close(told, query, rtol=2e-6, atol=2e-6)
@@ -237,7 +238,8 @@ def test_heads_are_split_normed_rotated_and_written_as_by_the_reference(
 def test_rows_are_written_to_their_slots_and_padding_nowhere(operations, planes):
     key, value = randn(5, 2, 12), randn(5, 2, 12, seed=1)
     slots = torch.tensor([7, -1, 0, 3, -1])
-    expected, written = randn(planes, 9, 2, 12, seed=2), randn(planes, 9, 2, 12, seed=2)
+    before = randn(planes, 9, 2, 12, seed=2)
+    expected, written = before.clone().unflatten(1, (-1, 3)), by_head(before, 3)
     for backend, cache in ((REFERENCE, expected), (operations, written)):
         backend.write(key, value if planes == 2 else None, slots, LayerCache(cache))
     assert torch.equal(written, expected)

@@ -19,6 +19,8 @@ from metrics.errors import ModelError
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
 
+CPU = torch.device("cpu")
+
 
 def test_a_number_keeps_four_bits_of_itself_or_is_tiny_beside_its_head():
     generator = torch.Generator().manual_seed(0)
@@ -43,21 +45,21 @@ def test_what_is_no_number_stays_none(bad):
 
 @pytest.mark.parametrize("dtype", [torch.float32, KV_FP8])
 def test_blocks_are_cleared_and_copied_with_their_scales(dtype):
-    cache = allocate(KVLayout(2, 3, 8), num_layers=2, num_slots=20, dtype=dtype, device=torch.device("cpu"))
+    cache = allocate(KVLayout(2, 3, 8), num_layers=2, num_blocks=5, block_size=4, dtype=dtype, device=CPU)
     generator = torch.Generator().manual_seed(0)
     content = torch.randn(cache.values.shape, generator=generator)
     stored, scales = quantise(content) if dtype == KV_FP8 else (content, None)
     cache.values.copy_(stored)
     if scales is not None:
         cache.scales.copy_(scales)
-    copy_blocks(cache, torch.tensor([0, 1]), torch.tensor([1, 3]), 4)
-    clear_blocks(cache, torch.tensor([2]), 4)
+    copy_blocks(cache, torch.tensor([0, 1]), torch.tensor([1, 3]))
+    clear_blocks(cache, torch.tensor([2]))
     parts = [(cache.values.float(), stored.float())] + ([(cache.scales, scales)] if scales is not None else [])
     for part, before in parts:
-        blocks, expected = part.unflatten(2, (-1, 4)), before.unflatten(2, (-1, 4)).clone()
+        expected = before.clone()
         expected[:, :, [1, 3]] = expected[:, :, [0, 1]].clone()
         expected[:, :, 2] = 0
-        assert torch.equal(blocks, expected)
+        assert torch.equal(part, expected)
     assert cache.nbytes == 20 * bytes_per_token(KVLayout(2, 3, 8), 2, dtype)
 
 
@@ -100,3 +102,12 @@ def test_a_backend_that_cannot_read_it_is_refused(checkpoints):
         make_engine(checkpoints["qwen3"], kv_cache_dtype="fp8", attention_backend="cpp")
     with pytest.raises(ModelError, match="attention_backend=triton cannot be had: it needs a CUDA device"):
         make_engine(checkpoints["qwen3"], device="cpu", attention_backend="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, KV_FP8])
+def test_the_vectors_of_a_head_of_a_block_are_neighbours(dtype):
+    cache = allocate(KVLayout(2, 3, 8), num_layers=2, num_blocks=5, block_size=4, dtype=dtype, device=CPU)
+    assert cache.values.shape == (2, 2, 5, 4, 3, 8)
+    for layer in cache.layers():
+        assert layer.values.stride()[2:] == (8, 4 * 8, 1)
+        assert layer.strides() == (1, 4)

@@ -14,12 +14,12 @@ from engine.compute.attention import triton_backend
 from engine.compute.attention.backend import AttentionInputs, AttentionSpec
 from engine.compute.attention.torch_backend import TorchAttention
 from engine.compute.attention.triton_backend import Kind, TritonAttention
-from engine.compute.kv_cache import LayerCache, quantise
+from engine.compute.kv_cache import KV_FP8, LayerCache, quantise
 from engine.compute.operations.triton_backend import TritonOperations
 from engine.compute.triton.attention_tiles import SHORT_TOKENS, Shape, Tiles
 from engine.token.models.mpt import alibi_slopes
 from engine.token.models.registry import load_model
-from tests.engine.compute.attention_inputs import attention_inputs
+from tests.engine.compute.attention_inputs import attention_inputs, by_head
 from tests.engine.harness import drain, generate, hand_over, make_engine, submit
 from tests.engine.token.sampling.test_logprobs import random_prompts
 from tests.further import further
@@ -77,7 +77,9 @@ class Case:
             size,
         )
         cache = cache.to(self.dtype)
-        held = LayerCache(*quantise(cache)) if self.eight_bit else LayerCache(cache)
+        parts = quantise(cache) if self.eight_bit else (cache,)
+        held = LayerCache(*(by_head(part.view(torch.uint8), size).view(KV_FP8) if part.dtype == KV_FP8
+                            else by_head(part, size) for part in parts))  # fmt: skip
         return inputs, query.to(self.dtype), held
 
 
@@ -228,7 +230,7 @@ def test_a_number_that_is_none_spoils_its_own_sequence_alone():
     case = Case(((20, 1), (37, 1)))
     inputs, query, cache = case.build()
     clean = attend(case, inputs, query, cache)
-    cache.values[0, int(inputs.block_tables[0, 0]) * case.block_size] = float("nan")
+    cache.values[0, int(inputs.block_tables[0, 0]), 0] = float("nan")
     spoilt = attend(case, inputs, query, cache)
     assert spoilt[0].isnan().all() and torch.equal(spoilt[1], clean[1])
 

@@ -42,7 +42,8 @@ def attend(shape: Shape, tiles: Tiles, window: int = 0, sloped: bool = False, bl
         "NUM_KV_HEADS": 1 if latent else 8, "GROUP": shape.group, "HEAD_DIM": shape.head_dim,
         "VALUE_DIM": shape.value_dim, "MAIN": padded(shape.value_dim),
         "REST": padded(shape.head_dim - shape.value_dim) if latent else 0, "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "WINDOW": window, "SLOPED": sloped, "LATENT": latent,
+        "BLOCK_N": tiles.block_n, "BLOCK_SIZE": block_size, "TOKEN_STRIDE": 1,
+        "HEAD_STRIDE": block_size, "WINDOW": window, "SLOPED": sloped, "LATENT": latent,
         "EIGHT_BIT": eight_bit, "WIDE": shape.wide, "TWO_LOOPS": tiles.two_loops and window == 0,
         "ROWS": kind.combined[0], "SEGMENTS": kind.combined[1],
     }  # fmt: skip

@@ -20,7 +20,7 @@ BLOCK_SIZE = 2
 
 def logits_of(model: Decoder, operations: Operations) -> torch.Tensor:
     """Of every token of a prompt of three, and of one that follows it, in a second step beside another prompt."""
-    cache = allocate(model.kv_layout, len(model.layers), 4 * BLOCK_SIZE, model.norm.dtype, DEVICE)
+    cache = allocate(model.kv_layout, len(model.layers), 4, BLOCK_SIZE, model.norm.dtype, DEVICE)
     tables, attention, found = torch.tensor([[3, 1], [2, 0]]), TorchAttention(), []
     for query_lens, past in (([3], [0]), ([1, 2], [3, 0])):
         owners = [row for row, new in enumerate(query_lens) for _ in range(new)]

@@ -19,6 +19,7 @@ from tests.engine.compute.reference_step_inputs import reference_step_inputs
 TORCH = Operations()
 TRITON = TritonOperations()
 EPS = 1e-5
+BLOCK = 3  # tokens of a block of the cache
 # Steps of the last digit that a kernel may differ by: torch's sums and its sine of the same numbers round elsewhere.
 ULPS = {torch.float32: 8, torch.bfloat16: 1, torch.float16: 1}
 KERNELS = "engine.compute.triton"
@@ -130,15 +131,19 @@ def test_large_and_biased_products_are_left_to_the_library():
 
 def make_cache(planes: int, slots: int, heads: int, dim: int, dtype: torch.dtype) -> LayerCache:
     """Holds a number that nobody writes."""
-    scales = None
+    size, scales = (planes, -(-slots // BLOCK), heads, BLOCK), None
     if dtype == torch.float8_e4m3fn:
-        scales = torch.full((planes, slots, heads), 7.0, device=DEVICE)
-    return LayerCache(torch.full((planes, slots, heads, dim), 7.0, device=DEVICE).to(dtype), scales)
+        scales = torch.full(size, 7.0, device=DEVICE).transpose(2, 3)
+    return LayerCache(torch.full((*size, dim), 7.0, device=DEVICE).to(dtype).transpose(2, 3), scales)
+
+
+def by_slot(part: torch.Tensor) -> torch.Tensor:
+    return part.flatten(1, 2)
 
 
 def real(cache: LayerCache) -> torch.Tensor:
-    values = cache.values.float()
-    return values if cache.scales is None else values * cache.scales[..., None]
+    values = by_slot(cache.values.float())
+    return values if cache.scales is None else values * by_slot(cache.scales)[..., None]
 
 
 def check_heads(
@@ -159,22 +164,23 @@ def check_heads(
     expected = make_cache(2, 2 * tokens + 1, kv_heads, dim, dtype)
     kept = slots >= 0
     whole = TORCH.write_heads(qkv, spec, rope, torch.arange(tokens, device=DEVICE), expected)
-    keys_and_values = expected.values[:, :tokens].clone()
+    keys_and_values = by_slot(expected.values)[:, :tokens].clone()
     expected.values.fill_(7.0)
-    expected.values[:, slots[kept]] = keys_and_values[:, kept]
+    expected.values[:, slots[kept] // BLOCK, slots[kept] % BLOCK] = keys_and_values[:, kept]
     # The kernel rotates in float32 and rounds once, torch after each of three steps.
     assert_close(query, whole, ulps=None if dtype == torch.float32 else 3, scale=4.0)
     if cache_dtype is None:
         assert_close(written.values, expected.values, ulps=None if dtype == torch.float32 else 3, scale=4.0)
         return
     # Three bits of mantissa: half a step is a sixteenth of a number, or of the smallest normal one below that.
-    largest = expected.values[:, slots[kept]].float().abs().amax(-1)
-    torch.testing.assert_close(written.scales[:, slots[kept]], largest / 448, rtol=2e-2, atol=0)
+    largest = by_slot(expected.values)[:, slots[kept]].float().abs().amax(-1)
+    torch.testing.assert_close(by_slot(written.scales)[:, slots[kept]], largest / 448, rtol=2e-2, atol=0)
     bound = real(expected).abs() / 14 + real(expected).abs().amax(-1, keepdim=True) * 2e-5 + 0.02
     assert ((real(written) - real(expected)).abs() <= bound)[:, slots[kept]].all()
-    untouched = torch.ones(written.values.shape[1], dtype=torch.bool, device=DEVICE)
+    untouched = torch.ones(by_slot(written.values).shape[1], dtype=torch.bool, device=DEVICE)
     untouched[slots[kept]] = False
-    assert (written.scales[:, untouched] == 7).all() and (written.values[:, untouched].float() == 7).all()
+    assert (by_slot(written.scales)[:, untouched] == 7).all()
+    assert (by_slot(written.values)[:, untouched].float() == 7).all()
 
 
 HEADS = [
@@ -223,7 +229,7 @@ def test_plain_writes_fill_their_slots_and_no_others(heads, dim, planes, cache_d
     for token, slot in ((0, 4), (2, 0)):
         error = (real(cache)[:, slot] - vectors[:, token]).abs()
         assert (error <= (0 if cache_dtype == torch.float32 else 0.01 + vectors[:, token].abs() / 14)).all()
-    assert (cache.values[:, [1, 2, 3, 5]].float() == 7).all()
+    assert (by_slot(cache.values)[:, [1, 2, 3, 5]].float() == 7).all()
 
 
 def step_rows(new: list[int], past: list[int], rows: list[int], known: list[bool], spare_tokens: int = 0) -> StepRows:
@@ -280,6 +286,7 @@ def test_step_inputs_on_a_device():
 
 
 def compilations() -> list[Compilation]:
+    order = {"BLOCK_SIZE": 16, "TOKEN_STRIDE": 1, "HEAD_STRIDE": 16}
     found = []
     for dtype in ("bf16", "fp16", "fp32"):
         vector = f"*{dtype}:16"
@@ -317,7 +324,7 @@ def compilations() -> list[Compilation]:
                         "scale_plane": "i32:16", "eps": "fp32", "num_heads": "i32:16", "num_kv_heads": "i32",
                         "head_dim": "i32:16",
                     },
-                    {"NORM": True, "ROPE": True, "FP8": fp8, "HEADS": 4, "HALF": 64}, num_warps=1,
+                    {"NORM": True, "ROPE": True, "FP8": fp8, "HEADS": 4, "HALF": 64, **order}, num_warps=1,
                 )
             )  # fmt: skip
             found.append(
@@ -327,7 +334,7 @@ def compilations() -> list[Compilation]:
                         "plane_pointer": vector, "slots_pointer": "*i64:16", "values_pointer": values, **scales,
                         "token_stride": "i32:16", "head_stride": "i32:16", "num_kv_heads": "i32", "head_dim": "i32:16",
                     },
-                    {"FP8": fp8, "HEADS": 1, "BLOCK": 1024},
+                    {"FP8": fp8, "HEADS": 1, "BLOCK": 1024, **order},
                 )
             )  # fmt: skip
     tensors = ("rows", "query_start", "past", "known", "tables", "last_ids")

@@ -60,7 +60,7 @@ class DefinedAttention:
     def _queries(self, query: torch.Tensor, layer_cache: LayerCache, spec: AttentionSpec) -> Iterator[tuple]:
         """Of each new token: the query [kv_heads, group, head_dim], the keys [kv_heads, head_dim, seen] and values
         [kv_heads, seen, value_dim] that it sees, and what is added to their products."""
-        inputs, planes = self.inputs, layer_cache.values.unbind(0)
+        inputs, planes = self.inputs, layer_cache.values.flatten(1, 2).unbind(0)
         slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
         bounds = pairwise(accumulate(inputs.query_lens, initial=0))
         for (begin, end), context, blocks in zip(bounds, inputs.context_lens, inputs.block_tables, strict=True):
@@ -91,7 +91,7 @@ def count(model, sequences: list[tuple[int, int]]) -> Counted:
     new, contexts = [new for new, _ in sequences], [new + past for new, past in sequences]
     attention = DefinedAttention()
     attention.begin(attention_inputs(new, contexts, slots, tables, BLOCK))
-    cache = allocate(model.kv_layout, len(model.layers), tables.numel() * BLOCK, model.norm.dtype, CPU)
+    cache = allocate(model.kv_layout, len(model.layers), tables.numel(), BLOCK, model.norm.dtype, CPU)
     cache.values.normal_()
     at = torch.cat(positions)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
@@ -127,7 +127,7 @@ def test_a_defined_attention_gives_the_numbers_of_the_reference(checkpoints):
 
     for family in ("qwen2-windows", "mpt", "deepseek-v3"):
         model = load_model(checkpoints[family], torch.float32, CPU, None)
-        cache: KVCache = allocate(model.kv_layout, len(model.layers), 4 * BLOCK, torch.float32, CPU)
+        cache: KVCache = allocate(model.kv_layout, len(model.layers), 4, BLOCK, torch.float32, CPU)
         cache.values.normal_()
         at = torch.arange(40, 60)
         inputs = attention_inputs([20], [60], at, torch.arange(4)[None], BLOCK)
@@ -197,7 +197,7 @@ def _tensors(thing, known: dict[int, object]):
 @pytest.mark.parametrize("family", ["llama", "llama-one-kv-head", "deepseek-v3"])
 def test_kv_is_counted_at_the_width_it_is_stored_in(family, dtype, checkpoints):
     model = load_model(checkpoints[family], torch.float32, CPU, None)
-    cache = allocate(model.kv_layout, len(model.layers), 6 * BLOCK, dtype, CPU)
+    cache = allocate(model.kv_layout, len(model.layers), 6, BLOCK, dtype, CPU)
     shape = model.shape(dtype)
     assert shape.kv_bytes_per_token == bytes_per_token(model.kv_layout, len(model.layers), dtype)
     assert cache.nbytes == 6 * BLOCK * shape.kv_bytes_per_token

@@ -36,9 +36,9 @@ def read_config(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text())
 
 
-def cache_for(model, num_slots: int) -> KVCache:
+def cache_for(model, num_blocks: int) -> KVCache:
     layout = model.kv_layout
-    size = (len(model.layers), layout.planes, num_slots, layout.num_heads, layout.head_dim)
+    size = (len(model.layers), layout.planes, num_blocks, BLOCK, layout.num_heads, layout.head_dim)
     return KVCache(torch.randn(size, dtype=model.norm.dtype))
 
 
@@ -50,7 +50,7 @@ def forward(model, past: int, new: int) -> torch.Tensor:
     backend = TorchAttention()
     with torch.inference_mode():
         backend.begin(inputs)
-        cache = cache_for(model, blocks * BLOCK)
+        cache = cache_for(model, blocks)
         hidden = model(positions % 300 + 3, positions, inputs.slots, Operations(), backend, cache)
         return model.logits(hidden[-1:])
 
@@ -74,7 +74,7 @@ def test_latent_attention_caches_one_latent_and_one_rotated_key(checkpoints):
     config = read_config(checkpoints["deepseek-v3"])
     elements = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     assert model.shape().kv_bytes_per_token == 2 * elements * 4
-    assert tuple(cache_for(model, 7).values.shape) == (2, 1, 7, 1, elements)
+    assert tuple(cache_for(model, 7).values.shape) == (2, 1, 7, BLOCK, 1, elements)
 
 
 def test_router_stays_in_float32_and_the_rest_takes_the_dtype(checkpoints):
