@@ -51,6 +51,8 @@ def build_app(config: EngineConfig) -> FastAPI:
         service.grammar_checks.start()
         watches = service.telemetry.watches(service.core.pid)
         watching = [asyncio.create_task(watch) for watch in [*watches, *service.usage_watches()]]
+        if service.moderation is not None:
+            watching.append(asyncio.create_task(service.moderation.watch()))
         yield
         for task in watching:
             task.cancel()

@@ -189,6 +189,25 @@ def parse(path: Path) -> ModerationFile:
         ) from None
 
 
+def files_of(path: Path) -> list[Path]:
+    """The moderation file and the word files that it names. Raises InputError."""
+    checks = parse(path).checks.values()
+    return [path, *(path.parent / file for check in checks if isinstance(check, WordsCheck) for file in check.files)]
+
+
+def stamps_of(files: list[Path]) -> list[tuple[int, int, int] | None]:
+    """Changes with the files; None for one that is not there."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return stamps
+
+
 def _profile(name: str, entry: ProfileEntry, moderators: Mapping[str, Moderator], events: Events) -> Profile:
     inputs = [Rule(moderators[rule.check], rule.action) for rule in entry.input]
     outputs = [Rule(moderators[rule.check], rule.action, rule.replacement) for rule in entry.output]

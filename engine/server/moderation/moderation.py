@@ -1,13 +1,14 @@
 """The moderation of one server: the profiles of its file, which profile a call has, and the checks of its input."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.server.core.call import Caller
 from engine.server.core.sequence import SequenceStream
-from engine.server.moderation.file import load
+from engine.server.moderation.file import files_of, load, stamps_of
 from engine.server.moderation.output import ModeratedOutput
 from engine.server.moderation.profile import Events, Profile
 from engine.server.moderation.refusal import CONTENT_FILTER, refused, unavailable
@@ -15,9 +16,12 @@ from engine.server.moderation.verdict import ModerationFailed, Moderator
 from engine.server.openai.messages import Message
 from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
 from engine.token.text.tokenizer import Tokenizer
+from metrics.errors import InputError
 from metrics.ledger import new_ledger
 from metrics.records import RequestRecord
 
+log = logging.getLogger(__name__)
+WATCH_SECONDS = 2.0
 RETIRED_SECONDS = 600  # after a reload, for the calls that still use the checks before it
 
 
@@ -28,6 +32,8 @@ class Moderation:
         self.events = Events()
         self._path = path
         self.profiles, self._default, self._moderators = load(path, self.events)
+        self._files = files_of(path)
+        self._stamps = stamps_of(self._files)
         self._retired: set[asyncio.Task] = set()
 
     def profile(self, name: str | None = None) -> Profile | None:
@@ -37,12 +43,29 @@ class Moderation:
 
     async def reload(self) -> None:
         """Reads the file again. Raises InputError for a fault, and leaves everything as it was."""
+        stamps = await asyncio.to_thread(stamps_of, files := await asyncio.to_thread(files_of, self._path))
         profiles, default, moderators = await asyncio.to_thread(load, self._path, self.events)
+        self._files, self._stamps = files, stamps
         retired, self._moderators = self._moderators, moderators
         self.profiles, self._default = profiles, default
         closing = asyncio.create_task(_close_later(retired))
         self._retired.add(closing)
         closing.add_done_callback(self._retired.discard)
+
+    async def watch(self) -> None:
+        """Reloads the files when they change, for as long as the server runs. The log has what is wrong with them."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            stamps = await asyncio.to_thread(stamps_of, self._files)
+            if stamps == self._stamps:
+                continue
+            self._stamps = stamps
+            try:
+                await self.reload()
+            except InputError as error:
+                log.error("the old checks of moderation stay in force: %s", error)
+            else:
+                log.warning("new checks of moderation are in force: %d profiles", len(self.profiles))
 
     async def close(self) -> None:
         retired = list(self._retired)

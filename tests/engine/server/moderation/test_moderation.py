@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 
-from engine.server.moderation.profile import Events
 from engine.server.moderation.verdict import ModerationFailed, Verdict
 from metrics.ledger import Account
 from tests.engine.server.scripted_core import MODEL, serving
@@ -369,6 +368,23 @@ def test_a_file_is_reloaded_as_a_whole_or_not_at_all(file):
         with pytest.raises(Exception, match="letters"):
             await moderation.reload()
         assert moderation.profiles is reloaded
-        assert isinstance(moderation.events, Events)
+
+    run(check, file)
+
+
+def test_a_changed_file_is_noticed_and_a_broken_one_changes_nothing(file, monkeypatch):
+    monkeypatch.setattr("engine.server.moderation.moderation.WATCH_SECONDS", 0.01)
+
+    async def check(service, core, client) -> None:
+        watching, seen = asyncio.create_task(service.moderation.watch()), service.moderation.profiles
+        for content, changes in ((FILE.replace("zorro", "fine"), True), ("checks: {", False), (FILE, True)):
+            file.write_text(content)
+            for _ in range(200 if changes else 10):
+                await asyncio.sleep(0.01)
+                if service.moderation.profiles is not seen:
+                    break
+            assert (service.moderation.profiles is not seen) == changes
+            seen = service.moderation.profiles
+        watching.cancel()
 
     run(check, file)
