@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
+from engine.server.app import build_app
 from engine.server.core import core_process, sockets_folder, spare
 from engine.server.core.client import CoreClient
 from engine.server.core.heartbeat import PROFILING_SECONDS, TICK_SECONDS, Heartbeat
@@ -211,6 +212,27 @@ def test_a_core_that_dies_while_the_server_drains_is_told_to_telemetry(monkeypat
             os.kill(core.pid(), signal.SIGKILL)
             await draining
             assert told == [False], "and no other core is started"
+
+    asyncio.run(check())
+
+
+def test_the_watches_of_the_machine_end_before_the_server_does(monkeypatch):
+    samples = []
+
+    async def watch() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.5)  # longer than a core that loads takes to end
+            samples.append("last")
+
+    async def check() -> None:
+        monkeypatch.setenv("FAKE_CORE", "loads")
+        monkeypatch.setattr(NoTelemetry, "watches", lambda telemetry, core_pid: [watch()])
+        app = build_app(EngineConfig(model="tiny-model", telemetry="off"))
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(0)
+        assert samples == ["last"]
 
     asyncio.run(check())
 
