@@ -20,6 +20,7 @@ from commands.diagnose import diagnose
 from commands.explain import explain
 from commands.export import export
 from commands.join import join
+from commands.keys import keys
 from commands.load import load
 from commands.report import report
 from commands.run import run
@@ -54,6 +55,7 @@ OWN_PARSER = {
 }
 
 register("Serve", serve, usage, dashboards)
+app.add_typer(keys, name="keys", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity)

@@ -98,6 +98,11 @@ class EngineConfig(BaseModel):
         True, description="a second process with torch loaded waits, without device memory, to replace a core that dies"
     )
     max_body_bytes: int = SERVER(8_388_608, ge=1024, description="bytes of one request body; more get 413")
+    access: Path | None = SERVER(None, description="YAML file of tenants and tiers: limits, priorities, models")
+    api_keys: Path | None = SERVER(
+        None, description="file of hashed API keys, by `sojourn keys create`; each request then needs one"
+    )
+    open_health: bool = SERVER(True, description="with api_keys: /health and /ready need no key")
     moderation: Path | None = SERVER(None, description="YAML file of content checks; by default nothing is checked")
     max_long_prefills: int | None = REQUEST(
         None, ge=1, le=4096, description="long prompts that are computed at the same time; others overtake the rest"

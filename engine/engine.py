@@ -221,6 +221,7 @@ class Engine:
             sampling=message.sampling,
             cache_salt=message.cache_salt,
             tenant=message.tenant,
+            weight=message.weight,
             priority=message.priority,
             fork_of=message.fork_of,
         )

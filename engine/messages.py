@@ -21,6 +21,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     tenant: str = ""  # whose fair share it uses
     priority: int = 0  # lower goes first, where the policy asks
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
+    weight: int = 1  # of its tenant, where the policy shares by tenant
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

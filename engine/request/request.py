@@ -32,6 +32,7 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     tenant: str = ""
+    weight: int = 1  # of its tenant
     priority: int = 0
     fork_of: str | None = None  # an earlier request with the same prompt, whose blocks it shares
     state: State = State.WAITING

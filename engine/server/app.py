@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.config import EngineConfig
 from engine.server import token_api
+from engine.server.access.middleware import AccessMiddleware, add_reload_route
 from engine.server.anthropic import messages_api
 from engine.server.anthropic.messages_request import CountTokensRequest, MessagesRequest
 from engine.server.debug import add_debug_routes
@@ -49,10 +50,11 @@ def build_app(config: EngineConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.core.start()
         service.grammar_checks.start()
-        watches = service.telemetry.watches(service.core.pid)
-        watching = [asyncio.create_task(watch) for watch in [*watches, *service.usage_watches()]]
+        telemetry = service.telemetry.watches(service.core.pid)
+        watches = [*telemetry, *service.usage_watches(), service.access.watch()]
         if service.moderation is not None:
-            watching.append(asyncio.create_task(service.moderation.watch()))
+            watches.append(service.moderation.watch())
+        watching = [asyncio.create_task(watch) for watch in watches]
         yield
         for task in watching:
             task.cancel()
@@ -65,6 +67,7 @@ def build_app(config: EngineConfig) -> FastAPI:
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)
     app.state.service = service
+    app.add_middleware(AccessMiddleware, access=service.access)  # inside the next one, which names its errors, too
     app.add_middleware(RequestMiddleware, max_body_bytes=config.max_body_bytes)
     app.add_exception_handler(ApiError, show_api_error)
     app.add_exception_handler(HTTPException, show_http_error)
@@ -72,6 +75,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         _add_endpoint(app, service, path, endpoint)
     _add_service_routes(app, service)
     add_debug_routes(app, service.core, service.telemetry, _body_of)
+    add_reload_route(app, service.access)
     return app
 
 

@@ -38,7 +38,7 @@ class CallResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._path = scope["path"]
-        disconnect = self._disconnect = asyncio.create_task(_disconnected(receive))
+        disconnect = self._disconnect = asyncio.create_task(disconnected(receive))
         work = asyncio.create_task(self._stream(send) if self._streams else self._whole(send))
         try:
             await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +109,8 @@ class CallResponse(Response):
             written()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -8,6 +8,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from engine.server.access.admission import Admission
 from engine.server.call_response import CallResponse
 from engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
 from engine.server.errors import ApiError, Rejection
@@ -48,9 +49,14 @@ async def answer_call(service: Service, endpoint: Endpoint, request: Request) ->
 
 
 async def _answer(service: Service, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
+    caller.admission = Admission(service.access, request, caller)
+    await caller.admission.begin()
     content = await request.body()
     caller.arrived_ns = request.state.arrived_ns  # a slow upload is the client's time
+    await caller.admission.wait()
     body = parse(endpoint.body, content)
-    caller.tenant = caller.tenant or body.tenant[:128]
+    if not request.state.tenant.key_id:  # with a key the key alone says whose call it is
+        caller.tenant = caller.tenant or body.tenant[:128]
     service.check_model(body.served_model)
+    caller.admission.check(body)
     return await endpoint.answer(service, request, body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import threading
 
@@ -11,6 +12,7 @@ from engine.config import EngineConfig
 from engine.process import freeze_startup_objects
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
+from engine.server.service import Service
 from metrics.errors import RunDataError, ServerError, SojournError
 
 # After the second signal: for the error events to reach their clients, and for all to end, the run directory included.
@@ -32,7 +34,7 @@ def serve(config: EngineConfig) -> None:
     url = f"http://{config.host}:{listener.getsockname()[1]}"
     with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
         server = _Server(settings, core)
-        runner.run(_run(server, core, listener, url))
+        runner.run(_run(server, app.state.service, listener, url))
     if core.state == "failed":
         raise ServerError(core.failure)
     if (lost := app.state.service.failure) is not None:
@@ -81,10 +83,12 @@ def _end_unfinished(exit_code: int) -> None:
     os._exit(exit_code)
 
 
-async def _run(server: _Server, core: CoreClient, listener: socket.socket, url: str) -> None:
+async def _run(server: _Server, service: Service, listener: socket.socket, url: str) -> None:
     """Serves until SIGTERM or SIGINT, or until the core is given up."""
-    print(f"Sojourn listens on {url} and loads {core.config.model}", flush=True)
-    watching = asyncio.create_task(_watch(server, core, url))
+    print(f"Sojourn listens on {url} and loads {service.config.model}", flush=True)
+    watching = asyncio.create_task(_watch(server, service.core, url))
+    if service.access.has_files:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_or_log)
     await server.serve(sockets=[listener])
     watching.cancel()
 

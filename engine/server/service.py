@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from engine.config import EngineConfig, model_folder
 from engine.sampling import Grammar
+from engine.server.access.access import Access
 from engine.server.call_response import CallResponse
 from engine.server.core.call import Call, Caller
 from engine.server.core.client import CoreClient
@@ -56,6 +57,7 @@ class Service:
         self.telemetry = Telemetry(config) if config.telemetry == "full" else NoTelemetry(config)
         self.encoder = PromptEncoder(self.tokenizer, ChatTemplate(folder))
         self.reasoning_format = _reasoning_format(config, self.encoder.template)
+        self.access = Access(config, self.telemetry.exporter)
         self.core = CoreClient(config, self.telemetry)
         self.moderation = None if config.moderation is None else Moderation(config.moderation)
         self.grammar_checks = GrammarChecks(folder)
@@ -102,7 +104,8 @@ class Service:
         prompt, plan = await self.encode_chat(body, limits)
         grammar = await self.grammar(body, plan)
         max_tokens = body.max_completion_tokens or body.max_tokens
-        return await self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar), plan
+        call = await self.start(request, body, [prompt], limits, max_tokens, "messages", plan, grammar)
+        return call, plan
 
     async def encode_chat(self, body: ChatRequest, limits: ModelLimits) -> tuple[Prompt, TurnPlan]:
         """The prompt of a checked chat, and how its output is read. Raises ApiError 400."""
@@ -173,13 +176,18 @@ class Service:
         """Hands the sequences of a checked body to the core: `body.choices` of each prompt, in that order.
 
         `max_tokens` is for each of them; None is what fits. `param` names the field that holds the prompts.
-        Raises ApiError 400 for what the model cannot do, and for content that moderation blocks.
+        Raises ApiError 400 for what the model cannot do and for content that moderation blocks, and what
+        Admission.reserve raises.
         """
+        caller = request.state.caller
         output_tokens = [limits.output_tokens(prompt, max_tokens, param) for prompt in prompts]
+        output_tokens = caller.admission.bounded(output_tokens, max_tokens)
         if body.min_tokens > min(output_tokens):
             message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(output_tokens)} tokens"
             raise invalid("min_tokens", message)
-        profile = self.profile_of(caller := request.state.caller)
+        input_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        await caller.admission.reserve(input_tokens, output_tokens, body.choices, max_tokens)
+        profile = self.profile_of(caller)
         if profile is not None:
             messages = body.messages if isinstance(body, ChatRequest) else None
             await check_input(profile, caller, prompts, self.tokenizer, param, messages)
@@ -189,7 +197,6 @@ class Service:
             seed = self.config.seed + self._unseeded
         params = sampling_params(body, self.tokenizer, seed, grammar)
         self.admit(len(prompts), body.choices)  # again: meanwhile others came
-        caller = request.state.caller
         shown_token_ids = plan.shown_token_ids(self.tokenizer.added_tokens)
         sequences = sequences_of(body, caller, prompts, output_tokens, params, self.tokenizer, shown_token_ids)
         if profile is not None:
@@ -203,8 +210,14 @@ class Service:
         return call
 
     def profile_of(self, caller: Caller) -> Profile | None:
-        """The moderation profile of a call; None where its content is not checked."""
-        return None if self.moderation is None else self.moderation.profile()
+        """The moderation profile of a call; None where its content is not checked. Raises Rejection 503 without it."""
+        name = caller.admission.tenant.tier.moderation
+        if name is not None and (self.moderation is None or name not in self.moderation.profiles):
+            message = (
+                f"the tier's profile of moderation, {name!r}, does not exist on this server; its operator must add it"
+            )
+            raise Rejection(503, message, code="moderation_unavailable", retry_after_seconds=60)
+        return None if self.moderation is None else self.moderation.profile(name)
 
     def follow(self, call: Call, serializer: Serializer, *, stream: bool) -> Response:
         """The response that follows a call until its record is there."""
@@ -218,6 +231,8 @@ class Service:
         the client left, (500, "server_fault") where the server failed on it. `record` is None if the core never got it.
         """
         self._open.remove(caller.request_id)
+        if caller.admission is not None:
+            caller.admission.end(record)
         if record is not None:
             self.telemetry.request(record, caller.attributes)
         for notify in self.on_end:
@@ -259,7 +274,8 @@ class Service:
             return card
         facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name not in ("shape", "memory")}
         facts["memory_bytes"] = ready.memory.parts
-        settings = self.config.model_dump(mode="json", exclude={"run_dir", "host", "port", "moderation"})
+        hidden = {"run_dir", "host", "port", "moderation", "access", "api_keys"}
+        settings = self.config.model_dump(mode="json", exclude=hidden)
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 
     def limits(self) -> ModelLimits:
@@ -288,7 +304,7 @@ class Service:
         return Caller(
             request_id=request_id,
             arrived_ns=request.state.arrived_ns,
-            tenant=request.headers.get("x-sojourn-tenant", "")[:128],
+            tenant=request.state.tenant.name,
             klass=request.headers.get("x-sojourn-class", "")[:128],
             route=request.url.path,
             traceparent=traceparent if parent_of(traceparent) is not None else None,

@@ -17,6 +17,7 @@ from metrics.ledger import SERVER_ACCOUNTS
 from metrics.records import REFUSALS, WAITS
 
 OUTCOMES = ("stop", "length", "abort", "error", "content_filter")
+LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue_full", "queue_timeout")
 DECISIONS = ("head", "objective", "error", "left_out")  # why a trace is kept, or not
 HANGS = ("noticed", "killed")  # of a core
 EXPORTS = ("exported", "dropped", "refused")
@@ -43,6 +44,20 @@ REQUEST = (
             kind=("input", "output"), category=(), action=("block", "redact", "flag")),
     counter("request", "moderation_failed_total", "texts", "Texts for which a check gave no verdict, by check.",
             "The reason is in the log. Whether the text passed is a setting of the check.", check=()),
+    counter("request", "limited_total", "requests", "Requests refused by a limit of their tenant, by tier and reason.",
+            "Names no tenant: the records and the usage do.", tier=(), reason=LIMIT_REASONS),
+    counter("request", "unauthorized_total", "requests",
+            "Requests refused at the door: their key is missing, invalid, or forbidden on the route.",
+            "Does not say who sent them.", reason=("missing", "invalid", "forbidden")),
+    counter("request", "access_reloads_total", "reloads",
+            "Readings of the files of keys and tenants after the start, by result.",
+            "After a failed one the old rules stay in force; the log says why.", result=("ok", "failed")),
+    counter("request", "limit_storage_failures_total", "failures",
+            "Questions to the storage of rate limits that had no answer in time.",
+            "Whether calls were then admitted is a setting: on_storage_failure."),
+    histogram("request", "quota_seconds", "seconds", LATENCY_BOUNDS,
+              "Time a request waited until its tenant's limits had room (account request.quota).",
+              "Excludes refused requests."),
     histogram("request", "ttft_seconds", "seconds", LATENCY_BOUNDS,
               "Time to first token: arrival of the request → first text handed to the socket.",
               "The TTFT of a response without streaming is its end. Excludes the network."),

@@ -103,6 +103,22 @@ class Exporter:
         totals = {(check,): number for check, number in failed.items()}
         self._series.numbers["sojourn_request_moderation_failed_total"].update(totals)
 
+    def observe_limited(self, tier: str, reason: str) -> None:
+        """Counts a call that a limit of its tier refused. Both labels come from a file of the operator and from us."""
+        self._series.numbers["sojourn_request_limited_total"][tier, reason] += 1
+
+    def observe_unauthorized(self, reason: str) -> None:
+        """Counts a request whose key is missing, invalid or forbidden on its route."""
+        self._series.numbers["sojourn_request_unauthorized_total"][(reason,)] += 1
+
+    def observe_access_reload(self, result: str) -> None:
+        """Counts a reading of the files of keys and tenants: ok or failed."""
+        self._series.numbers["sojourn_request_access_reloads_total"][(result,)] += 1
+
+    def observe_limit_storage_failure(self) -> None:
+        """Counts a question to the storage of rate limits that had no answer."""
+        self._series.numbers["sojourn_request_limit_storage_failures_total"][()] += 1
+
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""
         self._series.numbers["sojourn_telemetry_core_restarts_total"][()] += 1

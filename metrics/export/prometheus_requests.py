@@ -39,6 +39,7 @@ SPECTRA = {
 }
 # Histograms of an account of the ledger up to the last byte.
 ACCOUNTS = {
+    "sojourn_request_quota_seconds": Account.REQUEST_QUOTA,
     "sojourn_request_admission_seconds": Account.REQUEST_ADMISSION,
     "sojourn_request_queue_seconds": Account.REQUEST_QUEUE,
     "sojourn_request_interference_seconds": Account.REQUEST_INTERFERENCE,

@@ -16,6 +16,7 @@ class FairShare(Policy):
     """The tenant with the least service is next, in order of arrival within a tenant. No capacity idles for fairness.
 
     Service is 1 for each computed prompt token, charged once at admission, and `output_weight` for each sampled token.
+    Both are divided by the weight of the tenant: a tenant of weight 2 gets twice the service of one of weight 1.
     A tenant that comes back without a request in the queue is lifted to the least served one there: absence saves
     nothing up. Requests in a side queue (for a long-prefill slot, or a leader) are not in the queue.
 
@@ -38,12 +39,12 @@ class FairShare(Policy):
         self.queue.claims.pop(request.arrival_index, None)
         if request.preemptions == 0:
             computed = request.prompt_tokens - request.num_computed_tokens
-            self.queue.charge(request.tenant, computed)
+            self.queue.charge(request.tenant, computed / request.weight)
 
     def computed(self, plan: StepPlan) -> None:
         for item in plan.scheduled:
             if item.samples:
-                self.queue.charge(item.request.tenant, self._output_weight)
+                self.queue.charge(item.request.tenant, self._output_weight / item.request.weight)
 
 
 class TenantQueues:
@@ -52,10 +53,10 @@ class TenantQueues:
     def __init__(self, max_overtakes: int) -> None:
         self._max_overtakes = max_overtakes
         self._overtakes = 0  # requests that went ahead of the oldest since one was the oldest
-        self._counters: dict[str, int] = {}
+        self._counters: dict[str, float] = {}
         self._queues: dict[str, RankedQueue] = {}  # of tenants with a request in the queue
-        self._entries: dict[str, tuple[int, int, str]] = {}  # tenant → its valid entry in the heap
-        self._heap: list[tuple[int, int, str]] = []  # (counter, arrival index of its first request, tenant)
+        self._entries: dict[str, tuple[float, int, str]] = {}  # tenant → its valid entry in the heap
+        self._heap: list[tuple[float, int, str]] = []  # (counter, arrival index of its first request, tenant)
         self._by_age = RankedQueue(lambda request: (request.arrival_index,))
         self.claims: dict[int, None] = {}  # arrival indices of requests that are due by age, until they are admitted
         self._due = RankedQueue(lambda request: (request.arrival_index,))  # ... that are in the queue
@@ -98,7 +99,7 @@ class TenantQueues:
             return self._due.head()
         return self._by_age.head() if self._overtakes >= self._max_overtakes else self._least_served()
 
-    def charge(self, tenant: str, tokens: int) -> None:
+    def charge(self, tenant: str, tokens: float) -> None:
         self._counters[tenant] = self._counters.get(tenant, 0) + tokens
 
     def _least_served(self) -> Request | None:
@@ -118,7 +119,7 @@ class TenantQueues:
             self._entries[tenant] = entry
             heapq.heappush(self._heap, entry)
 
-    def _forget(self, level: int) -> None:
+    def _forget(self, level: float) -> None:
         """Tenants below the level would be lifted to it anyway. If too many are above it, their debt is waived."""
         if len(self._counters) > MAX_TENANTS:
             owing = {tenant: c for tenant, c in self._counters.items() if c > level or tenant in self._queues}

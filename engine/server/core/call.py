@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from heapq import merge
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
+
+if TYPE_CHECKING:
+    from engine.server.access.admission import Admission
 
 SERVER_FAULT = (500, "server_fault")
 CANCELLED = (499, "cancelled")  # the client left; the status is nginx's, and nobody receives it
@@ -34,6 +37,9 @@ class Caller:
     quota_ns: int = 0  # it waited for its tenant's limits, after `arrived_ns`
     moderation_ns: int = 0  # its input was checked, before `encoded_ns`
     attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
+    priority: int = 0  # lower goes first, where the policy asks
+    weight: int = 1  # of its tenant, under policy fair-share
+    admission: "Admission | None" = None  # what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
         """What is neither quota nor moderation is encoding."""

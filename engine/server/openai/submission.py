@@ -90,7 +90,8 @@ def sequences_of(
                 encoded_ns=encoded_ns,
                 cache_salt=body.cache_salt,
                 tenant=caller.tenant,
-                priority=body.priority,
+                priority=caller.priority,
+                weight=caller.weight,
                 fork_of=sequences[-choice].request.request_id if choice else None,
             )
             text = TextAssembler(
