@@ -48,7 +48,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 def add_reload_route(app: FastAPI, access: Access) -> None:
     """POST /debug/reload: the same as SIGHUP, but it says what is wrong."""
 
-    @app.post("/debug/reload")
+    @app.post("/debug/reload", include_in_schema=False)  # without a body there is nothing to describe
     async def reload() -> dict[str, int]:
         try:
             access.reload()

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from heapq import merge
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,9 +15,6 @@ from engine.server.errors import ApiError, core_lost
 from metrics.ledger import new_ledger
 from metrics.memory.prefix_outcomes import combined
 from metrics.records import RequestRecord
-
-if TYPE_CHECKING:
-    from engine.server.access.admission import Admission
 
 SERVER_FAULT = (500, "server_fault")
 CANCELLED = (499, "cancelled")  # the client left; the status is nginx's, and nobody receives it
@@ -39,7 +36,7 @@ class Caller:
     attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
-    admission: "Admission | None" = None  # what it owes to its tenant's limits
+    admission: Any = None  # engine.server.access.admission.Admission: what it owes to its tenant's limits
 
     def front_times(self, encoded_ns: int) -> FrontTimes:
         """What is neither quota nor moderation is encoding."""
