@@ -46,6 +46,7 @@ _SERVER_SETTINGS = {
     "tool_format", "reasoning_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat",
     "otlp_endpoint", "trace_sample_ratio",
     "usage_dir", "usage_prices", "usage_file_bytes", "usage_sync_seconds",
+    "access", "api_keys", "open_health",
     "core_silence_seconds", "core_hung_seconds", "max_core_deaths", "spare_core",
 }  # fmt: skip
 

@@ -214,7 +214,7 @@ class Service:
         name = caller.admission.tenant.tier.moderation
         if name is not None and (self.moderation is None or name not in self.moderation.profiles):
             message = (
-                f"the tier's profile of moderation, {name!r}, does not exist on this server; its operator must add it"
+                f"this server has no moderation profile {name!r}, which the tenant's tier needs; tell its operator"
             )
             raise Rejection(503, message, code="moderation_unavailable", retry_after_seconds=60)
         return None if self.moderation is None else self.moderation.profile(name)

@@ -30,7 +30,7 @@ READY = messages.Ready(
 class ScriptedCore:
     """The far side of the front's socket. Each turn gives one token to every request, unless `holds` is set."""
 
-    closed = False  # as of a socket
+    is_alive = True  # as of a process
 
     def __init__(self, service: Service, token_seconds: float = 0.001):
         self._client = service.core
@@ -41,7 +41,7 @@ class ScriptedCore:
         self.holds = False
         self.output_ids: list[int] = []  # what every request gets, over and over; else ids that mean nothing
         self.aborted: list[str] = []  # while they still got tokens
-        self._client._to_core = self
+        self._client._process = self
 
     def send(self, encoded: bytes) -> None:
         message = messages.decode_to_core(encoded)
