@@ -1,4 +1,5 @@
-# `make demo` runs the main job, `make test` runs the tests, `make check` what one needs while working. The first one
+# `make demo` runs the main job, `make test` runs the tests, `make check` what one needs while working, `make torture`
+# maltreats a server. The first one
 # sets up .venv.
 # Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
 
@@ -14,12 +15,13 @@ NO_SCHEMATHESIS := -p no:schemathesis --ignore tests/engine/server/openai/test_s
 # Without compiled modules every worker would compile all tests again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types clean
+.PHONY: help setup demo test check torture lint types clean
 
 help:
 	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
 	@echo "make test   set up, then run the tests"
 	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
+	@echo "make torture  what the server promises while it is maltreated, in the short form"
 	@echo "make lint   check style and formatting"
 	@echo "make types  check the types of the public interfaces"
 	@echo "make clean  remove .venv"
@@ -34,6 +36,9 @@ test: $(STAMP)
 
 check: lint types
 	$(PYTEST) -m '$(FAST)' --max-examples 10 $(NO_SCHEMATHESIS)
+
+torture: $(STAMP)
+	$(BIN)/python -m bench.torture --short --allow-missed
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

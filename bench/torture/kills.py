@@ -23,7 +23,6 @@ from bench.torture.promises import Outcome, TortureError, main
 from bench.torture.run_files import check_client_run, check_server_run
 from bench.torture.server import Server, descendants, living, serving, start_session, wait_until
 from bench.torture.usage_records import has_usage, unmatched
-from engine.config import EngineConfig
 
 VICTIMS = ("core", "front", "load generator")
 READY_SECONDS = 60  # core_death measures the promise of 5 s; here the server must serve again at all
@@ -68,9 +67,7 @@ class Life:
 
     def __init__(self, folder: Path, number: int, usage: bool):
         self.run_dir = folder / f"server-{number}"
-        options = ["--run-dir", str(self.run_dir), "--max-waiting", "100000"]
-        if "max_core_deaths" in EngineConfig.model_fields:
-            options += ["--max-core-deaths", "1000"]
+        options = ["--run-dir", str(self.run_dir), "--max-waiting", "100000", "--max-core-deaths", "1000"]
         if usage:
             options += ["--usage-dir", str(folder / "usage")]
         self._stack = contextlib.ExitStack()
@@ -98,10 +95,11 @@ def load_of(url: str, folder: Path) -> tuple[subprocess.Popen, Path]:
 
 
 def loops(number: int, until_s: float) -> list[Loop]:
-    """Streams, whole answers, clients that leave, and calls that are refused. Their names are unique."""
+    """Streams, whole answers, clients that leave, and calls that are refused. Their names are unique, also where a
+    process that goes on repeats a kill."""
 
     def loop(kind: str, width: int, body: dict, **call) -> Loop:
-        named = Call(body, name=f"k{number}-{kind}", group=kind, timeout_s=CALL_SECONDS, **call)
+        named = Call(body, name=f"k{number}.{os.getpid()}-{kind}", group=kind, timeout_s=CALL_SECONDS, **call)
         return Loop(named, width, until_s, pause_s=0.05)
 
     return [

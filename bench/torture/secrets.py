@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from bench.torture.promises import Outcome, main
-from bench.torture.server import Server, serving, temporary_folder
+from bench.torture.server import serving, temporary_folder
 from metrics.records import SCHEMAS
 from metrics.run.directory import RunDirectory
 
@@ -16,7 +16,7 @@ KEY = "sk-plugh-key-91c2"
 OUTSIDE = {"key": KEY, "prompt": PROMPT}
 
 
-def maltreat(server: Server) -> int:
+def maltreat(url: str) -> int:
     """Calls with the secrets in every place that a client can put them. Returns how many were answered."""
     text = f"{PROMPT} the function"
     bodies = {
@@ -36,7 +36,7 @@ def maltreat(server: Server) -> int:
         "/tokenize": [{"prompt": text}],
     }  # fmt: skip
     answered = 0
-    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30) as client:
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=30) as client:
         for path, each in bodies.items():
             for body in each:
                 client.post(path, json={"model": "tiny-model"} | body)
@@ -54,15 +54,14 @@ def found_in(text: str) -> str:
     return ", ".join(name for name, secret in OUTSIDE.items() if secret in text)
 
 
-def pages(server: Server) -> dict[str, str]:
+def pages(url: str) -> dict[str, str]:
     """What the server shows about calls, by path."""
-    paths = ["/metrics", "/v1/models", "/health", "/ready"]
-    document = server.get("/openapi.json")
-    if document is not None and document.status_code == 200:
-        paths += [path for path in document.json()["paths"] if path.startswith("/debug") and "{" not in path]
-    paths.append("/debug/requests")
-    answers = {path: server.get(path) for path in paths}
-    return {path: answer.text for path, answer in answers.items() if answer is not None}
+    with httpx.Client(base_url=url, timeout=30) as client:
+        document = client.get("/openapi.json")
+        debug = document.json()["paths"] if document.status_code == 200 else {}
+        paths = ["/metrics", "/v1/models", "/health", "/ready", "/debug/requests"]
+        paths += [path for path in debug if path.startswith("/debug") and "{" not in path]
+        return {path: client.get(path).text for path in paths}
 
 
 def records(folder: Path) -> dict[str, str]:
@@ -80,8 +79,8 @@ def records(folder: Path) -> dict[str, str]:
 def run(outcome: Outcome, arguments: argparse.Namespace) -> None:
     """Searches everything that the server leaves for what clients sent."""
     with temporary_folder() as folder, serving("--run-dir", str(folder / "run")) as server:
-        count = maltreat(server)
-        shown = pages(server)
+        count = maltreat(server.url)
+        shown = pages(server.url)
         leaks = {path: found_in(text) for path, text in shown.items() if found_in(text)}
         outcome.check(
             "pages and metrics hold no prompt and no key", not leaks, leaks or f"{len(shown)} pages, {count} calls"

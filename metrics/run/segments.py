@@ -156,7 +156,7 @@ def _compacted_segments(whole: Path) -> set[str]:
 
 
 def _batches(file: Path, table: str) -> Iterator[pa.RecordBatch]:
-    for batch in _whole_batches(file) if file.suffix == STREAM else pq.read_table(file).to_batches():
+    for batch in _whole_batches(file) if file.suffix == STREAM else _whole_table(file).to_batches():
         yield _as_today(batch, table)
 
 
@@ -168,6 +168,16 @@ def _as_today(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
         name = field.name if field.name in known else former.get(field.name)
         arrays.append(batch[name].cast(field.type) if name in known else pa.nulls(len(batch), field.type))
     return pa.record_batch(arrays, schema)
+
+
+def _whole_table(file: Path) -> pa.Table:
+    """Raises ArrowInvalid for a damaged count of rows, for which Arrow would take memory without a bound."""
+    with pq.ParquetFile(file) as opened:
+        metadata = opened.metadata
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            if any(group.num_rows > group.column(index).num_values for index in range(group.num_columns)):
+                raise pa.ArrowInvalid(f"a group of {file.name} has more rows than values")
+        return opened.read()
 
 
 def _whole_batches(file: Path) -> Iterator[pa.RecordBatch]:
