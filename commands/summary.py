@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from commands.cli import out, program_name, writing
-from loadgen.exit_code import exit_code
+from loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
     from metrics.diagnosis.verdict import Diagnosis
@@ -58,4 +58,8 @@ def _summarise(run: "RunDirectory") -> int:
     out.print(f"run directory  {run.path}")
     out.print(f"open the app   {program_name()} ui {run.path}")
     overall = diagnosis.goodput[0]
-    return exit_code(diagnosis.state != "invalid", overall.completed, overall.sent - overall.completed)
+    failed = overall.sent - overall.completed
+    code = exit_code(diagnosis.state != "invalid", overall.completed, failed)
+    if code == MOST_FAILED:
+        print(f"sojourn: {failed:,} of {overall.sent:,} measured requests failed", file=sys.stderr)
+    return code

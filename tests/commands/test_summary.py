@@ -23,11 +23,13 @@ def test_a_reader_that_leaves_ends_the_printing_and_nothing_else(tmp_path, monke
 
 @pytest.mark.parametrize(("meta", "failing", "code"), [
     ({}, 0.0, 0), ({"valid": False, "invalid_reasons": ["sent late"]}, 0.0, NOT_VALID), ({}, 1.0, MOST_FAILED),
+    ({}, 0.9, MOST_FAILED),
 ])  # fmt: skip
-def test_exit_code_tells_a_run_that_is_not_valid_and_one_in_which_nothing_was_served(tmp_path, meta, failing, code):
+def test_exit_code_tells_a_run_that_is_not_valid_and_one_in_which_most_failed(tmp_path, capsys, meta, failing, code):
     run = synthetic_run(tmp_path / "run", requests=20, plant=replace(PLANTS["healthy"], failing_share=failing))
     run.update_meta(**meta)
     assert summary.summarise(run) == code
+    assert ("of 20 measured requests failed" in capsys.readouterr().err) == (code == MOST_FAILED)
 
 
 @pytest.mark.parametrize(("error", "says"), [(KeyboardInterrupt, "stopped; what was recorded is in"),
