@@ -4,7 +4,7 @@ import os
 
 from engine.config import EngineConfig, model_folder
 from engine.runner.memory_plan import planned
-from engine.server.serve import listen
+from engine.server.http.listener import listen
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import RunDataError
@@ -28,5 +28,5 @@ def check(config: EngineConfig) -> MemoryPlan:
         existing = next(path for path in (config.run_dir, *config.run_dir.absolute().parents) if path.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise RunDataError(f"{existing} is not a folder that can be written; choose another with --run-dir")
-    listen(config.host, config.port).close()
+    listen(config).close()
     return plan

@@ -104,6 +104,34 @@ class EngineConfig(BaseModel):
     )
     open_health: bool = SERVER(True, description="with api_keys: /health and /ready need no key")
     moderation: Path | None = SERVER(None, description="YAML file of content checks; by default nothing is checked")
+    max_open_body_bytes: int = SERVER(
+        268_435_456, ge=1024, description="bytes of all bodies that are read at one time; more get 503"
+    )
+    max_head_bytes: int = SERVER(65_536, ge=1024, le=1_048_576, description="bytes of a request's head; more get 431")
+    max_header_fields: int = SERVER(128, ge=8, le=10_000, description="header fields of a request; more get 431")
+    max_connections: int = SERVER(
+        4096, ge=1, le=1_000_000, description="open connections; more close the one that idles longest, or get 503"
+    )
+    head_seconds: float = SERVER(10, gt=0, le=3600, description="time for a request's head to arrive, or 408")
+    body_idle_seconds: float = SERVER(20, gt=0, le=3600, description="time between two parts of a body, or 408")
+    body_seconds: float = SERVER(120, gt=0, le=86_400, description="time for a whole body to arrive, or 408")
+    keep_alive_seconds: float = SERVER(
+        75, gt=0, le=86_400, description="time until a connection without a request is closed"
+    )
+    send_seconds: float = SERVER(
+        60, gt=0, le=86_400, description="time that a client may read nothing of an answer before its call is aborted"
+    )
+    allowed_hosts: str | None = SERVER(
+        None,
+        description="names, with commas between them, that the header Host may have; * allows all; by default loopback "
+        "names on a loopback address, and all names on another",
+    )
+    allowed_origins: str | None = SERVER(
+        None, description="origins, with commas, of web pages that may use this server (CORS); * allows all"
+    )
+    debug_routes: Literal["on", "off"] = SERVER(
+        "on", description="off: no routes below /debug, which show requests and can profile the engine"
+    )
     max_long_prefills: int | None = REQUEST(
         None, ge=1, le=4096, description="long prompts that are computed at the same time; others overtake the rest"
     )
@@ -230,6 +258,22 @@ class EngineConfig(BaseModel):
             raise ValueError("give the collector's address, such as http://127.0.0.1:4318")
         return endpoint
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, origins: str | None) -> str | None:
+        for origin in listed(origins):
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#]+", origin):
+                raise ValueError(f"{origin!r} is no origin; give scheme, name and port, such as http://localhost:3000")
+        return origins
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: str | None) -> str | None:
+        for host in listed(hosts):
+            if host != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host):
+                raise ValueError(f"{host!r} is no host name; give it without scheme and port, such as llm.example")
+        return hosts
+
     @field_validator("trace_sample_ratio")
     @classmethod
     def _belongs_to_tracing(cls, ratio: float | None, info: ValidationInfo) -> float | None:
@@ -258,6 +302,11 @@ class EngineConfig(BaseModel):
         if value is not None and info.data.get("policy", policy) != policy:
             raise ValueError(f"only policy={policy} uses it, and policy is {info.data['policy']}; leave it out")
         return value
+
+
+def listed(setting: str | None) -> list[str]:
+    """The parts of a setting that has commas between them."""
+    return [part.strip() for part in (setting or "").split(",") if part.strip()]
 
 
 def complaint(invalid: ValidationError) -> str:

@@ -53,7 +53,8 @@ def main() -> None:
         for name, (fields, _) in REFUSED.items():
             encoded = json.dumps({"model": "tiny-model", "prompt": "x", "max_tokens": 2} | fields)
             began = time.perf_counter()
-            answer = httpx.post(f"{server.url}/v1/completions", content=encoded, timeout=60)
+            json_type = {"content-type": "application/json"}
+            answer = httpx.post(f"{server.url}/v1/completions", content=encoded, headers=json_type, timeout=60)
             took[name] = (time.perf_counter() - began) * 1e3
             assert answer.status_code == 400
         for name, fields in HARMLESS.items():

@@ -18,6 +18,7 @@ from engine.server.anthropic.messages_request import CountTokensRequest, Message
 from engine.server.debug import add_debug_routes
 from engine.server.endpoint import Endpoint, answer_call
 from engine.server.errors import ApiError
+from engine.server.http.web_pages import WebPageGuard, with_cors
 from engine.server.middleware import RequestMiddleware, show_api_error, show_http_error
 from engine.server.moderation.api import ModerationRequest, moderate
 from engine.server.openai.chat_request import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -31,10 +32,10 @@ ENDPOINTS = {
     "/v1/chat/completions": Endpoint(ChatRequest, Service.chat),
     "/v1/responses": Endpoint(ResponsesRequest, Service.respond),
     "/v1/messages": Endpoint(MessagesRequest, messages_api.answer_message),
-    "/v1/messages/count_tokens": Endpoint(CountTokensRequest, messages_api.count_tokens),
-    "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize),
-    "/v1/moderations": Endpoint(ModerationRequest, moderate),
-    "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize),
+    "/v1/messages/count_tokens": Endpoint(CountTokensRequest, messages_api.count_tokens, is_queued=False),
+    "/tokenize": Endpoint(TokenizeRequest, token_api.tokenize, is_queued=False),
+    "/detokenize": Endpoint(DetokenizeRequest, token_api.detokenize, is_queued=False),
+    "/v1/moderations": Endpoint(ModerationRequest, moderate, is_queued=False),
 }
 
 
@@ -51,7 +52,7 @@ def build_app(config: EngineConfig) -> FastAPI:
         await service.core.start()
         service.grammar_checks.start()
         telemetry = service.telemetry.watches(service.core.pid)
-        watches = [*telemetry, *service.usage_watches(), service.access.watch()]
+        watches = [*telemetry, *service.usage_watches(), service.access.watch(), service.connections.watch()]
         if service.moderation is not None:
             watches.append(service.moderation.watch())
         watching = [asyncio.create_task(watch) for watch in watches]
@@ -67,14 +68,18 @@ def build_app(config: EngineConfig) -> FastAPI:
 
     app = FastAPI(title="Sojourn", lifespan=lifespan)
     app.state.service = service
-    app.add_middleware(AccessMiddleware, access=service.access)  # inside the next one, which names its errors, too
-    app.add_middleware(RequestMiddleware, max_body_bytes=config.max_body_bytes)
+    # The last one is the outermost.
+    app.add_middleware(AccessMiddleware, access=service.access)
+    app.add_middleware(WebPageGuard, config=config, on_refusal=service.telemetry.exporter.observe_rejection)
+    app.add_middleware(with_cors, config=config)
+    app.add_middleware(RequestMiddleware)
     app.add_exception_handler(ApiError, show_api_error)
     app.add_exception_handler(HTTPException, show_http_error)
     for path, endpoint in ENDPOINTS.items():
         _add_endpoint(app, service, path, endpoint)
     _add_service_routes(app, service)
-    add_debug_routes(app, service.core, service.telemetry, _body_of)
+    if config.debug_routes == "on":
+        add_debug_routes(app, service.core, service.telemetry, service.bodies, _body_of)
     add_reload_route(app, service.access)
     return app
 
@@ -117,6 +122,7 @@ def _add_service_routes(app: FastAPI, service: Service) -> None:
         if service.moderation is not None:
             events = service.moderation.events
             service.telemetry.exporter.observe_moderation(events.flagged, events.failed)
+        service.telemetry.exporter.observe_connections(len(service.connections.open), service.connections.closed)
         return PlainTextResponse(service.telemetry.scrape(), media_type=service.telemetry.exporter.content_type)
 
 

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from engine.messages import Profile
 from engine.server.core.client import CoreClient
 from engine.server.errors import ApiError, core_lost
-from engine.server.openai.protocol import Strict, parse
+from engine.server.http.bodies import BodyReader
+from engine.server.openai.protocol import Strict
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.off import NoTelemetry
@@ -43,7 +44,11 @@ class ProfileRequest(Strict):
 
 
 def add_debug_routes(
-    app: FastAPI, core: CoreClient, telemetry: Telemetry | NoTelemetry, body_of: Callable[[type], dict[str, Any]]
+    app: FastAPI,
+    core: CoreClient,
+    telemetry: Telemetry | NoTelemetry,
+    bodies: BodyReader,
+    body_of: Callable[[type], dict[str, Any]],
 ) -> None:
     """The exporter counts what a burst found, and the run directory, if there is one, takes it."""
     latest, recorder = telemetry.recent, telemetry.recorder
@@ -72,7 +77,7 @@ def add_debug_routes(
 
     @app.post("/debug/profile", openapi_extra=body_of(ProfileRequest))
     async def profile(request: Request) -> Response:
-        body = parse(ProfileRequest, await request.body())
+        body = await bodies.parse(ProfileRequest, request)
         burst = await _burst(core, body)
         telemetry.exporter.system.observe_burst(by_class(burst.records))
         await telemetry.refresh()

@@ -12,7 +12,7 @@ from engine.server.access.admission import Admission
 from engine.server.call_response import CallResponse
 from engine.server.core.call import CANCELLED, SERVER_FAULT, Caller
 from engine.server.errors import ApiError, Rejection
-from engine.server.openai.protocol import Strict, parse
+from engine.server.openai.protocol import Strict
 from engine.server.service import Service
 
 
@@ -22,6 +22,7 @@ class Endpoint:
 
     body: type[Strict]
     answer: Callable[[Service, Request, Any], Awaitable[Response]]
+    is_queued: bool = True  # its calls need a place in the core's queue
 
 
 async def answer_call(service: Service, endpoint: Endpoint, request: Request) -> Response:
@@ -51,10 +52,11 @@ async def answer_call(service: Service, endpoint: Endpoint, request: Request) ->
 async def _answer(service: Service, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
     caller.admission = Admission(service.access, request, caller)
     await caller.admission.begin()
-    content = await request.body()
+    if endpoint.is_queued:
+        service.admit(1, 1)  # a call that has no chance costs no body
+    body = await service.bodies.parse(endpoint.body, request)
     caller.arrived_ns = request.state.arrived_ns  # a slow upload is the client's time
     await caller.admission.wait()
-    body = parse(endpoint.body, content)
     if not request.state.tenant.key_id:  # with a key the key alone says whose call it is
         caller.tenant = caller.tenant or body.tenant[:128]
     service.check_model(body.served_model)

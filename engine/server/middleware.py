@@ -1,4 +1,4 @@
-"""The outermost layer of the server: arrival times, request ids, the bound of bodies, one shape for all errors."""
+"""The outermost layer of the server: arrival times, request ids, one shape for all errors."""
 
 import re
 import time
@@ -6,7 +6,7 @@ import uuid
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,9 +18,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class RequestMiddleware:
     """ASGI middleware. Puts `arrived_ns` and `request_id` into the request's state, and echoes `x-request-id`."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int):
+    def __init__(self, app: ASGIApp):
         self._app = app
-        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -30,22 +29,7 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         request_id = headers.get(b"x-request-id", b"").decode("latin-1")
         state["request_id"] = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
-        read, has_started = 0, False
-
-        declared = headers.get(b"content-length", b"0")
-        is_too_large = declared.isdigit() and int(declared) > self._max_body_bytes
-
-        async def bounded_receive() -> Message:
-            nonlocal read
-            if is_too_large:  # raised to whoever reads the body: the call has an end of its own
-                raise too_large(self._max_body_bytes)
-            message = await receive()
-            read += len(message.get("body", b""))
-            if message["type"] == "http.request" and not message.get("more_body"):
-                state["arrived_ns"] = time.monotonic_ns()  # a slow upload is the client's time
-            if read > self._max_body_bytes:
-                raise too_large(self._max_body_bytes)
-            return message
+        has_started = False
 
         async def named_send(message: Message) -> None:
             nonlocal has_started
@@ -58,7 +42,9 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, bounded_receive, named_send)
+            await self._app(scope, receive, named_send)
+        except ClientDisconnect:  # while its body was read: nobody waits for an answer
+            return
         except Exception:  # a fault of ours; its traceback goes to the log
             if not has_started:
                 fault = ApiError(500, "the server failed on this request; its log says why")
@@ -66,12 +52,8 @@ class RequestMiddleware:
             raise
 
 
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than max_body_bytes, {limit} bytes; send a shorter prompt")
-
-
 async def show_api_error(request: Request, error: ApiError) -> JSONResponse:
-    return error.response(request.url.path)
+    return error.response(request.scope["path"])
 
 
 async def show_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -79,6 +61,6 @@ async def show_http_error(request: Request, error: HTTPException) -> JSONRespons
     headers = error.headers or {}
     allowed = f"; use {headers['Allow']}" if "Allow" in headers else ""
     shown = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{allowed}")
-    response = shown.response(request.url.path)
+    response = shown.response(request.scope["path"])
     response.headers.update(headers)
     return response

@@ -9,9 +9,10 @@ import threading
 import uvicorn
 
 from engine.config import EngineConfig
-from engine.process import freeze_startup_objects
+from engine.process import freeze_startup_objects, share_interpreter
 from engine.server.app import build_app
 from engine.server.core.client import CoreClient
+from engine.server.http.listener import exposure, listen, raise_descriptor_limit, url_of, uvicorn_settings
 from engine.server.service import Service
 from metrics.errors import RunDataError, ServerError, SojournError
 
@@ -23,15 +24,19 @@ LAST_SECONDS = 1.8
 def serve(config: EngineConfig) -> None:
     """Listens, loads and serves. Raises ServerError if the port is taken or the model cannot be loaded, and, once all
     is over, RunDataError if records or usage were lost, or SystemExit if a second signal ended it."""
-    listener = listen(config.host, config.port)
+    listener = listen(config)
     try:
         app = build_app(config)
     except SojournError:
         listener.close()
         raise
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    core = app.state.service.core
-    url = f"http://{config.host}:{listener.getsockname()[1]}"
+    core, connections = app.state.service.core, app.state.service.connections
+    settings = uvicorn_settings(app, connections)
+    raise_descriptor_limit(connections)
+    share_interpreter()
+    if (warning := exposure(config)) is not None:
+        print(warning, flush=True)
+    url = url_of(config, listener)
     with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
         server = _Server(settings, core)
         runner.run(_run(server, app.state.service, listener, url))
@@ -107,15 +112,3 @@ async def _watch(server: _Server, core: CoreClient, url: str) -> None:
             pool = f"{facts.num_kv_blocks:,} KV blocks of {facts.block_size} tokens"
             print(f"Sojourn is ready: {served}, {pool}, at {url}/v1\n{facts.memory.sentence()}", flush=True)
     server.should_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises ServerError if the port is taken."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ServerError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
-    return listener

@@ -1,10 +1,14 @@
 """POST /tokenize and /detokenize: text → ids and back, by the front alone."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from engine.server.errors import invalid
 from engine.server.openai.chat_request import DetokenizeRequest, TokenizeRequest
 from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, checked_ids
 from engine.server.service import Service
@@ -23,20 +27,34 @@ async def tokenize(service: Service, request: Request, body: TokenizeRequest) ->
             [body.prompt], limits, add_special_tokens=special, param="prompt", allow_empty=True
         )
     ids = prompt.token_ids
+    strings = None
+    if body.return_token_strs:
+        strings = await _off_loop(service.tokenizer.token_strings, ids)
     answer = {
         "tokens": ids,
-        "token_strs": service.tokenizer.token_strings(ids) if body.return_token_strs else None,
+        "token_strs": strings,
         "count": len(ids),
         "max_model_len": service.core.ready.max_model_len,
     }
-    return JSONResponse(answer)
+    return Response(msgspec.json.encode(answer), media_type="application/json")  # ids by the 100,000
 
 
 async def detokenize(service: Service, request: Request, body: DetokenizeRequest) -> Response:
-    """The text of ids, special tokens included. Raises ApiError 400 for ids that the model does not have."""
+    """The text of ids, special tokens included.
+
+    Raises ApiError 400 for ids that the model does not have, and for more than max_model_len.
+    """
+    ready = service.core.ready
+    if ready is not None and len(body.tokens) > ready.max_model_len:
+        message = f"`tokens` has {len(body.tokens):,} ids, but max_model_len is {ready.max_model_len:,}; send fewer"
+        raise invalid("tokens", message)
     ids = checked_ids(body.tokens, service.tokenizer.vocab_size, "tokens")
-    if len(ids) < OFF_LOOP_CHARACTERS:
-        text = service.tokenizer.decode(ids, skip_special_tokens=False)
-    else:
-        text = await asyncio.to_thread(service.tokenizer.decode, ids, skip_special_tokens=False)
+    text = await _off_loop(service.tokenizer.decode, ids, skip_special_tokens=False)
     return JSONResponse({"prompt": text})
+
+
+async def _off_loop(compute: Callable, ids: list[int], **options: Any) -> Any:
+    """In a thread where there are many ids."""
+    if len(ids) < OFF_LOOP_CHARACTERS:
+        return compute(ids, **options)
+    return await asyncio.to_thread(compute, ids, **options)

@@ -20,6 +20,9 @@ OUTCOMES = ("stop", "length", "abort", "error", "content_filter")
 LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue_full", "queue_timeout")
 DECISIONS = ("head", "objective", "error", "left_out")  # why a trace is kept, or not
 HANGS = ("noticed", "killed")  # of a core
+CLOSED_CONNECTIONS = (  # by the server, before the client did
+    "idle", "displaced", "no_room", "slow_head", "large_head", "bad_request", "unread_body", "stalled_reader",
+)  # fmt: skip
 EXPORTS = ("exported", "dropped", "refused")
 _ACCOUNT_LABELS = {
     "labels": ("lifecycle", "account"),
@@ -58,6 +61,13 @@ REQUEST = (
     histogram("request", "quota_seconds", "seconds", LATENCY_BOUNDS,
               "Time a request waited until its tenant's limits had room (account request.quota).",
               "Excludes refused requests."),
+    gauge("request", "connections", "connections", "Open HTTP connections, the idle ones included.",
+          "Excludes those that wait in the kernel to be accepted."),
+    counter("request", "closed_connections_total", "connections",
+            "Connections that the server closed by itself: idle or displaced by others, without room, for a slow or "
+            "large head, an invalid request, a body that nobody reads, or a reader that stalled.",
+            "Excludes connections that ended with their answer, and those that the client closed.",
+            reason=CLOSED_CONNECTIONS),
     histogram("request", "ttft_seconds", "seconds", LATENCY_BOUNDS,
               "Time to first token: arrival of the request → first text handed to the socket.",
               "The TTFT of a response without streaming is its end. Excludes the network."),

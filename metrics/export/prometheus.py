@@ -119,6 +119,12 @@ class Exporter:
         """Counts a question to the storage of rate limits that had no answer."""
         self._series.numbers["sojourn_request_limit_storage_failures_total"][()] += 1
 
+    def observe_connections(self, num_open: int, closed: Mapping[str, int]) -> None:
+        """Takes over the totals of the server's connections; `closed` by reason."""
+        self._series.numbers["sojourn_request_connections"][()] = num_open
+        numbers = self._series.numbers["sojourn_request_closed_connections_total"]
+        numbers.update(((reason,), count) for reason, count in closed.items())
+
     def observe_core_restart(self) -> None:
         """Counts a new core process; what the old one held is gone, so the gauges forget it."""
         self._series.numbers["sojourn_telemetry_core_restarts_total"][()] += 1

@@ -20,8 +20,10 @@ def call(server: Running, name: str, body: dict, *, small: bool = False) -> Iter
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         opened.connect((host, int(port)))
         opened.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            b"x-request-id: %s\r\nContent-Length: %d\r\n\r\n" % (name.encode(), len(content)) + content
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nx-request-id: %s\r\nContent-Length: %d\r\n\r\n"
+            % (name.encode(), len(content))
+            + content
         )
         yield opened
 

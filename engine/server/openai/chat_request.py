@@ -14,7 +14,7 @@ from engine.server.openai.tools import ToolChoice
 class ChatRequest(TemplateFields, GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
         description="rendered by the model's own chat template"
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="output tokens at most; else what fits")
@@ -57,7 +57,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = Field(None, description="name of the served model")
     prompt: str | None = Field(None, description="a text; or send messages")
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
         None, description="rendered by the chat template; or send prompt"
     )
     add_special_tokens: bool | None = Field(
@@ -75,4 +75,6 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = Field(None, description="name of the served model")
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)] = Field(description="ids, special ones included")
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000, fail_fast=True)] = Field(
+        description="ids, special ones included"
+    )

@@ -12,6 +12,7 @@ from engine.server.openai.tools import MAX_TOOLS, ChatTool
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
 MAX_MESSAGE_CALLS = 128
+MAX_ARGUMENT_CHARACTERS = 262_144  # of one call: 20 ms to read and to write
 
 TemplateValue = bool | int | float | Annotated[str, Field(max_length=1000)] | None
 
@@ -34,7 +35,7 @@ class RefusalPart(Strict):
 
 class CalledFunction(Strict):
     name: str = Field(min_length=1, max_length=64)
-    arguments: str = Field(description="JSON of an object, as the model wrote it")
+    arguments: str = Field(max_length=MAX_ARGUMENT_CHARACTERS, description="JSON of an object, as the model wrote it")
 
     @field_validator("arguments")
     @classmethod
@@ -64,14 +65,14 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="as the chat template knows it"
     )
-    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = Field(
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)] | None = Field(
         None, description="a text, or parts: texts, and refusals of the assistant; null only beside tool_calls"
     )
     refusal: str | None = Field(None, description="of the assistant, as an earlier answer had it; the template's text")
     reasoning_content: str | None = Field(None, description="of the assistant, as an earlier answer had it")
     reasoning: str | None = Field(None, description="the same under vLLM's name; both may be sent if they are equal")
     name: str | None = Field(None, description="of the speaker, where the template shows it")
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_MESSAGE_CALLS)] | None = Field(
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_MESSAGE_CALLS, fail_fast=True)] | None = Field(
         None, description="calls that the assistant made; their results follow as messages of the role tool"
     )
     tool_call_id: str | None = Field(None, max_length=200, description="the call whose result a tool message brings")
@@ -132,7 +133,7 @@ class Message(Strict):
 class TemplateFields(Strict):
     """The fields that shape the prompt beside the messages."""
 
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] = Field(
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         [], description="functions that the model may call, shown to it by its chat template"
     )
     add_generation_prompt: bool = Field(True, description="the prompt ends with the beginning of the assistant's turn")

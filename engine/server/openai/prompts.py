@@ -71,8 +71,8 @@ def listed_prompts(prompt: Any, limits: ModelLimits) -> list[str | list[int]]:
 
 def checked_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
     """Raises ApiError 400 unless the model has all these ids."""
-    bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if bad is not None:
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
         message = f"`{param}` holds token id {bad}, but ids of this model are 0 to {vocab_size - 1}"
         raise invalid(param, message)
     return ids
@@ -122,17 +122,19 @@ class PromptEncoder:
         Raises ApiError 400 where the template refuses them.
         """
         self._check_variables(fields.chat_template_kwargs)
-        values = [message.template_value() for message in messages]
-        try:
-            text = await asyncio.to_thread(
-                self.template.render,
-                values,
+
+        def render() -> str:
+            return self.template.render(
+                [message.template_value() for message in messages],
                 tools=tools,
                 add_generation_prompt=fields.add_generation_prompt,
                 continue_final_message=fields.continue_final_message,
                 variables=fields.chat_template_kwargs,
                 max_characters=limits.capacity * self.tokenizer.longest_token_bytes,
             )
+
+        try:
+            text = await asyncio.to_thread(render)
         except OutputTooLong:
             raise limits.too_long(f"at least {limits.capacity:,}", "messages") from None
         except TemplateError as error:
@@ -156,7 +158,7 @@ class PromptEncoder:
 
 
 def _is_ids(item: Any) -> bool:
-    return isinstance(item, list) and all(type(token) is int for token in item)
+    return isinstance(item, list) and set(map(type, item)) <= {int}
 
 
 def _empty(param: str) -> ApiError:

@@ -1,6 +1,5 @@
 """What clients may send. Every field is honoured, or refused with its name; nothing is accepted and ignored."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -9,6 +8,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.server.errors import ApiError, invalid
+from engine.server.http.json_values import MAX_VALUES, has_too_many_values
+from engine.server.openai.shape import check_shape, unknown_field
 
 MAX_CHOICES = 128  # n and best_of
 MAX_PROMPTS = 128  # of one call
@@ -16,6 +17,7 @@ MAX_SEQUENCES = 256  # of one call: prompts × choices
 MAX_LOGPROBS = 20  # alternatives at each position
 MAX_BIASED_TOKENS = 1024
 MAX_BAD_WORDS = 128
+MAX_CHOICE_OPTIONS = 1024
 MAX_STOP_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 262_144  # the largest vocabulary of any family
 SHOWN_CHARACTERS = 80  # of a value in an error
@@ -131,17 +133,17 @@ class GenerationRequest(Strict):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASED_TOKENS)] = (
         Field({}, description="token id, as a string → what is added to its logit")
     )
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = Field(
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] = Field(
         [], description="not written with the tokens that spell them, at a beginning or after a blank"
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKENS)] = Field(
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKENS, fail_fast=True)] = Field(
         [], description="the only ids that may be drawn; empty allows all"
     )
     min_tokens: int = Field(0, ge=0, lt=2**31, description="output tokens before anything may stop the output")
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = Field(
+    stop: StopString | Annotated[list[StopString], Field(max_length=16, fail_fast=True)] | None = Field(
         None, description="strings that end the output; cut off, unless include_stop_str_in_output"
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] = Field(
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] = Field(
         [], description="ids that end the output, beside the model's own"
     )
     include_stop_str_in_output: bool = Field(False, description="what ended the output is part of it")
@@ -164,7 +166,9 @@ class GenerationRequest(Strict):
     )
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older name of structured_outputs.json")
     guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
-    guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")
+    guided_choice: Annotated[list[str], Field(max_length=MAX_CHOICE_OPTIONS, fail_fast=True)] | None = Field(
+        None, description="... of structured_outputs.choice"
+    )
     guided_grammar: str | None = Field(None, description="... of structured_outputs.grammar")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower goes first, where the policy asks")
     cache_salt: str = Field("", max_length=1000, description="calls with different salts share no cached prefix")
@@ -242,14 +246,20 @@ def parse(kind: type[Body], content: bytes) -> Body:
     """Checks the JSON of a body. Raises ApiError 400 that names the first bad field, its value and its bounds.
 
     The JSON is strict: no NaN, no half characters, no number that a double or 64 bits cannot hold. Of two equal keys
-    the last counts.
+    the last counts. It has MAX_VALUES values at most: nothing stops a decoder that has begun.
     """
+    if has_too_many_values(content):
+        message = (
+            f"the body has too many values; {MAX_VALUES:,} numbers or texts are the limit, and an object counts more"
+        )
+        raise ApiError(400, message, code="too_many_values")
     try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(raw).__name__}")
+    check_shape(kind, raw, kind.unsupported)
     fields = {}
     for name, value in raw.items():
         if name in kind.unsupported and name not in kind.model_fields:
@@ -274,11 +284,7 @@ def refusal_of(failure: ValidationError, known: Collection[str] = ()) -> ApiErro
     )
     path = ".".join(part for part in map(str, error["loc"]) if part not in _UNION_BRANCHES and "[" not in part)
     if error["type"] == "extra_forbidden":
-        path = path[:SHOWN_CHARACTERS]
-        close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
-        way_out = f"did you mean `{close[0]}`?" if close else "leave it out"
-        message = f"`{path}` is not a field that this server knows; {way_out}"
-        return invalid(path, message, "unknown_parameter")
+        return unknown_field(path, known)
     if error["type"] == "missing":
         return invalid(path, f"`{path}` is required", "missing_required_parameter")
     message = f"`{path}`={shorten(error['input'])} is not valid: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -7,8 +7,9 @@ from pydantic import Field, ValidationError
 from engine.server.errors import invalid
 from engine.server.openai.messages import MAX_PARTS, CalledFunction
 from engine.server.openai.protocol import Strict
+from engine.server.openai.shape import MAX_FIELDS
 
-Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+Parts = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Status = Literal["in_progress", "completed", "incomplete"]
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
@@ -103,6 +104,8 @@ def _item(index: int, value: dict[str, Any]) -> Item:
         raise invalid(
             "input", f"`input[{index}]` is an item of the type {str(kind)[:80]!r}, but this server takes {known}"
         )
+    if len(value) > MAX_FIELDS:
+        raise invalid("input", f"`input[{index}]` has {len(value):,} fields, but an item may have {MAX_FIELDS}")
     try:
         return model.model_validate({key: inner for key, inner in value.items() if inner is not None})
     except ValidationError as error:

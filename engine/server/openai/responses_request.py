@@ -49,7 +49,7 @@ class ResponseToolChoice(Strict):
 class ResponseAllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = Field(description="auto: the model may call one of them; required: it must")
-    tools: Annotated[list[ResponseToolChoice], Field(min_length=1, max_length=MAX_TOOLS)] = Field(
+    tools: Annotated[list[ResponseToolChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] = Field(
         description="which of `tools`; the model is still shown all"
     )
 
@@ -100,12 +100,12 @@ class ResponsesRequest(GenerationRequest):
         "truncation": UnsupportedField(("disabled",), "OpenAI"),
     }
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
         description="a text, or items: messages of texts, function_call, function_call_output"
     )
     instructions: str | None = Field(None, description="a system message before all others")
     max_output_tokens: int | None = Field(None, ge=1, description="output tokens at most; else what fits")
-    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = Field(
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         [], description="functions that the model may call"
     )
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | ResponseAllowedTools = Field(
@@ -115,7 +115,10 @@ class ResponsesRequest(GenerationRequest):
     reasoning: ReasoningOptions = Field(ReasoningOptions(), description="how much the model reasons")
     text: TextOptions = Field(TextOptions(), description="the format of the text")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
-        [], description="log-probabilities; reasoning.encrypted_content passes: reasoning comes, and goes back, as text"
+        [],
+        max_length=16,
+        fail_fast=True,
+        description="log-probabilities; reasoning.encrypted_content passes: reasoning comes, and goes back, as text",
     )
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS, description="alternatives to each token, where included")
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field(

@@ -8,14 +8,13 @@ import msgspec
 
 from engine.sampling import Grammar
 from engine.server.errors import invalid
-from engine.server.openai.protocol import GRAMMAR_FIELDS, GenerationRequest, shorten
+from engine.server.openai.protocol import GRAMMAR_FIELDS, MAX_CHOICE_OPTIONS, GenerationRequest, shorten
 from engine.server.openai.reasoning import TurnPlan, behind_reasoning
 from engine.server.openai.tools import is_deeper
 from engine.token.grammar.grammar import choice
 
 MAX_GRAMMAR_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 100  # objects and lists inside each other
-MAX_CHOICE_OPTIONS = 1024
 
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 _OBJECT = '{"type": "object"}'
@@ -120,10 +119,11 @@ def _grammar(kind: str, value: Any, param: str) -> Grammar:
         return grammar
     if kind == "json":
         schema = _schema(value, param)
+        source = _bounded(msgspec.json.encode(schema).decode(), param)
         if is_deeper(schema, MAX_SCHEMA_DEPTH):
             message = f"the schema in `{param}` is more than {MAX_SCHEMA_DEPTH} objects and lists deep; make it simpler"
             raise invalid(param, message)
-        return Grammar("json_schema", _bounded(msgspec.json.encode(schema).decode(), param))
+        return Grammar("json_schema", source)
     if not isinstance(value, str):
         raise invalid(param, f"the {kind} in `{param}` must be a text, not {type(value).__name__}")
     return Grammar("lark" if kind == "grammar" else kind, _bounded(value, param))

@@ -110,8 +110,9 @@ async def serving(**settings) -> AsyncIterator[tuple[FastAPI, ScriptedCore, http
     turns = asyncio.create_task(core.run())
     await asyncio.sleep(0)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    json_type = {"content-type": "application/json"}
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=json_type) as client:
             yield app, core, client
     finally:
         turns.cancel()

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from engine.config import EngineConfig
 from engine.server.core.client import CoreClient
 from engine.server.debug import SHOWN_AT_ONCE, add_debug_routes
+from engine.server.http.bodies import BodyReader
 from engine.server.telemetry import recent
 from engine.server.telemetry.full import Telemetry
 from engine.server.telemetry.recent import RECENT_REQUESTS, RECENT_STEPS, Recent, request
@@ -103,7 +104,7 @@ def test_records_of_many_steps_are_made_a_few_at_a_time(monkeypatch):
         telemetry.recent.add_step(random_step(Random(number), number))
     monkeypatch.setattr(recent, "step", lambda packed: made.append(packed) or decode(packed))
     app, core = FastAPI(), CoreClient(EngineConfig(model="tiny-model"), telemetry)  # which is not started
-    add_debug_routes(app, core, telemetry, lambda _: {})
+    add_debug_routes(app, core, telemetry, BodyReader(core.config), lambda _: {})
     (show,) = (route.endpoint for route in app.routes if route.path == "/debug/steps")
 
     async def check() -> None:

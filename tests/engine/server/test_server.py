@@ -162,7 +162,8 @@ def test_client_that_leaves_behind_a_full_socket_was_not_served(tmp_path):
                 await left.wait()
 
         scope = {
-            "type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b"",
+            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
             "http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1), "root_path": "",
         }  # fmt: skip
         async with app.router.lifespan_context(app):
@@ -186,7 +187,8 @@ def test_slow_upload_is_the_clients_time_and_not_the_tokenizers(tmp_path):
             time.sleep(1.0)
             yield b'"The", "max_tokens": 2}'
 
-        assert httpx.post(f"{server.url}/v1/completions", content=slowly()).status_code == 200
+        json_type = {"content-type": "application/json"}
+        assert httpx.post(f"{server.url}/v1/completions", content=slowly(), headers=json_type).status_code == 200
     row = RunDirectory(tmp_path / "run").table("requests").iloc[0]
     assert row.ledger_token_encode_ns < 500_000_000
 

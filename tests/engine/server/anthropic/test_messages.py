@@ -143,7 +143,8 @@ def test_every_status_has_its_type(status, kind):
 def test_unknown_paths_and_methods_below_it_have_the_shape(api_server):
     for answer, status in ((httpx.get(f"{api_server.url}{MESSAGES}"), 405),
                            (httpx.post(f"{api_server.url}{MESSAGES}/batches", json={}), 404),
-                           (httpx.post(f"{api_server.url}{MESSAGES}", content=b"{"), 400)):  # fmt: skip
+                           (httpx.post(f"{api_server.url}{MESSAGES}", content=b"{"), 415),
+                               (httpx.post(f"{api_server.url}{MESSAGES}", json=[]), 400)):  # fmt: skip
         assert answer.status_code == status and answer.json()["type"] == "error"
 
 

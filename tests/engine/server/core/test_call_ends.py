@@ -39,7 +39,10 @@ async def running(folder: Path, **settings) -> AsyncIterator[tuple[FastAPI, http
     config = EngineConfig(model=MODEL, threads=1, run_dir=folder / "run", **settings)
     app = build_app(config)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
         await until(lambda: app.state.service.core.state == "ready")
         yield app, client
 
@@ -71,8 +74,9 @@ async def abandoned(
 
     scope = {
         "type": "http", "method": "POST", "path": path, "query_string": b"", "http_version": "1.1",
-        "headers": [(b"x-request-id", name.encode())] if name else [], "scheme": "http", "server": ("x", 80),
-        "client": ("x", 1), "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        + ([(b"x-request-id", name.encode())] if name else []),
+        "scheme": "http", "server": ("x", 80), "client": ("x", 1), "root_path": "",
     }  # fmt: skip
     await app(scope, receive, send)
 

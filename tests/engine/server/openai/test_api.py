@@ -189,19 +189,17 @@ def test_chat_is_refused_by_field_too(server):
 
 
 def test_broken_bodies_and_unknown_paths_get_the_official_error_shape(server):
+    def sent(content: bytes, path: str = "/v1/completions") -> httpx.Response:
+        return httpx.post(f"{server.url}{path}", content=content, headers={"content-type": "application/json"})
+
     for answer, status in [
-        (httpx.post(f"{server.url}/v1/completions", content=b"{not json"), 400),
-        (httpx.post(f"{server.url}/v1/completions", content=b"[1, 2]"), 400),
-        (httpx.post(f"{server.url}/v1/completions", content=b"\xff\xfe"), 400),
-        (httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000), 400),
-        (httpx.post(f"{server.url}/v1/completions", content=b'{"model": "tiny-model", "prompt": "a\\ud800b"}'), 400),
-        (
-            httpx.post(
-                f"{server.url}/v1/completions", content=b'{"model": "tiny-model", "seed": ' + b"9" * 5000 + b"}"
-            ),
-            400,
-        ),
-        (httpx.post(f"{server.url}/tokenize", content=b'{"prompt": "a\\ud800b"}'), 400),
+        (sent(b"{not json"), 400),
+        (sent(b"[1, 2]"), 400),
+        (sent(b"\xff\xfe"), 400),
+        (sent(b"[" * 100_000), 400),
+        (sent(b'{"model": "tiny-model", "prompt": "a\\ud800b"}'), 400),
+        (sent(b'{"model": "tiny-model", "seed": ' + b"9" * 5000 + b"}"), 400),
+        (sent(b'{"prompt": "a\\ud800b"}', "/tokenize"), 400),
         (httpx.get(f"{server.url}/v1/nothing"), 404),
         (httpx.get(f"{server.url}/v1/completions"), 405),
     ]:
@@ -213,7 +211,8 @@ def test_broken_bodies_and_unknown_paths_get_the_official_error_shape(server):
 @pytest.mark.parametrize("chunked", [False, True])
 def test_body_over_the_limit_gets_413_with_or_without_a_declared_length(tmp_path_factory, server, chunked):
     body = b'{"model": "tiny-model", "prompt": "' + b"x" * 8_388_608 + b'"}'
-    answer = httpx.post(f"{server.url}/v1/completions", content=iter([body]) if chunked else body, timeout=30)
+    content, json_type = iter([body]) if chunked else body, {"content-type": "application/json"}
+    answer = httpx.post(f"{server.url}/v1/completions", content=content, headers=json_type, timeout=30)
     assert answer.status_code == 413 and "max_body_bytes" in answer.json()["error"]["message"]
 
 
