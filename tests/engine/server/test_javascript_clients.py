@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.server.access.test_keys import write_keys
+from tests.engine.server_process import serving
+
 MODULES = os.environ.get("SOJOURN_NODE_MODULES")
 SCRIPT = Path(__file__).parent / "official_clients.cjs"
 
@@ -20,9 +23,9 @@ pytestmark = [
 ]
 
 
-def told(url: str, key: str = "unused") -> dict:
+def told(url: str, key: str = "unused", part: str = "") -> dict:
     done = subprocess.run(
-        ["node", str(SCRIPT), url, key],
+        ["node", str(SCRIPT), url, key, part],
         env=os.environ | {"NODE_PATH": MODULES},
         capture_output=True,
         text=True,
@@ -43,3 +46,15 @@ def test_both_clients_work_and_know_the_errors(api_server):
         "openai": ["NotFoundError", 404, "model_not_found"],
         "anthropic": ["NotFoundError", 404, "not_found_error"],
     }
+
+
+def test_both_clients_work_with_a_key_and_have_their_error_without(tmp_path):
+    keys = write_keys(tmp_path / "keys.yaml", acme="api", scraper="metrics")
+    with serving(tmp_path, "tiny-model", "--max-model-len", "512", "--api-keys", str(tmp_path / "keys.yaml")) as server:
+        assert told(server.url, keys["acme"])["openai"]["whole"]
+        for key, name, status, kind in (
+            ("sk-wrong", "AuthenticationError", 401, "authentication_error"),
+            (keys["scraper"], "PermissionDeniedError", 403, "permission_error"),
+        ):
+            failures = told(server.url, key, "failures")["failures"]
+            assert failures["openai"][:2] == [name, status] and failures["anthropic"] == [name, status, kind]
