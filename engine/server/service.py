@@ -317,6 +317,7 @@ class Service:
             tenant=request.state.tenant.name,
             klass=request.headers.get("x-sojourn-class", "")[:128],
             route=request.url.path,
+            key_id=request.state.tenant.key_id or None,
             traceparent=traceparent if parent_of(traceparent) is not None else None,
         )
 

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from engine.server.access.keys import append_key, create_key
 from engine.server.core.call import Caller
 from metrics.usage.reader import read_usage
 from metrics.usage.record import UsageRecord
@@ -171,3 +172,19 @@ def test_calls_that_never_reached_the_core_are_recorded_too(tmp_path, status, co
     asyncio.run(calls())
     (record,) = read_usage(tmp_path).records
     assert (record.status, record.key_id, record.output_tokens) == (expected, "k1", 0)
+
+
+def test_a_call_with_a_key_names_the_key_and_never_shows_it(tmp_path):
+    key, entry = create_key("acme")
+    append_key(tmp_path / "keys.yaml", entry)
+
+    async def calls() -> None:
+        async with serving(usage_dir=tmp_path / "usage", api_keys=tmp_path / "keys.yaml") as (_app, _core, client):
+            for name, sent in (("ok", key), ("wrong", key[:-1])):
+                headers = {"x-request-id": name, "authorization": f"Bearer {sent}", "x-sojourn-tenant": "other"}
+                await client.post(COMPLETIONS, headers=headers, json=BODY)
+
+    asyncio.run(calls())
+    (record,) = read_usage(tmp_path / "usage").records  # a wrong key is refused at the door: it is nobody's call
+    assert (record.request_id, record.tenant, record.key_id, record.status) == ("ok", "acme", entry.id, "answered")
+    assert all(key.encode() not in file.read_bytes() for file in (tmp_path / "usage").iterdir())
