@@ -114,7 +114,7 @@ def test_a_model_that_says_random_things_is_held_to_the_grammar(engine, text_of,
     made, _ = engine
     generator = torch.Generator().manual_seed(1)
     monkeypatch.setattr(
-        made.runner.model, "logits", lambda hidden: torch.randn(len(hidden), 2560, generator=generator) * 5
+        made.runner.model, "logits", lambda hidden, dtype=None: torch.randn(len(hidden), 2560, generator=generator) * 5
     )
     for kind, (grammar, judge) in GRAMMARS.items():
         names = [f"random-{kind}-{seed}" for seed in range(5)]
