@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
+from engine.server.http import json_values
 from tests.engine.server.http.socket_server import serving as serving_on_socket
 from tests.engine.server.scripted_core import MODEL, serving
 
@@ -122,3 +123,15 @@ def test_a_full_queue_refuses_before_the_body_is_read():
         assert [(await answer).status_code for answer in waiting] == [200, 200]
 
     run(check, max_num_seqs=1, max_waiting=1)
+
+
+def test_what_stands_in_texts_is_no_value(monkeypatch):
+    monkeypatch.setattr(json_values, "MAX_VALUES", 40)
+    monkeypatch.setattr(json_values, "SLICE_BYTES", 7)
+    for content, has_too_many in (
+        (b"[" + b"1," * 37 + b"1]", False), (b"[" + b"1," * 38 + b"1]", True),  # the list counts 3 beside its values
+        (b'["' + rb'\",[{:\\' * 50 + b'"]', False), (b'["' + rb'\",[{:\\' * 50 + b'"' + b",1" * 38 + b"]", True),
+        (b'{"' + b'":1,"'.join([b"a"] * 7) + b'":1}', False), (b'{"' + b'":1,"'.join([b"a"] * 9) + b'":1}', True),
+        (b"[[" + b"],[" * 8 + b"]]", False), (b"[[" + b"],[" * 9 + b"]]", True), (b'["' + b"\\" * 99, False),
+    ):  # fmt: skip
+        assert json_values.has_too_many_values(content) == has_too_many, content
