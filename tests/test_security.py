@@ -116,3 +116,10 @@ def test_pinned_versions_are_above_the_known_advisories():
     below = [f"{name} {pinned[name]}" for name, first in FIRST_SAFE_VERSIONS.items()
              if name in pinned and version(pinned[name]) < version(first)]  # fmt: skip
     assert not below and set(FIRST_SAFE_VERSIONS) <= set(pinned)
+
+
+def test_every_test_that_the_threat_model_cites_exists():
+    cited = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8")))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(cited) > 20
+    assert cited <= set(re.findall(r"def (test_\w+)\(", source))
