@@ -69,6 +69,7 @@ class Access:
 
     def reload(self) -> None:
         """Puts the files in force, all or nothing. Raises AccessError, and the old rules stay."""
+        self._stamps = self._stamp()  # `watch` need not read what is read now
         try:
             rules = load_rules(self._config.access, self._config.api_keys)
         except AccessError as error:

@@ -54,7 +54,7 @@ async def raw(app, path: str, method: str = "GET", headers: tuple = (), **more) 
 
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "http_version": "1.1", "headers": [(b"host", b"127.0.0.1"), *headers], "scheme": "http", "root_path": "",
+        "http_version": "1.1", "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), *headers], "scheme": "http", "root_path": "",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     } | more  # fmt: skip
     await app(scope, receive, send)
@@ -74,7 +74,7 @@ def test_no_path_method_or_host_gets_past_the_door(tmp_path, keys):
             for method in ("GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "TRACE", "CONNECT", "X"):
                 assert await raw(app, path, method) == 401, f"{method} {path}"
         for host in (b"127.0.0.1/health", b"localhost/health?", b"127.0.0.1"):
-            assert await raw(app, "/v1/models", headers=((b"host", host),)) == 401
+            assert await raw(app, "/v1/models", headers=((b"host", host),)) in (400, 401)
         for name in (b"x-original-url", b"x-rewrite-url", b"x-forwarded-prefix", b"x-forwarded-path"):
             assert await raw(app, "/v1/models", headers=((name, b"/health"),)) == 401
         # A router that strips a prefix must not find a closed route behind an open path, or the other way round.
