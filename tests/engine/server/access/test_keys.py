@@ -52,9 +52,10 @@ async def raw(app, path: str, method: str = "GET", headers: tuple = (), **more) 
     async def send(message: dict) -> None:
         written.append(message)
 
+    plain = ((b"host", b"127.0.0.1"), (b"content-type", b"application/json"))
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "http_version": "1.1", "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), *headers], "scheme": "http", "root_path": "",
+        "http_version": "1.1", "headers": [*plain, *headers], "scheme": "http", "root_path": "",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     } | more  # fmt: skip
     await app(scope, receive, send)
