@@ -21,6 +21,7 @@ RATIO = 1.1  # p99 of the gaps of well-behaved streams, beside the abuse to alon
 GROWTH_MIB = 16  # of a process over the second half
 GROWTH_FDS, GROWTH_THREADS = 4, 2  # likewise
 SEND_SECONDS = 5  # after which a reader that stalls is disconnected
+KV_BLOCKS = 1024
 SETTLE_SECONDS = 1.0  # between two phases: calls of the last one end
 ACCESS = """\
 default_tier: free
@@ -133,7 +134,8 @@ def run(outcome: Outcome, arguments: argparse.Namespace) -> None:
     phase_seconds = 4.0 if arguments.short else 10.0
     with contextlib.ExitStack() as stack:
         folder: Path = stack.enter_context(temporary_folder())
-        options = ["--run-dir", str(folder / "run")]
+        # A KV pool takes memory as it fills: this one is full before the second half.
+        options = ["--run-dir", str(folder / "run"), "--num-kv-blocks", str(KV_BLOCKS)]
         if "send_seconds" in EngineConfig.model_fields:
             options += ["--send-seconds", str(SEND_SECONDS)]
         if "access" in EngineConfig.model_fields:
