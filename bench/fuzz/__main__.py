@@ -1,7 +1,7 @@
 """Fuzzes all targets in turn at the lowest priority, one process at a time. A later call goes on where this one ended.
 
-Inputs that reach new code stay in the working folder; `--save` puts the smallest set of them that reaches the same
-code into tests/fuzz/corpus, where a test replays them.
+Inputs that reach new code stay in the working folder; `--save` copies the smallest of them
+into tests/fuzz/corpus, where a test replays them.
 """
 
 import argparse
@@ -90,9 +90,7 @@ def main() -> None:
         "--only", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), metavar="TARGET", help=", ".join(WEIGHTS)
     )
     parser.add_argument("--work", type=Path, default=ROOT / ".fuzz", help="working folder; .fuzz by default")
-    parser.add_argument(
-        "--save", action="store_true", help="at the end, write the smallest corpus to tests/fuzz/corpus"
-    )
+    parser.add_argument("--save", action="store_true", help="at the end, copy the smallest inputs to tests/fuzz/corpus")
     arguments = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         sys.exit("bench.fuzz: atheris is missing; install it with `pip install -e '.[fuzz]'` (Linux and macOS)")
