@@ -93,7 +93,7 @@ async def _run(server: _Server, service: Service, listener: socket.socket, url: 
     print(f"Sojourn listens on {url} and loads {service.config.model}", flush=True)
     watching = asyncio.create_task(_watch(server, service.core, url))
     if service.access.has_files:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_or_log)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.access.reload_soon)
     await server.serve(sockets=[listener])
     watching.cancel()
 

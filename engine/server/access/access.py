@@ -1,10 +1,10 @@
 """The rules in force, who a request comes from by them, and the state of all tenants' limits."""
 
 import asyncio
+import contextlib
 import logging
-import os
-from pathlib import Path
 
+from limits.errors import ConfigurationError
 from starlette._utils import get_route_path
 from starlette.types import Scope
 
@@ -15,6 +15,7 @@ from engine.server.access.keys import find_key, presented_keys
 from engine.server.access.rate_limits import RateLimits
 from engine.server.access.rules import AccessError, AccessRules, Tenant, load_rules
 from engine.server.errors import ApiError
+from engine.server.settings_files import stamps_of
 from metrics.export.prometheus import Exporter
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ class Access:
         self._exporter = exporter
         self._files = [path for path in (config.access, config.api_keys) if path is not None]
         self._gates: dict[str, Gate] = {}
-        self._stamps = self._stamp()
+        self._stamps = stamps_of(self._files)
+        self._reloading = asyncio.Lock()
         self.rules = load_rules(config.access, config.api_keys)
         self.rates = self._make_rates(self.rules)
 
@@ -67,39 +69,37 @@ class Access:
     def observe_limited(self, tenant: Tenant, reason: str) -> None:
         self._exporter.observe_limited(tenant.tier_name, reason)
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Puts the files in force, all or nothing. Raises AccessError, and the old rules stay."""
-        self._stamps = self._stamp()  # `watch` need not read what is read now
-        try:
-            rules = load_rules(self._config.access, self._config.api_keys)
-        except AccessError as error:
-            self._exporter.observe_access_reload("failed")
-            log.error("the old rules of access stay in force: %s", error)
-            raise
-        has_other_storage = _storage(rules) != _storage(self.rules)
-        self.rules = rules
-        if has_other_storage:
-            self.rates = self._make_rates(rules)
-        for gate in self._gates.values():  # a limit may be higher now
-            gate.requests.wake()
-        self._exporter.observe_access_reload("ok")
-        log.warning("new rules of access are in force: %d tiers, %d keys", len(rules.tier_names), len(rules.keys))
+        async with self._reloading:  # the rules of the latest reading stay
+            self._stamps = stamps_of(self._files)  # `watch` need not read what is read now
+            try:
+                # Thousands of keys take seconds, and no stream waits for them.
+                rules = await asyncio.to_thread(load_rules, self._config.access, self._config.api_keys)
+                has_storage = _storage(rules) == _storage(self.rules)
+                rates = self.rates if has_storage else self._make_rates(rules)
+            except AccessError as error:
+                self._exporter.observe_access_reload("failed")
+                log.error("the old rules of access stay in force: %s", error)
+                raise
+            self.rules, self.rates = rules, rates
+            for gate in self._gates.values():  # a limit may be higher now
+                gate.requests.wake()
+            self._exporter.observe_access_reload("ok")
+            log.warning("new rules of access are in force: %d tiers, %d keys", len(rules.tier_names), len(rules.keys))
 
-    def reload_or_log(self) -> None:
-        """`reload` for callers that wait for no answer: the log and a metric have it."""
-        try:
-            self.reload()
-        except AccessError:
-            return
+    def reload_soon(self) -> None:
+        """`watch` reads the files again, also where they look unchanged."""
+        self._stamps = []
 
     async def watch(self) -> None:
         """Reloads the files when they change, for as long as the server runs."""
         while self._files:
             await asyncio.sleep(WATCH_SECONDS)
-            stamps = await asyncio.to_thread(self._stamp)
+            stamps = await asyncio.to_thread(stamps_of, self._files)
             if stamps != self._stamps:
-                self._stamps = stamps
-                self.reload_or_log()
+                with contextlib.suppress(AccessError):  # the log and a metric have it
+                    await self.reload()
 
     def _needed_scope(self, scope: Scope) -> KeyScope | None:
         """The strictest scope of the path as it came and as the router reads it; None for an open one."""
@@ -120,19 +120,13 @@ class Access:
         return ApiError(401, f"{said}; {way}", code="invalid_api_key")
 
     def _make_rates(self, rules: AccessRules) -> RateLimits:
-        return RateLimits(rules.file, self._exporter.observe_limit_storage_failure)
-
-    def _stamp(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp_of(path) for path in self._files]
+        """Raises AccessError."""
+        try:
+            return RateLimits(rules.file, self._exporter.observe_limit_storage_failure)
+        except (ConfigurationError, ValueError) as error:  # its text may hold the address, and that a password
+            message = f"{self._config.access}: storage is not valid ({type(error).__name__}); correct the address"
+            raise AccessError(f"{message}, or install the extra `redis` of sojourn") from None
 
 
 def _storage(rules: AccessRules) -> tuple[str, str] | None:
     return rules.file and (rules.file.storage, rules.file.on_storage_failure)
-
-
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

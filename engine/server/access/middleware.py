@@ -51,7 +51,7 @@ def add_reload_route(app: FastAPI, access: Access) -> None:
     @app.post("/debug/reload", include_in_schema=False)  # without a body there is nothing to describe
     async def reload() -> dict[str, int]:
         try:
-            access.reload()
+            await access.reload()
         except AccessError as error:
             raise ApiError(409, f"the old rules stay in force: {error}", code="reload_failed") from None
         return {"tiers": len(access.rules.tier_names), "keys": len(access.rules.keys)}

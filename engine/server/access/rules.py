@@ -1,16 +1,15 @@
 """The file of tenants and tiers, and the file of keys: read together, checked, and in force all or nothing."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from engine.server.access.keys import KeyEntry, TenantName
+from engine.server.settings_files import read_yaml
 from metrics.errors import InputError
 
 LIMITS = (
@@ -122,12 +121,9 @@ def load_rules(access: Path | None, keys: Path | None) -> AccessRules:
 
 def _checked(path: Path, form: TypeAdapter) -> Any:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise AccessError(f"{path} cannot be read: {reason}; correct the path or the file") from None
-    except yaml.YAMLError as error:
-        raise AccessError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        content = read_yaml(path)
+    except InputError as error:
+        raise AccessError(str(error)) from None
     try:
         return form.validate_python([] if content is None and form.core_schema["type"] == "list" else content)
     except ValidationError as invalid:
@@ -141,14 +137,3 @@ def _sentence(invalid: ValidationError) -> str:
         return f"{where} is not a setting; remove it, or correct its name"
     reason = first["msg"].removeprefix("Value error, ")
     return f"{where} is not valid: {reason[0].lower()}{reason[1:]}"
-
-
-class _UniqueLoader(yaml.SafeLoader):
-    """A name that stands twice is a mistake; YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        names = Counter(str(self.construct_object(name, deep=deep)) for name, _ in node.value)
-        for name, times in names.most_common(1):
-            if times > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.server.moderation.classifier import ClassifierModerator
@@ -15,6 +14,7 @@ from engine.server.moderation.lists import ListModerator
 from engine.server.moderation.profile import Events, Profile, Role, Rule
 from engine.server.moderation.verdict import Moderator
 from engine.server.moderation.words import WordList
+from engine.server.settings_files import read_yaml
 from metrics.errors import InputError
 
 MAX_CATEGORIES = 100  # of a file: each is a label of a metric
@@ -175,12 +175,7 @@ def load(path: Path, events: Events) -> tuple[dict[str, Profile], str | None, li
 
 def parse(path: Path) -> ModerationFile:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return ModerationFile.model_validate(content)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        return ModerationFile.model_validate(read_yaml(path))
     except ValidationError as invalid:
         first = invalid.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -193,19 +188,6 @@ def files_of(path: Path) -> list[Path]:
     """The moderation file and the word files that it names. Raises InputError."""
     checks = parse(path).checks.values()
     return [path, *(path.parent / file for check in checks if isinstance(check, WordsCheck) for file in check.files)]
-
-
-def stamps_of(files: list[Path]) -> list[tuple[int, int, int] | None]:
-    """Changes with the files; None for one that is not there."""
-    stamps: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return stamps
 
 
 def _profile(name: str, entry: ProfileEntry, moderators: Mapping[str, Moderator], events: Events) -> Profile:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from engine.server.core.call import Caller
 from engine.server.core.sequence import SequenceStream
-from engine.server.moderation.file import files_of, load, stamps_of
+from engine.server.moderation.file import files_of, load
 from engine.server.moderation.output import ModeratedOutput
 from engine.server.moderation.profile import Events, Profile
 from engine.server.moderation.refusal import CONTENT_FILTER, refused, unavailable
 from engine.server.moderation.verdict import ModerationFailed, Moderator
 from engine.server.openai.messages import Message
 from engine.server.openai.prompts import OFF_LOOP_CHARACTERS, Prompt
+from engine.server.settings_files import stamps_of
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import InputError
 from metrics.ledger import new_ledger

@@ -25,6 +25,9 @@ MISTAKES = {
     "default_tier: a\ntiers: {a: {}, a: {}}\n": "'a' stands twice",
     "default_tier: a\ntiers: {a: {}}\nstorage: mysql://x\n": "storage is not valid",
     "default_tier: [": "is no YAML",
+    "default_tier: 2026-02-30\n": "is no YAML: day is out of range",
+    "default_tier: !!timestamp x\n": "is no YAML",
+    "default_tier: " + 1000 * "[" + 1000 * "]": "is no YAML",
     "": "the file is not valid",
 }
 
@@ -73,6 +76,41 @@ def test_a_reload_is_all_or_nothing(tmp_path):
             assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
             page = (await client.get("/metrics", headers=headers)).text
             assert 'access_reloads_total{model_name="tiny-model",result="failed"} 1.0' in page
+
+    asyncio.run(check())
+
+
+def test_a_storage_that_cannot_be_used_leaves_the_old_rules(tmp_path):
+    access = tmp_path / "access.yaml"
+    access.write_text(GOOD)
+
+    async def check() -> None:
+        async with serving(access=access) as (app, _, client):
+            access.write_text(GOOD + "storage: redis://user:secret@host:no-port\n")
+            bad = await client.post("/debug/reload", json={})
+            assert bad.status_code == 409 and "storage is not valid" in bad.json()["error"]["message"]
+            assert "secret" not in bad.text and app.state.service.access.rules.file.storage == "memory"
+
+    asyncio.run(check())
+
+
+def test_streams_go_on_while_a_long_file_is_read(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    key, entry = create_key("root", "admin")
+    append_key(keys, entry)
+    line = keys.read_text()
+
+    async def check() -> None:
+        async with serving(api_keys=keys) as (_, _, client):
+            others = (line.replace(entry.id, f"{number:012x}") for number in range(400))
+            keys.write_text("".join([line, *others]))
+            reloading = asyncio.create_task(client.post("/debug/reload", headers={"x-api-key": key}))
+            turns = 0
+            while not reloading.done():
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert reloading.result().json() == {"tiers": 1, "keys": 401}
+            assert turns >= 10, "the file was read on the event loop"
 
     asyncio.run(check())
 

@@ -41,7 +41,7 @@ def test_words_of_files_stand_beside_it(tmp_path):
     ("text", "says"),
     [
         ("", "valid dictionary"),
-        ("checks: {", "is not YAML"),
+        ("checks: {", "is no YAML"),
         (CHECKS, "profiles: Field required"),
         (CHECKS + "profiles: {}", "profiles: Dictionary should have at least 1 item"),
         (CHECKS + PROFILE.replace("check: list", "check: lists"), "names the check 'lists'"),

@@ -1,0 +1,52 @@
+"""YAML files of the operator: read with a sentence for every fault, and looked at for changes."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from metrics.errors import InputError
+
+Stamp = tuple[int, int, int] | None
+# Beside YAMLError, PyYAML's constructors raise what Python does: for a day such as 2026-02-30, for `!!int x`, for
+# `!!timestamp x`, and for lists a thousand deep.
+_FAULTS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a file. Raises InputError for one that cannot be read, is no YAML, or has a name twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise InputError(f"{path} cannot be read: {reason}; correct the path or the file") from None
+    try:
+        return yaml.load(text, _UniqueLoader)
+    except _FAULTS as error:
+        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+
+
+def stamps_of(files: Iterable[Path]) -> list[Stamp]:
+    """Changes with the files; None for one that is not there."""
+    return [_stamp_of(file) for file in files]
+
+
+def _stamp_of(file: Path) -> Stamp:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class _UniqueLoader(yaml.SafeLoader):
+    """A name that stands twice is a mistake; YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = Counter(str(self.construct_object(name, deep=deep)) for name, _ in node.value)
+        for name, times in names.most_common(1):
+            if times > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
