@@ -9,7 +9,7 @@ from engine.options import engine_config, engine_options
 
 CheckOption = Annotated[
     bool,
-    typer.Option("--check", help="check model, memory, folders and port, print the memory plan, and serve nothing"),
+    typer.Option("--check", help="check model, memory, files and port, print the memory plan, and serve nothing"),
 ]
 
 
