@@ -42,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._answered_at: float | None = None  # before its body was there
         self._unsent_bytes, self._unsent_since = 0, 0.0
+        self._running: RequestResponseCycle | None = None  # `cycle` is the newest, which may wait in the pipeline
 
     # From the transport.
 
@@ -54,6 +55,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -176,6 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Its own.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        self._running = cycle
         super()._start_asgi_task(cycle, _unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _feed(self, data: bytes) -> None:
@@ -205,16 +210,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(ApiError(431, f"the head of the request has {what}; send less", code="head_too_large"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers in place of the application. An earlier request on the connection goes without an answer."""
-        if not self._answers() and not self.transport.is_closing():
+        """Answers in place of the application. While an earlier request is answered, the connection only ends: its task
+        may still write, which must not come behind the end of the stream."""
+        if self._answers():
+            self._is_refused = True
+            self.pipeline.clear()
+            self.transport.close()
+            return
+        if not self.transport.is_closing():
             body = msgspec.json.encode(error.body())
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
             if error.retry_after_seconds is not None:
                 head += b"retry-after: %d\r\n" % error.retry_after_seconds
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        elif self._answers():
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
         self._linger(None)
 
     def _linger(self, reason: str | None) -> None:

@@ -296,6 +296,39 @@ def test_a_few_requests_may_be_pipelined():
     assert run(check) == {"bad_request": 1}
 
 
+@pytest.mark.parametrize("behind", [b"", GET], ids=["alone", "with another in the pipeline"])
+def test_garbage_behind_a_request_ends_its_stream_without_a_fault(behind, caplog):
+    ends: list[str] = []
+
+    async def streaming(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            while not leaving.done():
+                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+                await asyncio.sleep(0.001)
+            ends.append("disconnect")
+        finally:
+            leaving.cancel()
+
+    async def check(server: SocketServer) -> None:
+        client = await server.connect()
+        await client.send(GET)
+        await client.read(b"x")
+        await client.send(behind + b"garbage\r\n\r\n")
+        await client.read()
+        await until(lambda: bool(ends))
+
+    assert run(check, streaming) == {"bad_request": 1}
+    assert ends == ["disconnect"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def _disconnected(receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def test_a_body_that_nobody_reads_is_dropped_or_ends_the_connection():
     async def check(server: SocketServer) -> None:
         client = await server.connect()
