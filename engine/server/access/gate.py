@@ -38,9 +38,12 @@ class Line:
                     if limited.wait_seconds is None:
                         return limited
                     self._freed.clear()
+                    sleep = min(max(limited.wait_seconds, 0.001), LONGEST_SLEEP_SECONDS)
                     with contextlib.suppress(TimeoutError):
-                        sleep = min(max(limited.wait_seconds, 0.001), LONGEST_SLEEP_SECONDS)
-                        await asyncio.wait_for(self._freed.wait(), sleep)
+                        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with a `wake`, and a
+                        # client that left would take the place that was given back.
+                        async with asyncio.timeout(sleep):
+                            await self._freed.wait()
         except TimeoutError:
             return Limited("queue_seconds", "queue_timeout", 1.0)
         finally:

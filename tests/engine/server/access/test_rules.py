@@ -177,3 +177,26 @@ def test_tokens_are_conserved(calls):
             assert (await rates.levels("t", tier))[0].remaining == max(0, 100 - used)
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_client_that_leaves_while_a_place_comes_back_takes_none(turns):
+    async def check() -> None:
+        gate, tier = Gate(), Tier(concurrency=1, on_limit="queue", queue_seconds=5)
+
+        async def free() -> None:
+            return None
+
+        assert await gate.enter(tier, free) is None
+        waiting = asyncio.create_task(gate.enter(tier, free))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gate.leave()
+        for _ in range(turns):  # of the loop, between the place and the end of its call
+            await asyncio.sleep(0)
+        has_place = waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled() is not has_place and gate.open == has_place
+
+    asyncio.run(check())
