@@ -83,10 +83,6 @@ class Tenant:
     limits_key: str
     key_id: str = ""
 
-    @property
-    def priority(self) -> int | None:
-        return self.tier.priority
-
 
 @dataclass(frozen=True)
 class AccessRules:

@@ -158,8 +158,7 @@ class CoreClient:
     @property
     def longest_silence_seconds(self) -> float:
         """A core that is up and silent for longer is killed."""
-        longest_step = 0.0 if self._heartbeat is None else self._heartbeat.longest_step_seconds
-        return self.config.core_hung_seconds + longest_step
+        return self.config.core_hung_seconds if self._heartbeat is None else self._heartbeat.hung_after_seconds
 
     @property
     def is_profiling(self) -> bool:

@@ -38,7 +38,12 @@ class Heartbeat:
     @property
     def is_hung(self) -> bool:
         """So long that it is killed."""
-        return self.silence_seconds > self._hung_after + self._allowance
+        return self.silence_seconds > self.hung_after_seconds
+
+    @property
+    def hung_after_seconds(self) -> float:
+        """The longest silence that passes."""
+        return self._hung_after + self._allowance
 
     @property
     def _allowance(self) -> float:

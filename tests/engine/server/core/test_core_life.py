@@ -282,6 +282,7 @@ def test_a_profile_burst_may_hold_the_loop_up():
     beats = heartbeat(core_hung_seconds=6)
     let_pass(beats, PROFILING_SECONDS, is_profiling=True)
     assert not beats.is_silent
+    assert beats.hung_after_seconds > PROFILING_SECONDS, "a call whose client left waits as long for its record"
     beats.passed(0, is_profiling=False)
     assert beats.is_hung
 
