@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 from fastapi import Request
@@ -46,6 +47,10 @@ from metrics.export.spans import parent_of
 from metrics.records import RequestRecord
 
 log = logging.getLogger(__name__)
+# From clients: addresses, and the paths of the operator's files.
+HIDDEN_SETTINGS = {"host", "port", "otlp_endpoint"} | {
+    name for name, field in EngineConfig.model_fields.items() if Path in get_args(field.annotation)
+}
 FEW_ITEMS = 200  # of an input: checked in 2 ms
 OnEnd = Callable[[Caller, int, str | None, RequestRecord | None], None]  # as `Service.ended`
 
@@ -284,8 +289,7 @@ class Service:
             return card
         facts = {name: getattr(ready, name) for name in ready.__struct_fields__ if name not in ("shape", "memory")}
         facts["memory_bytes"] = ready.memory.parts
-        hidden = {"run_dir", "host", "port", "moderation", "access", "api_keys"}
-        settings = self.config.model_dump(mode="json", exclude=hidden)
+        settings = self.config.model_dump(mode="json", exclude=HIDDEN_SETTINGS)
         return card | {"max_model_len": ready.max_model_len, "engine": settings | facts}
 
     def limits(self) -> ModelLimits:
