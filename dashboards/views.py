@@ -19,13 +19,15 @@ VALUE_UNITS = {
     "seconds": "s", "ratio": "percentunit", "bytes": "bytes", "tokens": "suffix: tokens",
     "requests": "suffix: requests", "blocks": "suffix: blocks", "slots": "suffix: slots", "info": "suffix: servers",
     "nats": "suffix: nats", "watts": "watt", "hertz": "hertz", "celsius": "celsius", "state": "bool_on_off",
-    "flops_per_second": "flops", "bytes_per_second": "Bps",
+    "flops_per_second": "flops", "bytes_per_second": "Bps", "connections": "suffix: connections",
 }  # fmt: skip
 RATE_UNITS = {
     "seconds": "percentunit", "tokens": "suffix: tokens/s", "bytes": "Bps", "flops": "flops", "requests": "reqps",
     "blocks": "suffix: blocks/s", "rows": "suffix: rows/s", "joules": "watt",
     "steps": "suffix: steps/s", "records": "suffix: records/s",
-    "traces": "suffix: traces/s",
+    "traces": "suffix: traces/s", "texts": "suffix: texts/s", "reloads": "suffix: reloads/s",
+    "failures": "suffix: failures/s", "connections": "suffix: connections/s", "hangs": "suffix: hangs/s",
+    "messages": "suffix: messages/s",
 }  # fmt: skip
 
 

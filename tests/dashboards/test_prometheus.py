@@ -60,6 +60,10 @@ class GrowingPage:
         self._lag.observe(3_000_000)
         self.exporter.system.observe_loop_lag(self._lag.counts, self._lag.total)
         self.exporter.observe_rejection("queue_full")
+        self.exporter.observe_limited("free", "concurrency")
+        self.exporter.observe_moderation({("input", "abuse", "block"): self.scrapes}, {"endpoint": self.scrapes})
+        self.exporter.observe_connections(3, {"idle": self.scrapes})
+        self.exporter.core.observe_silence(0.5)
         self.exporter.observe_recorder(dropped=self.scrapes, failed=self.scrapes)
         self.exporter.observe_tracer({"head": self.scrapes}, {"exported": self.scrapes, "dropped": self.scrapes})
 

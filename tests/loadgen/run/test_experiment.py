@@ -242,7 +242,7 @@ def test_engine_block_becomes_flags_of_serve():
     command = serve_command(settings, 8123, Path("runs/x"))
     assert command[1:] == [
         "-m", "sojourn", "serve", "m", "--host", "127.0.0.1", "--port", "8123", "--run-dir", "runs/x",
-        "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
+        "--no-spare-core", "--num-kv-blocks", "96", "--no-prefix-caching", "--policy", "fcfs",
     ]  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,12 +31,19 @@ ROOT = Path(__file__).parents[4]
 SILENCE, HUNG = 0.5, 1.25  # seconds, below the bounds of the settings so that tests are short
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The name of a socket has at most 107 characters, and pytest's folders have long names."""
+    with tempfile.TemporaryDirectory(prefix="core-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
-def fake(monkeypatch, tmp_path):
+def fake(monkeypatch, short_folder):
     """Cores are fake ones, and their sockets lie in a folder of the test."""
     monkeypatch.setattr(core_process, "MODULE", fake_core.__name__)
     monkeypatch.setattr(spare, "DELAY_SECONDS", 0)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -295,9 +303,9 @@ def test_the_longest_step_of_a_large_model_is_no_hang():
     assert Heartbeat(EngineConfig(model="tiny-model"), fake_core.READY).longest_step_seconds < 0.1
 
 
-def test_folders_of_dead_fronts_are_removed_and_no_others(tmp_path):
+def test_folders_of_dead_fronts_are_removed_and_no_others(short_folder):
     living = SocketsFolder()
-    dead, unlocked, strangers = (tmp_path / f"sojourn-{name}" for name in ("7-dead", "8-new", "9-link"))
+    dead, unlocked, strangers = (short_folder / f"sojourn-{name}" for name in ("7-dead", "8-new", "9-link"))
     for folder in (dead, unlocked):
         (folder / "generation").mkdir(parents=True)
     (dead / LOCK).touch()

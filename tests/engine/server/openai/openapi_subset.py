@@ -165,7 +165,9 @@ def _operation(body: dict[str, Any] | None, answer: dict[str, Any]) -> dict[str,
         return {"description": "", "content": {"application/json": {"schema": schema}}}
 
     refused = response({"$ref": "#/components/schemas/Error"})
-    operation: dict[str, Any] = {"responses": {"200": response(answer), "400": refused, "404": refused, "405": refused}}
+    operation: dict[str, Any] = {
+        "responses": {"200": response(answer), "400": refused, "404": refused, "405": refused, "415": refused}
+    }
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation

@@ -52,7 +52,7 @@ def test_every_call_has_one_record_whatever_its_end(tmp_path):
         "ok-False": ("answered", 200, None),
         "ok-True": ("answered", 200, None),
         "ids": ("answered", 200, None),
-        "bad": ("refused", 400, "missing_required_parameter"),
+        "bad": ("refused", 400, "unknown_parameter"),
         "lost": ("failed", 503, "engine_core_died"),
         "down": ("refused", 503, "engine_restarting"),
     }
