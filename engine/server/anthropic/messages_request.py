@@ -1,19 +1,19 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens, and their translation into a chat."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from engine.server.anthropic.content_blocks import CacheControl, MessageParam, chat_messages
 from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
 from engine.server.openai.messages import MAX_MESSAGES, MAX_PARTS
 from engine.server.openai.protocol import StopString, Strict, UnsupportedField, refusal_of
-from engine.server.openai.tools import MAX_TOOLS, Name
+from engine.server.openai.tools import MAX_TOOLS, AsSent, Name
 
 
-class CustomTool(Strict):
+class CustomTool(AsSent):
     """A function; tools that Anthropic's servers run are not here."""
 
     name: Name = Field(description="letters, digits, _ and -, up to 64")
@@ -22,14 +22,6 @@ class CustomTool(Strict):
     strict: bool | None = Field(None, description="calls always match the schema, also where the model chooses freely")
     type: Literal["custom"] | None = Field(None, description="only functions of the client")
     cache_control: CacheControl | None = Field(None, description="a hint; the prefix cache needs none")
-    _sent: dict[str, Any] = PrivateAttr()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        tool = handler(value)
-        tool._sent = value
-        return tool
 
     @property
     def chat_value(self) -> dict[str, Any]:

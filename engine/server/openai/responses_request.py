@@ -1,9 +1,9 @@
 """The body of POST /v1/responses, stateless, and its translation into a chat."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from engine.server.errors import invalid
 from engine.server.openai.chat_request import ChatRequest
@@ -11,7 +11,7 @@ from engine.server.openai.messages import MAX_MESSAGES, TemplateValue
 from engine.server.openai.protocol import MAX_LOGPROBS, GenerationRequest, Strict, UnsupportedField, refusal_of
 from engine.server.openai.reasoning import Effort
 from engine.server.openai.responses_items import messages_of
-from engine.server.openai.tools import MAX_TOOLS, FunctionTool, Name
+from engine.server.openai.tools import MAX_TOOLS, AsSent, FunctionTool, Name
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -23,17 +23,8 @@ class _Function(Strict):
     type: Literal["function"]  # looked at first
 
 
-class ResponseTool(FunctionTool, _Function):
+class ResponseTool(AsSent, FunctionTool, _Function):
     """A function; tools that a server would run itself are not here."""
-
-    _sent: dict[str, Any] = PrivateAttr()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        tool = handler(value)
-        tool._sent = value
-        return tool
 
     @property
     def function_value(self) -> dict[str, Any]:

@@ -31,21 +31,26 @@ class FunctionTool(Strict):
     strict: bool | None = Field(None, description="calls always match the schema, also where the model chooses freely")
 
 
-class ChatTool(Strict):
-    type: Literal["function"]
-    function: FunctionTool
+class AsSent(Strict):
+    """An object that also stores what the client sent, with its order and its nulls."""
+
     _sent: dict[str, Any] = PrivateAttr()
 
     @model_validator(mode="wrap")
     @classmethod
-    def _keep(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        tool = handler(value)
-        tool._sent = value
-        return tool
+    def _store(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        checked = handler(value)
+        checked._sent = value
+        return checked
+
+
+class ChatTool(AsSent):
+    type: Literal["function"]
+    function: FunctionTool
 
     @property
     def template_value(self) -> dict[str, Any]:
-        """As the client sent it, with its order and its nulls: a template may write all of it into the prompt."""
+        """As the client sent it: a template may write all of it into the prompt."""
         return self._sent
 
 
