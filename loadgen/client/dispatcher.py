@@ -150,11 +150,18 @@ class LoadClient:
     def _flush_until_closing(self) -> None:
         threadpool = gevent.get_hub().threadpool
         while not self._closing.wait(event_log.FLUSH_SECONDS):
-            try:
-                threadpool.apply(self._flush)
+            if (fault := threadpool.apply(self._fault_of_a_flush)) is None:
                 self._outage.end()
-            except (OSError, pa.ArrowException) as error:
-                self._outage.begin(f"events stay in memory, as {self.run_dir} does not take them: {error}")
+            else:
+                self._outage.begin(f"events stay in memory, as {self.run_dir} does not take them: {fault}")
+
+    def _fault_of_a_flush(self) -> Exception | None:
+        """Not raised: gevent would print a traceback of the thread."""
+        try:
+            self._flush()
+        except (OSError, pa.ArrowException) as error:
+            return error
+        return None
 
     def _flush_the_rest(self) -> None:
         try:
