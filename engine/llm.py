@@ -41,16 +41,11 @@ class LLMError(SojournError):
 
 
 # Settings of the front process of a server.
-_SERVER_SETTINGS = {
-    "host", "port", "served_model_name", "max_waiting", "drain_seconds", "max_body_bytes", "run_dir", "seed",
-    "tool_format", "reasoning_format", "objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms", "compat",
-    "otlp_endpoint", "trace_sample_ratio",
-    "usage_dir", "usage_prices", "usage_file_bytes", "usage_sync_seconds",
-    "access", "api_keys", "open_health",
-    "core_silence_seconds", "core_hung_seconds", "max_core_deaths", "spare_core",
-}  # fmt: skip
-
-
+_SERVER_SETTINGS = {"served_model_name", "max_waiting", "seed", "tool_format", "reasoning_format"} | {
+    name
+    for name, field in EngineConfig.model_fields.items()
+    if (field.json_schema_extra or {}).get("panel") in ("Server", "Telemetry") and name != "telemetry"
+}
 STEPS_AT_ONCE = 256  # records of steps, at most, between two calls of `on_steps`
 
 

@@ -266,6 +266,10 @@ def test_settings_of_a_server_and_unknown_ones_are_refused():
         LLM("tiny-model", otlp_endpoint="http://127.0.0.1:4318")
     with pytest.raises(LLMError, match="setting tool_format is of a server"):
         LLM("tiny-model", tool_format="hermes")
+    with pytest.raises(LLMError, match="setting moderation is of a server"):
+        LLM("tiny-model", moderation="checks.yaml")
+    with pytest.raises(LLMError, match="setting allowed_hosts is of a server"):
+        LLM("tiny-model", allowed_hosts="*")
     with pytest.raises(LLMError, match="block_size=0"):
         LLM("tiny-model", block_size=0)
     with pytest.raises(LLMError, match="max_seqs is not a setting of the engine; did you mean max_num_seqs"):
