@@ -282,5 +282,5 @@ def test_replay_that_cannot_be_recorded_ends_with_a_sentence_and_is_not_sent_aga
         said = load.communicate(timeout=30)[0]
     finally:
         load.kill()
-    assert load.returncode == 1 and "events cannot be written to" in said and "Traceback" not in said
+    assert load.returncode == 1 and "nothing of the run remains" in said and "Traceback" not in said
     assert len(server.seen) == 30
