@@ -22,7 +22,7 @@ from bench.torture.client import Answer, Call, Loop, calling, completion
 from bench.torture.promises import Outcome, TortureError, main
 from bench.torture.run_files import check_client_run, check_server_run
 from bench.torture.server import Server, descendants, living, serving, start_session, wait_until
-from bench.torture.usage_records import has_usage, unmatched
+from bench.torture.usage_records import unmatched
 
 VICTIMS = ("core", "front", "load generator")
 READY_SECONDS = 60  # core_death measures the promise of 5 s; here the server must serve again at all
@@ -65,11 +65,10 @@ class State(msgspec.Struct):
 class Life:
     """One life of the server, and its folders."""
 
-    def __init__(self, folder: Path, number: int, usage: bool):
+    def __init__(self, folder: Path, number: int):
         self.run_dir = folder / f"server-{number}"
         options = ["--run-dir", str(self.run_dir), "--max-waiting", "100000", "--max-core-deaths", "1000"]
-        if usage:
-            options += ["--usage-dir", str(folder / "usage")]
+        options += ["--usage-dir", str(folder / "usage")]
         self._stack = contextlib.ExitStack()
         self.server: Server = self._stack.enter_context(serving(*options))
 
@@ -180,14 +179,13 @@ def one_kill(life: Life, kill: Kill, folder: Path, state: State) -> None:
 def torment(outcome: Outcome, state: State, count: int, folder: Path, file: Path | None) -> None:
     draw = random.Random(state.seed)
     plan = [(draw.choice(VICTIMS), draw.uniform(0.0, 2.5)) for _ in range(count)]
-    usage = has_usage()
     life, lives = None, len(list(folder.glob("server-*")))
     try:
         for number in range(len(state.kills), count):
             kill = Kill(number, *plan[number])
             if life is None:
                 started = time.monotonic()
-                life, lives = Life(folder, lives, usage), lives + 1
+                life, lives = Life(folder, lives), lives + 1
                 if state.kills and state.kills[-1].victim == "front":
                     state.kills[-1].serving_again_s = time.monotonic() - started
             try:
@@ -208,10 +206,10 @@ def torment(outcome: Outcome, state: State, count: int, folder: Path, file: Path
         if life is not None:
             for fault in life.end():
                 outcome.check("the last server ends in order", False, fault)
-    judge(outcome, state, folder, usage)
+    judge(outcome, state, folder)
 
 
-def judge(outcome: Outcome, state: State, folder: Path, usage: bool) -> None:
+def judge(outcome: Outcome, state: State, folder: Path) -> None:
     kills = state.kills
     victims = ", ".join(f"{count} {name}" for name, count in Counter(kill.victim for kill in kills).items())
     faults = [(kill, fault) for kill in kills for fault in kill.faults]
@@ -234,9 +232,6 @@ def judge(outcome: Outcome, state: State, folder: Path, usage: bool) -> None:
             True,
             f"median {sorted(again)[len(again) // 2]:.1f} s, longest {max(again):.1f} s",
         )
-    if not usage:
-        outcome.skip("each call has one usage record", "not available: this server records no usage")
-        return
     lost, double, wrong = unmatched(folder / "usage", state.seen, set(state.doubtful), OUTPUT_TOKENS)
     outcome.check("no lost usage record", not lost, f"{len(lost)} of {len(state.seen):,} calls {lost[:3] or ''}")
     outcome.check("no usage record twice", not double, f"{len(double)} {double[:3] or ''}")

@@ -15,7 +15,6 @@ from bench.torture.memory import MIB, Reading, growth_of_second_half, read
 from bench.torture.promises import Outcome, main
 from bench.torture.run_files import check_server_run
 from bench.torture.server import Server, serving, temporary_folder
-from engine.config import EngineConfig
 
 RATIO = 1.1  # p99 of the gaps of well-behaved streams, beside the abuse to alone
 GROWTH_MIB = 16  # of a process over the second half
@@ -106,11 +105,8 @@ def judge(outcome: Outcome, soak: Soak) -> None:
     outcome.check("well-behaved clients: every call is answered", not soak.failed_well,
                   f"{len(soak.failed_well)} failed {soak.failed_well[:3] or ''}")  # fmt: skip
     outcome.check("no call without an end", not soak.unended, f"{len(soak.unended)} of {soak.num_calls:,}")
-    if "access" in EngineConfig.model_fields:
-        share = soak.num_limited / max(1, soak.num_greedy)
-        outcome.check("the greedy tenant is limited", share > 0.3, f"{share:.0%} of {soak.num_greedy:,} calls got 429")
-    else:
-        outcome.skip("the greedy tenant is limited", "this server has no tenants")
+    share = soak.num_limited / max(1, soak.num_greedy)
+    outcome.check("the greedy tenant is limited", share > 0.3, f"{share:.0%} of {soak.num_greedy:,} calls got 429")
     ratio = statistics.median(soak.ratios) if soak.ratios else None
     alone, beside = (statistics.median(side) for side in zip(*soak.p99s, strict=True)) if soak.p99s else (0, 0)
     outcome.below("p99 gap of well-behaved streams, beside abuse", ratio, RATIO, "times that alone",
@@ -136,13 +132,9 @@ def run(outcome: Outcome, arguments: argparse.Namespace) -> None:
         folder: Path = stack.enter_context(temporary_folder())
         # A KV pool takes memory as it fills: this one is full before the second half.
         options = ["--run-dir", str(folder / "run"), "--num-kv-blocks", str(KV_BLOCKS)]
-        if "send_seconds" in EngineConfig.model_fields:
-            options += ["--send-seconds", str(SEND_SECONDS)]
-        if "access" in EngineConfig.model_fields:
-            (folder / "access.yaml").write_text(ACCESS)
-            options += ["--access", str(folder / "access.yaml")]
-        if "usage_dir" in EngineConfig.model_fields:
-            options += ["--usage-dir", str(folder / "usage")]
+        (folder / "access.yaml").write_text(ACCESS)
+        options += ["--access", str(folder / "access.yaml"), "--usage-dir", str(folder / "usage")]
+        options += ["--send-seconds", str(SEND_SECONDS)]
         server = stack.enter_context(serving(*options))
         call_all(server.url, loops=[well_behaved(3), *abuse(3)])  # whatever is loaded at first use
         soak = Soak(server, phase_seconds)

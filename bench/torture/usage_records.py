@@ -1,20 +1,14 @@
 """What clients saw of their calls, beside the usage records that the servers left."""
 
-import importlib
-import importlib.util
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from engine.config import EngineConfig
+from metrics.usage.reader import read_usage
 
 # How a call ended for its client, with the status that it got → what its record may say.
 STATUSES_OF = {"done 200": {"answered"}, "done 503": {"failed", "refused"}, "done 400": {"refused"}}
 STATUSES_OF |= {"error 200": {"failed"}, "left 200": {"cancelled", "answered", "interrupted"}}
-
-
-def has_usage() -> bool:
-    return "usage_dir" in EngineConfig.model_fields and importlib.util.find_spec("metrics.usage") is not None
 
 
 def unmatched(
@@ -24,7 +18,7 @@ def unmatched(
 
     `seen`: name of a call → how it ended for its client, and the status. `doubtful` may have one record or none.
     """
-    records = importlib.import_module("metrics.usage.reader").read_usage(folder).records
+    records = read_usage(folder).records
     counts = Counter(record.request_id for record in records)
     lost = [name for name in seen if name not in doubtful and counts[name] == 0]
     double = [name for name, count in counts.items() if name in seen and count > 1]
