@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from weakref import WeakValueDictionary
 
 from limits.errors import ConfigurationError
 from starlette._utils import get_route_path
@@ -31,7 +32,7 @@ class Access:
         self._config = config
         self._exporter = exporter
         self._files = [path for path in (config.access, config.api_keys) if path is not None]
-        self._gates: dict[str, Gate] = {}
+        self._gates: WeakValueDictionary[str, Gate] = WeakValueDictionary()
         self._stamps = stamps_of(self._files)
         self._reloading = asyncio.Lock()
         self.rules = load_rules(config.access, config.api_keys)
@@ -63,7 +64,7 @@ class Access:
         return self.rules.tenant(name, is_admin=is_admin, key_id=entry.id)
 
     def gate(self, tenant: Tenant) -> Gate:
-        """The files and the keys bound how many there are."""
+        """Of all open calls of a tenant, which hold it: an administrator may act for any number of tenants."""
         return self._gates.setdefault(tenant.limits_key, Gate())
 
     def observe_limited(self, tenant: Tenant, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import logging
 from pathlib import Path
 
@@ -173,6 +174,17 @@ def test_the_key_says_whose_call_it_is_and_only_an_admin_acts_for_others(tmp_pat
             answer = await client.post("/v1/completions", json=BODY | {"user": "victim"}, headers=headers)
             assert answer.status_code == 200
         assert [request.tenant for request in core.submitted] == ["acme", "victim"]
+
+    run(check, tmp_path)
+
+
+def test_the_tenants_for_whom_an_admin_acts_leave_nothing_behind(tmp_path, keys):
+    async def check(app, core, client) -> None:
+        for number in range(5):
+            headers = bearer(keys["root"]) | {"x-sojourn-tenant": f"user-{number}"}
+            assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
+        gc.collect()
+        assert len(app.state.service.access._gates) <= 1  # the last call may still be held
 
     run(check, tmp_path)
 
