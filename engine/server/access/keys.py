@@ -50,10 +50,11 @@ def create_key(tenant: str, scope: Scope = "api") -> tuple[str, KeyEntry]:
 
 def append_key(path: Path, entry: KeyEntry) -> None:
     """Adds one line to the file: a crash leaves all older keys as they are. Raises OSError."""
+    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")  # an editor left out the last line's end
     fields = ", ".join(f'{name}: "{value}"' for name, value in entry.model_dump().items())
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(f"- {{{fields}}}\n")
+        file.write("\n" * is_cut + f"- {{{fields}}}\n")
         file.flush()
         os.fsync(file.fileno())
 

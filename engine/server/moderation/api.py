@@ -15,6 +15,7 @@ from engine.server.openai.protocol import Strict, shorten
 from engine.server.service import Service
 
 MAX_INPUTS = 128
+MAX_CHARACTERS = 1_000_000  # of all texts of a call: no context bounds them, and lists search 2 to 30 million a second
 # Typed clients expect all of them. Those that no check of a profile knows are always false.
 OPENAI_CATEGORIES = (
     "harassment", "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent", "self-harm",
@@ -35,6 +36,14 @@ class ModerationRequest(Strict):
 
     def texts(self) -> list[str]:
         """The texts that get a result each. Raises ApiError 400."""
+        texts = self._listed()
+        if (size := sum(map(len, texts))) > MAX_CHARACTERS:
+            raise invalid(
+                "input", f"`input` has {size:,} characters, but may have {MAX_CHARACTERS:,}; send several calls"
+            )
+        return texts
+
+    def _listed(self) -> list[str]:
         if isinstance(self.input, str):
             return [self.input]
         items = self.input if isinstance(self.input, list) else []

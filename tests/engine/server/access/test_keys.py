@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.server.access.keys import append_key, create_key, find_key
+from engine.server.access.rules import load_rules
 from metrics.run.directory import RunDirectory
 from tests.engine.server.scripted_core import MODEL, serving
 
@@ -229,3 +230,11 @@ def test_the_file_of_keys_is_private_and_only_grows(tmp_path):
     before = path.read_text()
     write_keys(path, b="admin")
     assert path.read_text().startswith(before) and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_is_added_behind_a_last_line_without_its_end(tmp_path):
+    path = tmp_path / "keys.yaml"
+    write_keys(path, first="api")
+    path.write_text(path.read_text().rstrip("\n"))
+    write_keys(path, second="api", third="api")
+    assert [entry.tenant for entry in load_rules(None, path).keys.values()] == ["first", "second", "third"]

@@ -337,11 +337,13 @@ def test_the_moderations_endpoint_speaks_for_the_input_checks(file):
             ({"input": 5}, 400, "not a text"),
             ({"input": []}, 400, "not a text"),
             ({"input": ["x"] * 129}, 400, "may have 128"),
+            ({"input": ["x" * 500_000, "y" * 500_001]}, 400, "may have 1,000,000"),
             ({"input": "x", "model": "omni"}, 404, "may be standard, users"),
         ):
             answer = await client.post("/v1/moderations", json=body)
             assert answer.status_code == status and says in answer.json()["error"]["message"], answer.text
-        assert (await client.post("/v1/moderations", json={"input": ["x"] * 128})).status_code == 200
+        for largest in (["x"] * 128, "x" * 1_000_000):
+            assert (await client.post("/v1/moderations", json={"input": largest})).status_code == 200
 
     run(check, file)
 
