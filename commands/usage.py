@@ -43,7 +43,8 @@ def usage(
 
     if json and csv_:
         raise InputError("--json and --csv exclude each other; give one of them")
-    bounds = (since and moment(since, "--since"), until and moment(until, "--until"))
+    given = (("--since", since), ("--until", until))
+    bounds = [None if text is None else moment(text, option) for option, text in given]
     listed = load_price_list(prices) if prices is not None else None
     read = read_usage(usage_folder(find_run(folder)))
     records = between(read.records, *bounds)

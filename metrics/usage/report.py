@@ -92,11 +92,11 @@ def between(records: Iterable[UsageRecord], since: datetime | None, until: datet
 
 def moment(text: str, option: str, now: datetime | None = None) -> datetime:
     """A date or a time in UTC, such as 2026-11-23 or 2026-11-23T10:30, or an age such as 24h. Raises InputError."""
-    if age := re.fullmatch(r"(\d{1,6})([smhd])", text):
-        return (now or datetime.now(UTC)) - timedelta(**{_AGES[age[2]]: int(age[1])})
     try:
+        if age := re.fullmatch(r"(\d{1,6})([smhd])", text):
+            return (now or datetime.now(UTC)) - timedelta(**{_AGES[age[2]]: int(age[1])})
         found = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # such as 999999d, which is before the first year
         raise InputError(
             f"{option} {text!r} is no time; give one in UTC such as 2026-11-23 or 2026-11-23T10:30, or an age such as "
             "90m, 24h or 7d"

@@ -49,7 +49,7 @@ def test_a_span_without_calls_has_no_rows(folder):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["none"], "is not a folder"), (["--json", "--csv"], "exclude each other"), (["--since", "x"], "is no time"),
+    (["none"], "is not a folder"), (["--json", "--csv"], "exclude each other"), (["--since", ""], "is no time"),
     (["--prices", "none.yaml"], "cannot be read"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_a_sentence(folder, monkeypatch, arguments, says):

@@ -77,8 +77,8 @@ class Access:
             try:
                 # Thousands of keys take seconds, and no stream waits for them.
                 rules = await asyncio.to_thread(load_rules, self._config.access, self._config.api_keys)
-                has_storage = _storage(rules) == _storage(self.rules)
-                rates = self.rates if has_storage else self._make_rates(rules)
+                is_same = _storage(rules) == _storage(self.rules)
+                rates = self.rates if is_same else self._make_rates(rules)
             except AccessError as error:
                 self._exporter.observe_access_reload("failed")
                 log.error("the old rules of access stay in force: %s", error)
