@@ -31,7 +31,8 @@ def section(outcome: Outcome, machine: str) -> str:
 
 
 def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """One line, without the names of temporary folders."""
+    return re.sub(r"/tmp/torture-\w+", "FOLDER", " ".join(text.split())).replace("|", "\\|")
 
 
 def with_sections(page: str, outcomes: Sequence[Outcome], machine: str) -> str:
