@@ -106,7 +106,8 @@ def impossible_rate(outcome: Outcome) -> None:
     with temporary_folder() as folder, serving("--max-waiting", "50") as server:
         code = ended(start(server.url, folder, 10_000, 1))
         text = (folder / "load.log").read_text(errors="replace")
-    outcome.check("10,000 requests/s: exit code 4, the run is not valid", code == 4 and "Traceback" not in text,
+    # 4 where the load was sent late, 5 where most of it was refused
+    outcome.check("10,000 requests/s: the exit code is none of success", code in (4, 5) and "Traceback" not in text,
                   f"exit code {code}; {' '.join(text.split())[-140:]}")  # fmt: skip
 
 
