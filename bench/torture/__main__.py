@@ -77,7 +77,7 @@ def main() -> None:
     bad = {FAIL} if arguments.allow_missed else {FAIL, MISSED}
     broken = [outcome.script for outcome in outcomes if bad & {promise.verdict for promise in outcome.promises}]
     verdict = f"broken: {', '.join(broken)}" if broken else "all promises hold"
-    print(f"{len(outcomes)} scripts in {time.monotonic() - started:.0f} s; {verdict}")
+    print(f"{len(outcomes)} script{'s' * (len(outcomes) != 1)} in {time.monotonic() - started:.0f} s; {verdict}")
     sys.exit(1 if broken else 0)
 
 
