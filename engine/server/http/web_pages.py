@@ -124,7 +124,7 @@ def _check_type(types: list[str], encodings: list[str]) -> None:
     sent, _, parameters = (types[0] if len(types) == 1 else ", ".join(types)).partition(";")
     if not _JSON.fullmatch(sent.strip().lower()):
         shown = f"has the content type {sent[:SHOWN]!r}" if sent else "has no content type"
-        message = f"the body {shown}, but this server reads JSON; send the header `Content-Type: application/json`"
+        message = f"the request {shown}, but this server reads JSON; send the header `Content-Type: application/json`"
         raise ApiError(415, message, code="unsupported_content_type")
     charset = re.search(r"charset\s*=\s*\"?([^\";\s]*)", parameters.lower())
     if charset and charset[1] not in ("utf-8", "utf8", "us-ascii"):
