@@ -12,7 +12,13 @@ from commands.summary import summarise
 
 def load(
     scenario: ScenarioArgument,
-    base_url: Annotated[str, typer.Option(help="any OpenAI-compatible server, such as http://127.0.0.1:8000")],
+    base_url: Annotated[
+        str,
+        typer.Option(
+            help="any OpenAI-compatible server, such as http://127.0.0.1:8000; the environment variable "
+            "SOJOURN_API_KEY has its key"
+        ),
+    ],
     model: Annotated[str | None, typer.Option(help="model to request; by default the server's first one")] = None,
     tokenizer: Annotated[
         str | None,

@@ -15,7 +15,7 @@ def ui(
     runs: Annotated[Path, typer.Option(help="folder that holds the run directories")] = RUNS,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on 127.0.0.1")] = 8501,
 ) -> None:
-    """Open the web app: overview, diagnosis, goodput, requests, steps, memory and compute of each run."""
+    """Open the web app: overview, diagnosis, goodput, requests, steps, memory, compute and usage of each run."""
     need("ui", "streamlit", "plotly")
     from ui.launch import open_app
 

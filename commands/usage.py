@@ -71,7 +71,12 @@ def _print_csv(rows: list["UsageSum"], by: str) -> None:
     writer.writerow([by, *STATUSES, *names])
     for row in rows:
         counts = [row.by_status.get(status, 0) for status in STATUSES]
-        writer.writerow([row.group, *counts, *(getattr(row, name) for name in names)])
+        writer.writerow([row.group, *counts, *(_exact(getattr(row, name)) for name in names)])
+
+
+def _exact(value: object) -> object:
+    """Sums of milliseconds without the noise of binary fractions: nanoseconds are their unit."""
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _print_table(rows: list["UsageSum"], whole: "UsageSum", by: str) -> None:
@@ -92,8 +97,10 @@ def _print_table(rows: list["UsageSum"], whole: "UsageSum", by: str) -> None:
         amounts += [_amount(row.price_of_tokens, 6), _amount(row.price_of_device, 6)] if has_prices else []
         style = "bold" if row is whole else None
         shown.add_row(escape(row.group), *(f"{count:,}" for count in counts), *amounts, style=style)
+    if out.measure(shown, options=out.options.update(width=1_000)).maximum > out.width:
+        shown.collapse_padding = True  # so that the id of a key stays on one line of 80 columns
     out.print(shown)
-    out.print(f"{whole.calls:,} calls: {whole.status_counts or 'none'}")
+    out.print(f"{whole.calls:,} calls: {whole.status_counts}" if whole.calls else "no calls arrived in this time")
     if whole.calls_with_device_ms and not has_joules:
         out.print("joules are unknown: the machine has no power sensor that can be read")
 

@@ -43,7 +43,7 @@ def test_rows_and_totals_as_a_table_json_and_csv(folder):
 
 
 def test_a_span_without_calls_has_no_rows(folder):
-    assert "0 calls: none" in usage(folder, "--since", "2027-01-01")
+    assert "no calls arrived" in usage(folder, "--since", "2027-01-01")
     (heading,) = usage(folder, "--until", "2020-01-01", "--csv").splitlines()
     assert heading.startswith("tenant,answered,failed,cancelled,refused,interrupted,open,calls,prompt_tokens")
 
