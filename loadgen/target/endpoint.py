@@ -87,12 +87,25 @@ def served_models(endpoint: Endpoint) -> list[dict[str, Any]]:
         names = [model["id"] for model in models]
     except (ValueError, KeyError, TypeError):
         names = []
+    if status in (401, 403):
+        raise EndpointError(
+            f"{endpoint.url} refuses the key (HTTP {status}: {_message(body)}); "
+            f"set the environment variable {API_KEY_VARIABLE} to a key of this server"
+        )
     if not names:
         raise EndpointError(
             f"{endpoint.url}/v1/models names no model (HTTP {status}: {body[:120].decode(errors='replace')!r}); "
             "is it an OpenAI-compatible server? If it is, name the model in target.model"
         )
     return models
+
+
+def _message(body: bytes) -> str:
+    """The sentence of an error of OpenAI's shape, or how another body begins."""
+    try:
+        return str(json.loads(body)["error"]["message"])[:200]
+    except (ValueError, KeyError, TypeError):
+        return repr(body[:120].decode(errors="replace"))
 
 
 def served_model(endpoint: Endpoint, name: str | None) -> dict[str, Any]:

@@ -217,6 +217,15 @@ def test_server_that_serves_no_models_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_server_that_refuses_the_key_says_where_a_key_goes(tmp_path):
+    server = ScriptedServer()
+    refusal = {"error": {"message": "no API key was sent"}}
+    server._answer = lambda reader, writer: server._document(writer, 401, refusal)
+    server.start()
+    with pytest.raises(EndpointError, match=r"HTTP 401: no API key was sent\); set .* SOJOURN_API_KEY"):
+        load_url(scenario(), server.url, tmp_path / "run")
+
+
 def test_folder_that_holds_files_is_never_written_into(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ExperimentError, match="is not empty"):
