@@ -318,7 +318,8 @@ def complaint(invalid: ValidationError) -> str:
         hint = f"did you mean {close[0]}?" if close else "`sojourn serve --help` lists all"
         return f"{name} is not a setting of the engine; {hint}"
     reason = first["msg"].removeprefix("Value error, ")
-    return f"{name}={first['input']!r} is not valid: {reason[0].lower()}{reason[1:]}"
+    value = str(first["input"]) if isinstance(first["input"], Path) else first["input"]
+    return f"{name}={value!r} is not valid: {reason[0].lower()}{reason[1:]}"
 
 
 def model_folder(model: str) -> Path:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import suppress
 
 import uvicorn
 
@@ -69,7 +70,12 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().call_soon_threadsafe(self._give_up)
 
     async def _drain(self) -> None:
-        await self._core.drain(self._core.config.drain_seconds)
+        seconds = self._core.config.drain_seconds
+        if self._core.streams:
+            with suppress(OSError):  # a log that cannot be written must not keep the server from its end
+                print(f"Sojourn ends after its open calls, in {seconds:g} s at most; a second signal ends it at once",
+                      flush=True)  # fmt: skip
+        await self._core.drain(seconds)
         self.should_exit = True
 
     def _give_up(self) -> None:

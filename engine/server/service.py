@@ -105,6 +105,8 @@ class Service:
             chat = await asyncio.to_thread(body.as_chat) if is_long else body.as_chat()
             call, plan = await self.start_chat(request, chat)
         except ApiError as error:
+            for name, shown in RESPONSES_PARAMS.items():
+                error.message = error.message.replace(f"`{name}`", f"`{shown}`")
             error.param = RESPONSES_PARAMS.get(error.param, error.param)
             raise
         block_size = self.config.block_size if self.config.prefix_caching else 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from metrics.errors import InputError
 
@@ -25,7 +26,39 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(text, _UniqueLoader)
     except _FAULTS as error:
-        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} is no YAML: {_fault(error)}") from None
+
+
+def _fault(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    return f"{error.problem}, at line {mark.line + 1}, column {mark.column + 1}"
+
+
+def first_fault(invalid: ValidationError, tagged: str | None = None) -> str:
+    """The place of the first fault, what is wrong there, and the way out.
+
+    `tagged`: the key whose entries are a tagged union. Pydantic puts the tag into the place; the file has none there.
+    """
+    first = invalid.errors(include_url=False, include_input=False)[0]
+    place = first["loc"]
+    if place[:1] == (tagged,):
+        place = place[:2] + place[3:]
+    where = ".".join(map(str, place)) or "the file"
+    context = first.get("ctx", {})
+    name = context.get("discriminator", "").strip("'")
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{where} is not a setting; remove it, or correct its name"
+        case "missing":
+            return f"{where} is missing; add it"
+        case "union_tag_invalid":
+            return f"{where}.{name} is {context['tag']!r}; it must be one of {context['expected_tags']}"
+        case "union_tag_not_found":
+            return f"{where}.{name} is missing; add it"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where} is not valid: {reason[0].lower()}{reason[1:]}"
 
 
 def stamps_of(files: Iterable[Path]) -> list[Stamp]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from engine.server.access.keys import KeyEntry, TenantName
-from engine.server.settings_files import read_yaml
+from engine.server.settings_files import first_fault, read_yaml
 from metrics.errors import InputError
 
 LIMITS = (
@@ -123,13 +123,4 @@ def _checked(path: Path, form: TypeAdapter) -> Any:
     try:
         return form.validate_python([] if content is None and form.core_schema["type"] == "list" else content)
     except ValidationError as invalid:
-        raise AccessError(f"{path}: {_sentence(invalid)}") from None
-
-
-def _sentence(invalid: ValidationError) -> str:
-    first = invalid.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
-    if first["type"] == "extra_forbidden":
-        return f"{where} is not a setting; remove it, or correct its name"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"{where} is not valid: {reason[0].lower()}{reason[1:]}"
+        raise AccessError(f"{path}: {first_fault(invalid)}") from None

@@ -14,7 +14,7 @@ from engine.server.moderation.lists import ListModerator
 from engine.server.moderation.profile import Events, Profile, Role, Rule
 from engine.server.moderation.verdict import Moderator
 from engine.server.moderation.words import WordList
-from engine.server.settings_files import read_yaml
+from engine.server.settings_files import first_fault, read_yaml
 from metrics.errors import InputError
 
 MAX_CATEGORIES = 100  # of a file: each is a label of a metric
@@ -177,11 +177,7 @@ def parse(path: Path) -> ModerationFile:
     try:
         return ModerationFile.model_validate(read_yaml(path))
     except ValidationError as invalid:
-        first = invalid.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{path}: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        raise InputError(f"{path}: {first_fault(invalid, tagged='checks')}") from None
 
 
 def files_of(path: Path) -> list[Path]:

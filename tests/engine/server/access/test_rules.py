@@ -17,14 +17,14 @@ from tests.engine.server.scripted_core import MODEL, serving
 
 GOOD = "default_tier: small\ntiers: {small: {requests_per_minute: 1}}\n"
 MISTAKES = {
-    "tiers: {a: {}}\n": "default_tier is not valid: field required",
+    "tiers: {a: {}}\n": "default_tier is missing; add it",
     "default_tier: b\ntiers: {a: {}}\n": "'b', which `tiers` does not have",
     "default_tier: a\ntiers: {a: {request_per_second: 1}}\n": "tiers.a.request_per_second is not a setting",
     "default_tier: a\ntiers: {a: {concurrency: 0}}\n": "tiers.a.concurrency is not valid",
     "default_tier: a\ntiers: {a: {on_limit: drop}}\n": "tiers.a.on_limit is not valid",
     "default_tier: a\ntiers: {a: {}, a: {}}\n": "'a' stands twice",
     "default_tier: a\ntiers: {a: {}}\nstorage: mysql://x\n": "storage is not valid",
-    "default_tier: [": "is no YAML",
+    "default_tier: [": "is no YAML: expected the node content, but found '<stream end>', at line 1, column 16",
     "default_tier: 2026-02-30\n": "is no YAML: day is out of range",
     "default_tier: !!timestamp x\n": "is no YAML",
     "default_tier: " + 1000 * "[" + 1000 * "]": "is no YAML",

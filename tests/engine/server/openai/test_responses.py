@@ -258,7 +258,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data
         ({"conversation": "conv_1"}, "conversation", "earlier turns"),
         ({"background": True}, "background", "stored"),
         ({"truncation": "auto"}, "truncation", "disabled"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "high"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "`reasoning`='high'"),
         ({"tools": [{"type": "web_search"}]}, "tools", "'function'"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "more than once"),
         ({"tool_choice": "required"}, "tool_choice", "no `tools`"),
