@@ -44,11 +44,11 @@ class Record:
 
 
 def where() -> str:
-    """The two innermost lines of the project outside this folder."""
+    """The two innermost lines of the project outside this folder. A virtual environment may lie in the project's."""
     frame, found, here = sys._getframe(1), [], str(Path(__file__).parent)
     while frame is not None and len(found) < 2:
         name = frame.f_code.co_filename
-        if name.startswith(str(ROOT)) and not name.startswith(here):
+        if name.startswith(str(ROOT)) and not name.startswith(here) and "site-packages" not in name:
             found.append(f"{name[len(str(ROOT)) + 1 :]}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(found) or "?"

@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from metrics.errors import SojournError
 
 FAULTS = {
-    "access": ("tiers: {}", "default_tier is not valid"),
+    "access": ("tiers: {}", "default_tier is missing"),
     "api_keys": ("- {id: x}", "0.id is not valid"),
     "moderation": ("profiles: {a: {input: [{check: none}]}}\nchecks: {}", "names the check 'none'"),
     "usage_prices": ("models: {}", "is not one"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_record
 
@@ -41,6 +41,7 @@ def latency(verdict: str, ratio: float) -> Compared:
 @few
 @given(st.floats(0.5, 2), st.booleans())
 def test_replies_surely_longer_or_shorter_than_the_margin_are_other_work(factor, paired):
+    assume(abs(abs(math.log(factor)) - math.log(1.05)) > 1e-9)  # at the margin itself rounding decides
     faults = other_work(side(), side(TOKENS * factor), paired, True, 0.05, 0.95)
     if paired:  # the same requests: nothing is left to chance
         assert bool(faults) == (abs(math.log(factor)) > math.log(1.05))
