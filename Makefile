@@ -1,6 +1,5 @@
 # `make demo` runs the main job, `make test` runs the tests, `make check` what one needs while working, `make torture`
-# maltreats a server. The first one
-# sets up .venv.
+# maltreats a server. The first one sets up .venv.
 # Needs python3 >= 3.11 with its venv module, and make. Another interpreter: make PYTHON=python3.12 demo
 
 PYTHON ?= python3
