@@ -9,6 +9,7 @@ from engine.server.access.rules import load_rules
 from engine.server.http.listener import listen
 from engine.server.moderation.file import load
 from engine.server.moderation.profile import Events
+from engine.server.telemetry.recording import refuse_recorded
 from engine.token.text.template import ChatTemplate
 from engine.token.text.tokenizer import Tokenizer
 from metrics.errors import RunDataError
@@ -33,9 +34,7 @@ def check(config: EngineConfig) -> MemoryPlan:
     if config.usage_prices is not None:
         load_price_list(config.usage_prices)
     if config.run_dir is not None:
-        run = RunDirectory(config.run_dir)
-        if run.sources("requests") or run.sources("steps"):
-            raise RunDataError(f"{run.path} already holds a run; choose another folder with --run-dir")
+        refuse_recorded(RunDirectory(config.run_dir))
         _check_writable(config.run_dir, "--run-dir")
     if config.usage_dir is not None:
         _check_writable(config.usage_dir, "--usage-dir")

@@ -31,16 +31,16 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
     """
     device = chosen_device(config)
     dtype, kv_dtype = chosen_dtypes(config, device)
-    model, weight_bytes = outlined_model(
+    outline = outlined_model(
         folder, dtype, device, config.max_model_len, dummy=config.load_format == "dummy", weights=config.weights
     )
-    max_model_len = config.max_model_len or model.config.max_model_len
+    model, max_model_len = outline.model, outline.max_model_len
     free = free_bytes(device)
     on_cpu = device.type == "cpu"
     needed = MemoryPlan(
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
-        weight_bytes=weight_bytes,
+        weight_bytes=outline.weight_bytes,
         work_bytes=work_bytes(config, model, FLOAT_BYTES if on_cpu else dtype.itemsize)
         + model.rope_bytes(max_model_len),
         table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),

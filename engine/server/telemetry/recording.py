@@ -84,12 +84,17 @@ class Recording:
             return str(error)
 
 
+def refuse_recorded(run: RunDirectory) -> None:
+    """Raises RunDataError if a server has recorded into it."""
+    if run.sources("requests") or run.sources("steps"):
+        raise RunDataError(f"{run.path} already holds a run; choose another folder with --run-dir")
+
+
 def _begin_run(run: RunDirectory, config: EngineConfig) -> dict[str, Any] | None:
     """What `run.json` says. None: an experiment has made the run directory already; a server that was started by hand
     describes, and owns, its own."""
     if (run.path / "run.json").exists():
-        if run.sources("requests") or run.sources("steps"):
-            raise RunDataError(f"{run.path} already holds a run; choose another folder with --run-dir")
+        refuse_recorded(run)
         return None
     bounds = objectives(config)
     settings = config.model_dump(mode="json", exclude={"run_dir"})

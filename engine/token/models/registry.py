@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,18 +49,32 @@ def load_model(
 
     Code that a checkpoint brings along (`auto_map`) is never run: an architecture is either in FAMILIES or refused.
     """
-    model, chosen, limit = _outline(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
-    model = model.to_empty(device=device).requires_grad_(False)
+    outline = outlined_model(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
+    model = outline.model.to_empty(device=device).requires_grad_(False)
     model.tie()  # to_empty gave each its own memory
     if dummy:
         fill_with_random_weights(model)
     else:
         with torch.no_grad():
             model.load(iterate_weights(folder))
-    if chosen is not None:
-        model.pack(chosen)
-    model.make_rope(limit, device)
+    if outline.weight_format is not None:
+        model.pack(outline.weight_format)
+    model.make_rope(outline.max_model_len, device)
     return model.eval()
+
+
+class Outline(NamedTuple):
+    """A model on the meta device: its parts without memory."""
+
+    model: Decoder
+    weight_format: WeightFormat | None  # that its matrices will be packed in
+    max_model_len: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """That its weights will take."""
+        packed = self.weight_format
+        return self.model.weight_bytes if packed is None else self.model.weight_bytes_in(packed)
 
 
 def outlined_model(
@@ -71,22 +85,8 @@ def outlined_model(
     *,
     dummy: bool = False,
     weights: str | None = None,
-) -> tuple[Decoder, int]:
-    """The model without memory, on the meta device, and the bytes that its weights will take. Raises as load_model."""
-    model, chosen, _ = _outline(folder, dtype, device, max_model_len, dummy=dummy, weights=weights)
-    return model, model.weight_bytes if chosen is None else model.weight_bytes_in(chosen)
-
-
-def _outline(
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int | None,
-    *,
-    dummy: bool,
-    weights: str | None,
-) -> tuple[Decoder, WeightFormat | None, int]:
-    """The model on the meta device, the format that its matrices will be packed in, and the longest sequence."""
+) -> Outline:
+    """What load_model will build, from config.json and the headers of the weights. Raises as load_model."""
     config = read_config(folder)
     weights = _packing(weights, dtype, device)
     parts = decoder_config(config)
@@ -99,9 +99,9 @@ def _outline(
         _check_weights(model, folder)
     stored = named_dtype(config) if dummy else stored_dtype(folder)
     if weights is None:
-        return model, None, limit
+        return Outline(model, None, limit)
     model.store_as(stored)
-    return model, weight_format(weights, stored), limit
+    return Outline(model, weight_format(weights, stored), limit)
 
 
 def _check_weights(model: Decoder, folder: Path) -> None:
