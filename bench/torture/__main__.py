@@ -25,7 +25,7 @@ SCRIPTS = {
     "load_generator": (120, 600),
     "models": (120, 900),
     "secrets": (60, 300),
-    "soak": (90, 3000),
+    "soak": (300, 3000),
     "kills": (120, 7200),
 }
 
