@@ -37,7 +37,7 @@ check: lint types
 	$(PYTEST) -m '$(FAST)' --max-examples 10 $(NO_SCHEMATHESIS)
 
 torture: $(STAMP)
-	$(BIN)/python -m bench.torture --short --allow-missed --skip soak
+	$(BIN)/python -m bench.torture --short --allow-missed
 
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
