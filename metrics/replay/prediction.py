@@ -1,0 +1,55 @@
+"""A change of a recorded run, what a replay predicts for it, and the protocol of whoever predicts.
+
+This file knows no engine: `engine/replay` implements `Predictor`, and whoever shows a prediction reads these structs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different in a replay. The default changes nothing: the run's own check."""
+
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict)  # of EngineConfig, by name
+    device_speed: float = 1.0  # 2.0: every step's device time is half
+    removed: Mapping[str, float] = msgspec.field(default_factory=dict)  # account of the ledger → share (0 to 1) removed
+    kv_scale: float = 1.0  # 2.0: twice the blocks
+    arrival_rate: float = 1.0  # 2.0: the same requests in half the time
+    arrivals: Literal["recorded", "even"] = "recorded"  # even: as many at a constant rate
+    replicas: int = 1
+    routing: Literal["round-robin", "least-loaded", "prefix"] = "round-robin"
+    objectives: Sequence[Mapping[str, Any]] | None = None  # None: those of the run
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A predicted quantity: median, and the bounds between which 80 % of outcomes are expected."""
+
+    low: float
+    median: float
+    high: float
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay says of one change. Milliseconds; attainment is a share of the sent requests, 0 to 1."""
+
+    change: Change
+    attainment: Interval
+    goodput_rps: Interval
+    ttft_ms: dict[str, Interval]  # p50, p90, p99
+    tpot_ms: dict[str, Interval]
+    e2e_ms: dict[str, Interval]
+    attainment_by_class: dict[str, Interval]
+    output_tokens_per_s: float
+    preemptions: int
+    is_trusted: bool
+    doubts: list[str]  # a sentence each: why the replay cannot be trusted, or [] where it can
+
+
+class Predictor(Protocol):
+    """Replays one run with changes. A predictor belongs to one run; its first prediction is that of `Change()`."""
+
+    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
+        """One prediction a change, in their order. Raises ReplayError where the run cannot be replayed at all."""
+        ...
