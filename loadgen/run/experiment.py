@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,12 +54,13 @@ OnProgress = Callable[[Progress], None]
 
 def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
-    seed: int | None = None, processes: int = 1, progress: OnProgress = lambda _: None,
+    seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
-    `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. Raises
-    ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
+    `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
+    /metrics once a second beside the server's records, as `load` does of a foreign server. Raises ExperimentError or
+    ScenarioError; nothing is left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -87,7 +88,8 @@ def run_scenario(
     run.update_meta(engine=settings | {"served": served})  # apart: what was chosen, and what the server made of it
     with _finishing(run, progress) as reasons:
         try:
-            _load(run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
+            with _scraping(run, endpoint) if scrapes else nullcontext():
+                _load(run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
         finally:
             progress(Progress("stopping server"))
             stop(server)
@@ -122,25 +124,31 @@ def load_url(
     if len(served) > 1:  # more than its name
         engine["served"] = served
     run = _begin(scenario, run_dir, seed, engine, repeat_command("load", scenario, seed, **repeat), workload)
-    scraper = Scraper(endpoint, run.path)
-    with _finishing(run, progress) as reasons:
-        try:
-            scraper.start()
-            begin_ns = time.monotonic_ns()
-            _load(run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
-            if server is not None:
-                with suppress(EndpointError):
-                    get(endpoint, "/metrics")  # for which it works out the steps that it holds back
-                time.sleep(1.5 * ON_DISK_SECONDS)  # until the server's last records are on disk
-                tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
-                if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
-                    reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
-                meta = server.meta()
-                run.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
-        finally:
-            scraper.stop()
-            run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
+    with _finishing(run, progress) as reasons, _scraping(run, endpoint):
+        begin_ns = time.monotonic_ns()
+        _load(run, endpoint, seed, served["id"], tokenizer, processes, None, progress, reasons)
+        if server is not None:
+            with suppress(EndpointError):
+                get(endpoint, "/metrics")  # for which it works out the steps that it holds back
+            time.sleep(1.5 * ON_DISK_SECONDS)  # until the server's last records are on disk
+            tables = {table: server.sources(table) for table in ("requests", "steps", "system", "kernels")}
+            if not adopt(run.path, tables, begin_ns, time.monotonic_ns()):
+                reasons.append(f"{server.path} holds no records of this load: is it of this server, on this host?")
+            meta = server.meta()
+            run.update_meta(**{key: meta[key] for key in SERVER_KEYS if key in meta})
     return run
+
+
+@contextmanager
+def _scraping(run: RunDirectory, endpoint: Endpoint) -> Iterator[None]:
+    """Records /metrics once a second, if the server has it."""
+    scraper = Scraper(endpoint, run.path)
+    try:
+        scraper.start()
+        yield
+    finally:
+        scraper.stop()
+        run.update_meta(failed_scrapes=scraper.failed, skipped_scrapes=scraper.skipped)
 
 
 def _several(processes: int) -> str | None:
