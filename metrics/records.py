@@ -122,6 +122,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     evicted_by: dict[str, int] = msgspec.field(default_factory=dict)  # whose need took miss_evicted → tokens
     evicted_ago_ns: int | None = None  # ... and how long before, of the first block that was missed
     resized_hit_tokens: list[int] = msgspec.field(default_factory=list)  # by pools of RATIOS this size
+    prefix_source: str | None = None  # the request before it whose prompt and output begin most like this prompt
+    prefix_shared_tokens: int = 0  # ... and with how many tokens, of blocks or not; a whole prompt may be shared
     first_step: int | None = None
     last_step: int | None = None
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop

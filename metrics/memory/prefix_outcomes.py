@@ -20,10 +20,15 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True):
     evicted_by: dict[str, int]
     evicted_ago_ns: int | None
     resized_hit_tokens: list[int]
+    prefix_source: str | None = None
+    prefix_shared_tokens: int = 0
 
 
 def combined(reports: Iterable[PrefixReport]) -> PrefixReport:
-    """Of several prompts of one call: tokens add up, `diverged_at` is that of the first prompt, of `ago` the least."""
+    """Of several prompts of one call: tokens add up, of `ago` the least.
+
+    `diverged_at`, the source and what is shared with it are of the first prompt.
+    """
     outcomes: dict[str, int] = {}
     evicted_by: dict[str, int] = {}
     infinite, first, ago, resized = 0, None, None, None
@@ -37,4 +42,9 @@ def combined(reports: Iterable[PrefixReport]) -> PrefixReport:
             ago = report.evicted_ago_ns if ago is None else min(ago, report.evicted_ago_ns)
         parts = report.resized_hit_tokens
         resized = parts if resized is None else [a + b for a, b in zip(resized, parts, strict=True)]
-    return PrefixReport(outcomes, infinite, first and first.diverged_at, evicted_by, ago, resized or [])
+    if first is None:
+        return PrefixReport({}, 0, None, {}, None, [])
+    source = first.prefix_source and first.prefix_source.split("#", 1)[0]  # the call of that sequence
+    return PrefixReport(
+        outcomes, infinite, first.diverged_at, evicted_by, ago, resized or [], source, first.prefix_shared_tokens
+    )

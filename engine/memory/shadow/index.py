@@ -8,7 +8,7 @@ them: one list and one boundary a size is all, and moving a boundary costs one s
 the size of the pool itself this is what the pool does, block for block.
 
 Everything is exact; nothing is sampled but the distances. Memory is bounded: besides a pool's worth of blocks at most
-`remembered` are known, of some 400 bytes. The oldest go first, which are leaves, and are counted: from then on
+`remembered` are known, of some 420 bytes. The oldest go first, which are leaves, and are counted: from then on
 "infinite" means so many. A size of more blocks than are known has no curve.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.memory.prefix import chain_hash
 from metrics.memory.prefix_outcomes import RATIOS
 
 REMEMBERED = 262_144
@@ -40,6 +41,7 @@ class ShadowNode(msgspec.Struct, gc=False, eq=False):
     key: bytes
     parent: "ShadowNode | None"
     tokens: bytes = b""  # its own
+    writer: str = ""  # the request that filled it first; its blocks share the string
     too_small_below: int = 0  # sizes below this number are too small for it and all blocks used since
     lost_below: int = 0  # ... had lost it at its last lookup, and it was not computed again since
     readers: int = 0  # live requests that read it
@@ -53,6 +55,7 @@ class ShadowNode(msgspec.Struct, gc=False, eq=False):
     evicted_by: str = ""  # the request that needed its room
     followed_by: Branches = None  # known tokens behind it: of blocks, and ends of sequences
     ends: tuple[bytes, ...] = ()  # of sequences, oldest first
+    end_writers: tuple[str, ...] = ()  # the request of each of them
 
     @property
     def smallest_size(self) -> int:
@@ -142,13 +145,14 @@ class ShadowIndex:
         if node.pending_recomputes == 0 and node.readers == 0 and node.newer is None:
             self._list(node)
 
-    def fill(self, key: bytes, parent: ShadowNode, tokens: bytes, now_ns: int) -> ShadowNode:
-        """A request that reads all blocks before this one computed it, and reads it: pools of all sizes hold it."""
+    def fill(self, key: bytes, parent: ShadowNode, tokens: bytes, now_ns: int, writer: str) -> ShadowNode:
+        """The request `writer`, which reads all blocks before this one, computed it and reads it: pools of all sizes
+        hold it."""
         node = self._nodes.get(key)
         if node is None:
             if len(self._nodes) >= self.capacity:
                 self._forget_oldest()
-            node = self._nodes[key] = ShadowNode(key, parent, tokens, filled_ns=now_ns)
+            node = self._nodes[key] = ShadowNode(key, parent, tokens, writer, filled_ns=now_ns)
             parent.followed_by = with_branch(parent.followed_by, tokens)
         self.read(node)
         if node.lost_below > REAL:
@@ -156,8 +160,9 @@ class ShadowIndex:
         node.lost_below = 0
         return node
 
-    def end(self, parent: ShadowNode, tokens: Sequence[int]) -> None:
-        """A sequence ended with fewer tokens than a block. The last TAILS of such ends are remembered of a prefix."""
+    def end(self, parent: ShadowNode, tokens: Sequence[int], writer: str) -> None:
+        """The sequence of `writer` ended with fewer tokens than a block. The last TAILS of such ends are remembered of
+        a prefix."""
         if not tokens or (parent.parent is None and parent.key and not parent.followed_by):
             return  # of a salt that has no block yet, nothing would ever be dropped
         end = packed_tokens(tokens)
@@ -167,6 +172,14 @@ class ShadowIndex:
         if len(parent.ends) == TAILS:
             parent.followed_by = without_branch(parent.followed_by, parent.ends[0])
         parent.ends = (*parent.ends[1 - TAILS :], end)
+        parent.end_writers = (*parent.end_writers[1 - TAILS :], writer)
+
+    def writer_behind(self, parent: ShadowNode, branch: bytes) -> str | None:
+        """The request that first went on with `branch` behind the parent: with a block, or with its end."""
+        if branch in parent.ends:
+            return parent.end_writers[parent.ends.index(branch)]
+        node = self._nodes.get(chain_hash(parent.key, array("i", branch)))
+        return node and node.writer
 
     def evict_to(self, occupied: int) -> list[ShadowNode]:
         """Each size evicts what does not fit beside the `occupied` blocks of live requests.
@@ -275,25 +288,32 @@ def without_branch(branches: Branches, branch: bytes) -> Branches:
     return several or None
 
 
-def follow_branches(branches: Branches, tokens: bytes) -> tuple[int, bool]:
-    """The most `tokens` that a branch begins with, and whether a branch that shares so many goes on otherwise.
+def follow_branches(branches: Branches, tokens: bytes) -> tuple[int, bool, bytes | None]:
+    """The most `tokens` that a branch begins with, whether a branch that shares so many goes on otherwise, and a branch
+    that shares so many, unless none shares any.
 
     Among sorted strings, the neighbour shares most.
     """
     several = branches_of(branches)
     at = bisect_left(several, tokens)
-    furthest, leaves = 0, False
+    furthest, leaves, followed = 0, False, None
     for branch in several[max(0, at - 1) : at + 1]:
-        shared = _shared(branch, tokens)
+        shared = shared_tokens(branch, tokens)
         goes_on = len(branch) > shared * TOKEN_BYTES
         if shared > furthest:
-            furthest, leaves = shared, goes_on
+            furthest, leaves, followed = shared, goes_on, branch
         elif shared == furthest:
             leaves |= goes_on
-    return furthest, leaves
+    return furthest, leaves, followed
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    """Tokens with which both begin."""
-    length = min(len(one), len(other))
-    return next((i for i in range(length) if one[i] != other[i]), length) // TOKEN_BYTES
+def shared_tokens(one: bytes, other: bytes) -> int:
+    """Tokens with which both begin. Halves are compared, since a loop over the bytes is slower."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low // TOKEN_BYTES

@@ -24,6 +24,12 @@ prefix are remembered.
 miss_sub_block (`i`) and 3 miss_diverged, with `diverged_at` 9. And `abcdefghijKL` would be 8 hit, 2 miss_sub_block
 and 2 miss_cold, for `KL` is what comes next in the same conversation.
 
+`prefix_source` is the request, of those that got a place before, whose sequence has the longest common prefix with the
+prompt, and `prefix_shared_tokens` is its length. It does not depend on blocks, on eviction or on `prefix_caching`, and
+a whole prompt may be shared. Of a live request the prompt counts, computed or not, and its full blocks; of one that
+ended, what was computed, which its last token is not. It is exact while nothing was forgotten: see TAILS and
+`remembered` of the index.
+
 Forks (n > 1) read their leader's prompt: it counts once, for the leader. The second lookup of a preempted request does
 not count: the tokens that it computes again are `recomputed_tokens`.
 """
@@ -36,7 +42,10 @@ from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
 from engine.memory.prefix import root_hash
 from engine.memory.shadow.index import REAL, TOKEN_BYTES, ShadowIndex, ShadowNode, follow_branches, packed_tokens
+from engine.memory.shadow.live_prompts import LivePrompts, salted
 from metrics.memory.prefix_outcomes import PrefixReport
+
+PrefixSource = tuple[int, str | None]  # shared tokens, and the request that has them
 
 
 @dataclass(slots=True)
@@ -47,6 +56,7 @@ class RequestPath:
     read: list[ShadowNode]  # its first full blocks, which it reads
     known: list[ShadowNode] = field(default_factory=list)  # ... and those that it computes again: the pool lost them
     prompt_keys: list[bytes] = field(default_factory=list)  # of all its full blocks, while it computes them
+    prompt: bytes = b""  # its entry in the live prompts; empty of a fork, whose leader has it
     partly_lost: bool = False  # a smaller pool would have lost some of `read`, until its next block is filled
 
 
@@ -71,6 +81,7 @@ class ShadowObserver(BlockObserver):
         self._pool = pool
         self._size = pool.block_size
         self._paths: dict[int, RequestPath] = {}  # by arrival index
+        self._live = LivePrompts()
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
         self._num_cached = 0  # blocks that the last lookup found
         self._occupied_before = 0  # ... and blocks of other requests then
@@ -153,7 +164,7 @@ class ShadowObserver(BlockObserver):
                 known[index].pending_recomputes -= 1
             elif in_flight:
                 in_flight.pop(key, None)
-            parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns)
+            parent = shadow.fill(key, parent, tokens[begin : begin + width], now_ns, owner.id)
             read.append(parent)
         if self.shadow.num_dropped != self._num_dropped:
             self.has_times = True
@@ -169,7 +180,9 @@ class ShadowObserver(BlockObserver):
             self._drop_in_flight(path.prompt_keys[index])
         for node in reversed(path.known[done:]):
             shadow.give_up(node)
-        shadow.end(read[-1] if read else path.root, owner.token_ids[done * self._size : committed_tokens])
+        shadow.end(read[-1] if read else path.root, owner.token_ids[done * self._size : committed_tokens], owner.id)
+        if path.prompt:
+            self._live.remove(path.prompt, owner.id)
         for node in reversed(read):
             shadow.leave(node, now_ns)
         shadow.leave_root(path.root)
@@ -200,8 +213,11 @@ class ShadowObserver(BlockObserver):
             self._read(now_ns, path, known, self._num_cached if self._pool.prefix_caching else hits[REAL])
         else:
             hits = [0] * len(hits)
-        if is_first and owner.fork_of is None:
-            owner.prefix_report = self._report(now_ns, owner, path, hashes, known, hits)
+        if owner.fork_of is None:
+            path.prompt = salted(path.root.key, packed_tokens(owner.token_ids[: owner.prompt_tokens]))
+            if is_first:
+                owner.prefix_report = self._report(now_ns, owner, path, hashes, known, hits)
+            self._live.add(path.prompt, owner.id)
         self._expect(path, hashes, len(known))
 
     def _follow(self, hashes: list[bytes]) -> tuple[list[ShadowNode], list[int]]:
@@ -274,13 +290,13 @@ class ShadowObserver(BlockObserver):
         while computed < usable and hashes[computed] in self._in_flight:
             computed += 1
         outcomes["miss_in_flight"] = (computed - known) * size
-        shared, leaves = 0, False
-        begin = computed * size
-        if computed == known:
-            parent = blocks[-1] if blocks else path.root
-            if parent.followed_by:
-                rest = packed_tokens(owner.token_ids[begin : min(begin + size, prompt_tokens)])
-                shared, leaves = follow_branches(parent.followed_by, rest)
+        begin = len(blocks) * size
+        parent = blocks[-1] if blocks else path.root
+        rest = packed_tokens(owner.token_ids[begin : min(begin + size, prompt_tokens)])
+        followed, leaves, branch = follow_branches(parent.followed_by, rest)
+        source = self._source(path, parent, branch, begin + followed)
+        shared = followed if computed == known else 0
+        leaves, begin = leaves and computed == known, computed * size
         outcomes["miss_sub_block"] = shared
         until = begin + shared
         leaves = leaves and 0 < until < prompt_tokens
@@ -292,4 +308,13 @@ class ShadowObserver(BlockObserver):
             evicted_by=evicted_by,
             evicted_ago_ns=evicted_ago_ns,
             resized_hit_tokens=[blocks * size for blocks in hits],
+            prefix_source=source[1],
+            prefix_shared_tokens=source[0],
         )
+
+    def _source(self, path: RequestPath, parent: ShadowNode, branch: bytes | None, known_tokens: int) -> PrefixSource:
+        """`known_tokens` of the prompt are in the index: up to the parent, and from there along the branch."""
+        live = self._live.longest_shared(path.prompt)
+        if not known_tokens or live[0] > known_tokens:
+            return live
+        return known_tokens, parent.writer if branch is None else self.shadow.writer_behind(parent, branch)

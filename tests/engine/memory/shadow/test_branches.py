@@ -21,7 +21,11 @@ def test_branches_are_followed_as_far_as_any_of_them_goes(known, asked):
 
     furthest = max(map(shared, known), default=0)
     leaves = any(shared(branch) == furthest and len(branch) > furthest for branch in known)
-    shared_tokens, goes_on = follow_branches(tree, packed_tokens(asked))
+    shared_tokens, goes_on, followed = follow_branches(tree, packed_tokens(asked))
     assert shared_tokens == furthest
+    if furthest:
+        assert followed in map(packed_tokens, known) and followed.startswith(packed_tokens(asked[:furthest]))
+    else:
+        assert followed is None
     if furthest < len(asked):
         assert goes_on == leaves

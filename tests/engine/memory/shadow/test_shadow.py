@@ -39,6 +39,7 @@ def test_blocks_that_are_cached_hit_and_what_is_known_behind_them_is_below_a_blo
     report = served(Simulation(), ask("a", A + B), ask("b", A + B))
     assert report.prefix_outcomes == {"hit": 12, "miss_sub_block": 4}  # the last token is always computed
     assert (report.infinite_hit_tokens, report.diverged_at) == (12, None)
+    assert (report.prefix_source, report.prefix_shared_tokens) == ("a", 16)
     assert report.resized_hit_tokens == [12] * 5
 
 
@@ -49,6 +50,7 @@ def test_a_conversation_that_goes_on_is_new_behind_its_end():
     report = served(simulation, ask("b", [*A, 9, 9, *told, 5, 5, 5, 5]))
     assert report.prefix_outcomes == {"hit": 8, "miss_sub_block": 3, "miss_cold": 5}
     assert report.diverged_at is None
+    assert (report.prefix_source, report.prefix_shared_tokens) == ("a", 11), "its last token was never computed"
 
 
 def test_a_conversation_that_leaves_a_known_one_diverges_at_that_token():
@@ -60,7 +62,7 @@ def test_a_conversation_that_leaves_a_known_one_diverges_at_that_token():
 def test_a_beginning_of_less_than_a_block_is_below_a_block_and_the_rest_is_cold():
     report = served(Simulation(), ask("a", A + B), ask("b", [1, 1, 1, *B]))
     assert report.prefix_outcomes == {"miss_sub_block": 3, "miss_cold": 8}
-    assert report.diverged_at == 3
+    assert (report.diverged_at, report.prefix_source, report.prefix_shared_tokens) == (3, "a", 3)
 
 
 def test_what_was_evicted_names_who_took_it_and_how_long_ago():
@@ -254,11 +256,11 @@ def test_an_observer_changes_no_token_and_no_block():
 
 
 def test_reports_of_one_call_add_up():
-    one = PrefixReport({"hit": 8, "miss_cold": 1}, 8, None, {}, None, [0, 8])
+    one = PrefixReport({"hit": 8, "miss_cold": 1}, 8, None, {}, None, [0, 8], "r7#1", 8)
     two = PrefixReport({"miss_evicted": 4, "miss_diverged": 3}, 4, 4, {"r9": 4}, 70, [0, 4])
     both = combined([one, two])
     assert both == PrefixReport(
-        {"hit": 8, "miss_cold": 1, "miss_evicted": 4, "miss_diverged": 3}, 12, None, {"r9": 4}, 70, [0, 12]
+        {"hit": 8, "miss_cold": 1, "miss_evicted": 4, "miss_diverged": 3}, 12, None, {"r9": 4}, 70, [0, 12], "r7", 8
     )
     assert combined([]) == PrefixReport({}, 0, None, {}, None, [])
 

@@ -14,6 +14,11 @@ from tests.engine.simulated import Simulation
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
+def shared(one: list[int], other: list[int]) -> int:
+    """Tokens with which both begin."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
 @dataclass
 class Oracle:
     """All sequences that were computed, by salt; what each prompt must be told, from their common prefixes."""
@@ -22,12 +27,11 @@ class Oracle:
 
     def outcomes(self, prompt: list[int], salt: str) -> tuple[dict[str, int], int, int | None]:
         known = self.computed.get(salt, [])
-        shared = [next((i for i, (a, b) in enumerate(zip(k, prompt, strict=False)) if a != b), None) for k in known]
-        shared = [min(len(k), len(prompt)) if s is None else s for k, s in zip(known, shared, strict=True)]
-        furthest = max(shared, default=0)
+        lengths = [shared(k, prompt) for k in known]
+        furthest = max(lengths, default=0)
         hit = min(furthest, len(prompt) - 1) // SIZE * SIZE
         leaves = furthest < len(prompt) and any(
-            s == furthest and len(k) > s for k, s in zip(known, shared, strict=True)
+            length == furthest and len(k) > length for k, length in zip(known, lengths, strict=True)
         )
         told = {
             "hit": hit, "miss_sub_block": furthest - hit,
@@ -53,6 +57,32 @@ def test_without_eviction_every_token_is_told_what_brute_force_says(requests):
         assert report.prefix_outcomes == outcomes
         assert (report.infinite_hit_tokens, report.diverged_at) == (infinite, diverged_at)
         oracle.compute(prompt + simulation.published.tokens[name][:-1], salt)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(1, 6), st.sampled_from(["", "", "x"]), st.integers(0, 4)), max_size=12),
+    st.integers(8, 24), st.booleans(),
+)  # fmt: skip
+def test_the_source_of_a_prefix_is_an_earlier_request_that_shares_most(requests, num_blocks, prefix_caching):
+    """Some run together, some one after the other; the pool may evict, or cache nothing."""
+    simulation = Simulation(num_blocks, prefix_caching=prefix_caching, max_num_batched_tokens=12)
+    for index, (prompt, max_tokens, salt, num_steps) in enumerate(requests):
+        simulation.receive(ask(f"r{index}", prompt, max_tokens, cache_salt=salt))
+        for _ in range(num_steps):
+            if simulation.engine.has_work:
+                simulation.step()
+    simulation.drain()
+    for index, (prompt, _, salt, _) in enumerate(requests):
+        report = simulation.published.ended[f"r{index}"].prefix
+        before = [other if its_salt == salt else [] for other, _, its_salt, _ in requests[:index]]
+        remembered = [other for other in before if len(other) >= SIZE or not salt]
+        assert report.prefix_shared_tokens <= max((shared(other, prompt) for other in before), default=0)
+        assert report.prefix_shared_tokens >= max((shared(other, prompt) for other in remembered), default=0)
+        if report.prefix_source is None:
+            assert report.prefix_shared_tokens == 0
+        else:
+            assert shared(before[int(report.prefix_source[1:])], prompt) == report.prefix_shared_tokens
 
 
 @settings(max_examples=40, deadline=None)
