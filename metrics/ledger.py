@@ -58,10 +58,15 @@ class AccountInfo:
 
 ACCOUNTS: tuple[AccountInfo, ...] = (
     AccountInfo(Account.CLIENT_LAG, "client", "lag", "meant to send → sent: the load generator's own lateness"),
-    AccountInfo(Account.CLIENT_NETWORK, "client", "network", "sent → arrived, and written → read by the client"),
+    AccountInfo(
+        Account.CLIENT_NETWORK, "client", "network", "sent → in the server's socket, and written → read by the client"
+    ),
     AccountInfo(Account.TOKEN_ENCODE, "token", "encode", "parse, chat template, tokenise"),
     AccountInfo(
-        Account.REQUEST_ADMISSION, "request", "admission", "accepted → taken in by the loop, between two steps"
+        Account.REQUEST_ADMISSION,
+        "request",
+        "admission",
+        "in the socket while the front's loop is busy, and accepted → taken in",
     ),
     AccountInfo(
         Account.REQUEST_QUEUE, "request", "queue", "waiting for a place, the token budget, a leader or a grammar"

@@ -138,6 +138,11 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft: list[int] = msgspec.field(default_factory=new_ledger)  # up to the first text
     # One of WAITS → nanoseconds: sums to what `ledger` has in request.queue, memory.blocked and memory.preempted.
     waits: dict[str, int] = msgspec.field(default_factory=dict)
+    # The front's own work for this request, without any wait: a part of its accounts, so that the cost of a character
+    # or a token is known also where the accounts hold time that other requests cost. None with an older server.
+    encoding_ns: int | None = None  # template and tokenizer
+    decoding_ns: int | None = None  # ids → text
+    writing_ns: int | None = None  # handing chunks to the socket, with waits for a reader whose buffers are full
 
 
 class ClientRecord(msgspec.Struct, frozen=True):
@@ -184,6 +189,22 @@ class SystemRecord(msgspec.Struct, frozen=True):
     core_cpu_seconds: float | None = None
     front_rss_bytes: int | None = None
     host_steal_percent: float | None = None  # of all cores together: what the hypervisor gave to other machines
+    # Since the process began, where the kernel counts it: of its main thread, which runs the loop, the time on a core
+    # and the time in the run queue (it could run, and no core was free); of all its threads, the time in the run queue.
+    front_loop_cpu_ns: int | None = None
+    front_loop_queued_ns: int | None = None
+    front_queued_ns: int | None = None
+    front_involuntary_switches: int | None = None  # of the main thread: another thread got its core
+    core_loop_cpu_ns: int | None = None
+    core_loop_queued_ns: int | None = None
+    core_queued_ns: int | None = None
+    core_involuntary_switches: int | None = None
+    cpu_pressure_percent: float | None = None  # of the time, with some thread of the machine waiting for a core
+    # Turns of the front's event loop of at least loop_watch.TURN_NS since the sample before: nobody else was served
+    # meanwhile. `loop_busy_ns` is the time of all turns since the server began.
+    loop_turn_begin_ns: list[int] = []
+    loop_turn_ns: list[int] = []
+    loop_busy_ns: int | None = None
 
 
 class KernelRecord(msgspec.Struct, frozen=True):

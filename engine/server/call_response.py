@@ -1,6 +1,7 @@
 """Calls as HTTP responses: a stream of server-sent events, or a whole answer."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -100,7 +101,9 @@ class CallResponse(Response):
         await self._deliver(send, {"body": body}, pieces[-1])
 
     async def _deliver(self, send: Send, body: dict[str, Any], piece: TextPiece) -> None:
+        begin_ns = time.monotonic_ns()
         await send({"type": "http.response.body"} | body)
+        self._call.writing_ns += time.monotonic_ns() - begin_ns
         self._confirm(partial(self._call.written, piece, ends=not body.get("more_body")))
 
     def _confirm(self, written: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ def serve(config: EngineConfig) -> None:
     if (warning := exposure(config)) is not None:
         print(warning, flush=True)
     url = url_of(config, listener)
-    with asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=app.state.service.telemetry.new_event_loop) as runner:
         server = _Server(settings, core)
         runner.run(_run(server, app.state.service, listener, url))
     if core.state == "failed":

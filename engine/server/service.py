@@ -201,6 +201,7 @@ class Service:
         if body.min_tokens > min(output_tokens):
             message = f"`min_tokens`={body.min_tokens} is more than the output may have, {min(output_tokens)} tokens"
             raise invalid("min_tokens", message)
+        caller.encoding_ns = sum(prompt.encoding_ns for prompt in prompts)
         input_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         await caller.admission.reserve(input_tokens, output_tokens, body.choices, max_tokens)
         profile = self.profile_of(caller)

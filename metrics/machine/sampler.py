@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from metrics.machine.host import busy_percent, steal_percent
+from metrics.machine.process_use import PROC, cpu_pressure_ns, process_use
 from metrics.records import SystemRecord
 
 try:
@@ -44,6 +45,7 @@ class SystemSampler:
         powercap: Path = POWERCAP,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         cpu_times: Callable[[], Any] = psutil.cpu_times,
+        proc: Path = PROC,
     ):
         self._front = psutil.Process(front_pid)
         self._core: psutil.Process | None = None
@@ -52,6 +54,8 @@ class SystemSampler:
         self._clock_ns = clock_ns
         self._cpu_times = cpu_times
         self._last_cpu_times = cpu_times()
+        self._proc = proc
+        self._last_pressure = (clock_ns(), cpu_pressure_ns(proc))
 
     def sample(self, core_pid: int | None) -> SystemRecord:
         """`core_pid` may change, when the core is restarted, or be None while there is none."""
@@ -68,24 +72,41 @@ class SystemSampler:
             host_available_bytes=psutil.virtual_memory().available,
             cpu_power_watts=self._cpu_energy.watts(now_ns),
             host_steal_percent=steal_percent(earlier, self._last_cpu_times),
-            **_process("front", self._front),
-            **_process("core", self._core),
+            **_process("front", self._front, self._proc),
+            **_process("core", self._core, self._proc),
+            cpu_pressure_percent=self._pressure_percent(now_ns),
             **(self._gpu.read() if self._gpu is not None else {}),
         )
 
+    def _pressure_percent(self, now_ns: int) -> float | None:
+        """Mean since the call before."""
+        (before_ns, before), self._last_pressure = self._last_pressure, (now_ns, cpu_pressure_ns(self._proc))
+        after = self._last_pressure[1]
+        if before is None or after is None or now_ns <= before_ns:
+            return None
+        return min(100.0, 100 * (after - before) / (now_ns - before_ns))
 
-def _process(name: str, process: psutil.Process | None) -> dict[str, float | None]:
-    """The fields of a process; None where it is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if process is not None:
-            with process.oneshot():
-                times = process.cpu_times()
-                return {
-                    f"{name}_cpu_percent": process.cpu_percent(),
-                    f"{name}_cpu_seconds": times.user + times.system,
-                    f"{name}_rss_bytes": process.memory_info().rss,
-                }
-    return dict.fromkeys((f"{name}_cpu_percent", f"{name}_cpu_seconds", f"{name}_rss_bytes"))
+
+def _process(name: str, process: psutil.Process | None, proc: Path) -> dict[str, float | None]:
+    """The fields of a process: None where it is gone; of its main thread none where the kernel does not count."""
+    found: dict[str, float | None] = dict.fromkeys((f"{name}_cpu_percent", f"{name}_cpu_seconds", f"{name}_rss_bytes"))
+    if process is None:
+        return found
+    with contextlib.suppress(psutil.NoSuchProcess), process.oneshot():
+        times = process.cpu_times()
+        found |= {
+            f"{name}_cpu_percent": process.cpu_percent(),
+            f"{name}_cpu_seconds": times.user + times.system,
+            f"{name}_rss_bytes": process.memory_info().rss,
+        }
+    if (use := process_use(process.pid, proc)) is not None:
+        found |= {
+            f"{name}_loop_cpu_ns": use.main.cpu_ns,
+            f"{name}_loop_queued_ns": use.main.queued_ns,
+            f"{name}_queued_ns": use.queued_ns,
+            f"{name}_involuntary_switches": use.involuntary_switches,
+        }
+    return found
 
 
 class GpuSensors:

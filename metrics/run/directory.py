@@ -14,6 +14,7 @@ import pyarrow as pa
 from metrics.errors import RunDataError
 from metrics.ledger import ACCOUNTS, SERVER_ACCOUNTS
 from metrics.records import SCHEMAS
+from metrics.run.front_turns import with_front_turns
 from metrics.run.segments import compact, read_segment, sources
 from metrics.whole_file import write_whole
 
@@ -130,13 +131,15 @@ class RunDirectory:
         account explains), and in milliseconds `ttft_ms` and `e2e_ms` (from the intended send), and `tpot_ms`: from the
         first read with text to the last, a token that came after the first read. NaN where the request has none: not
         served, one token, or all tokens in one read, so that no client could see how fast they were made.
+        `front_turns_ns` is the part of the way in that was spent in the server's socket: see `with_front_turns`.
         """
         client, server = self.table("client"), self.table("requests")
         client = client.drop_duplicates("request_id")  # parsed under way and again at the end, for a moment
         clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
         server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")
         joined = client.merge(server, on="request_id", how="left").sort_values("due_ns", ignore_index=True)
-        return _with_latencies(_with_client_accounts(joined))
+        joined = _with_client_accounts(joined)
+        return _with_latencies(with_front_turns(joined, self.table("system")))
 
 
 def _fault(meta: Any) -> str | None:

@@ -24,7 +24,7 @@ _STAMPS = {
         "token_ns",
     ),
     "steps": ("begin_ns", "end_ns", "planned_ns", "device_end_ns"),
-    "system": ("ns",),
+    "system": ("ns", "loop_turn_begin_ns"),
     "kernels": ("begin_ns",),
 }  # fmt: skip
 ToClient = Callable[[np.ndarray], np.ndarray]  # times of a server's clock, int64 → those of the client's

@@ -33,6 +33,7 @@ class Caller:
     traceparent: str | None = None  # of W3C Trace Context, if it has the form
     quota_ns: int = 0  # it waited for its tenant's limits, after `arrived_ns`
     moderation_ns: int = 0  # its input was checked, before `encoded_ns`
+    encoding_ns: int = 0  # template and tokenizer worked for it, without any wait
     attributes: dict[str, Any] = field(default_factory=dict)  # of its trace
     priority: int = 0  # lower goes first, where the policy asks
     weight: int = 1  # of its tenant, under policy fair-share
@@ -67,6 +68,7 @@ class Call:
         self._last: Write | None = None
         self._latest: SequenceStream | None = None  # the one that was read last
         self._output_characters = 0  # of the pieces so far
+        self.writing_ns = 0  # its chunks were handed to the socket, with waits for its reader
         self._open = sequences
         self._leaders = [sequence for sequence in sequences if sequence.choice == 0]
         self.prompt_tokens = sum(len(leader.request.prompt_token_ids) for leader in self._leaders)  # each prompt once
@@ -201,6 +203,9 @@ class Call:
             ledger=last.ledger(),
             ttft=new_ledger() if first is None else first.ledger(),
             waits=last.waits(),
+            encoding_ns=self.caller.encoding_ns,
+            decoding_ns=self.sequences[0].decoding_ns,
+            writing_ns=self.writing_ns,
         )
 
     def _close_ledger(self, sequence: SequenceStream) -> None:

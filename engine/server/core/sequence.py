@@ -64,9 +64,11 @@ class DecodeSpans:
     """
 
     def __init__(self) -> None:
+        self.total_ns = 0
         self._spans: deque[tuple[int, int]] = deque(maxlen=LATEST_SPANS)  # begin and end, in order
 
     def add(self, begin_ns: int, end_ns: int) -> None:
+        self.total_ns += end_ns - begin_ns
         self._spans.append((begin_ns, end_ns))
 
     def since(self, ns: int) -> int:
@@ -260,6 +262,11 @@ class SequenceStream:
             return None
         entries, self._entries = self._entries, []
         return TextPiece(self, text, entries, self.finish_reason)
+
+    @property
+    def decoding_ns(self) -> int:
+        """Nanoseconds that the tokens of its call took to become text so far."""
+        return self._decode_spans.total_ns
 
     def write(self, ns: int) -> Write:
         """The text that was taken last was handed to the socket at that moment."""

@@ -41,10 +41,11 @@ def url_of(config: EngineConfig, listener: socket.socket) -> str:
 
 
 def uvicorn_settings(app: FastAPI, connections: Connections) -> uvicorn.Config:
-    """asyncio's own event loop accepts all waiting connections in one turn, uvloop one; they stream equally fast."""
+    """The event loop is that of the telemetry: asyncio's own accepts all waiting connections in one turn, uvloop one;
+    they stream equally fast."""
     return uvicorn.Config(
         app,
-        loop="asyncio",
+        loop="none",
         http=partial(BoundedProtocol, connections),
         ws="none",
         proxy_headers=False,

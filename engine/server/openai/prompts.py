@@ -1,7 +1,8 @@
 """Prompts of a body → ids, within the limits of the model. Long prompts are encoded off the event loop."""
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.server.errors import ApiError, Rejection, invalid
@@ -17,6 +18,7 @@ OFF_LOOP_CHARACTERS = 10_000  # longer prompts are tokenised in a thread, so tha
 class Prompt:
     token_ids: list[int]
     text: str | None = None  # None: the client sent token ids
+    encoding_ns: int = 0  # template and tokenizer worked for it, without any wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,9 @@ class PromptEncoder:
         """
         self._check_variables(fields.chat_template_kwargs)
 
-        def render() -> str:
-            return self.template.render(
+        def render() -> tuple[str, int]:
+            begin_ns = time.monotonic_ns()
+            text = self.template.render(
                 [message.template_value() for message in messages],
                 tools=tools,
                 add_generation_prompt=fields.add_generation_prompt,
@@ -132,14 +135,16 @@ class PromptEncoder:
                 variables=fields.chat_template_kwargs,
                 max_characters=limits.capacity * self.tokenizer.longest_token_bytes,
             )
+            return text, time.monotonic_ns() - begin_ns
 
         try:
-            text = await asyncio.to_thread(render)
+            text, rendering_ns = await asyncio.to_thread(render)
         except OutputTooLong:
             raise limits.too_long(f"at least {limits.capacity:,}", "messages") from None
         except TemplateError as error:
             raise ApiError(400, str(error), param="messages") from None
-        return (await self.encode([text], limits, add_special_tokens=add_special_tokens, param="messages"))[0]
+        (prompt,) = await self.encode([text], limits, add_special_tokens=add_special_tokens, param="messages")
+        return replace(prompt, encoding_ns=prompt.encoding_ns + rendering_ns)
 
     def _check_variables(self, variables: dict[str, Any]) -> None:
         known = self.template.variables
@@ -153,7 +158,9 @@ class PromptEncoder:
 
     def _encode(self, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
-            return Prompt(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens), prompt)
+            begin_ns = time.monotonic_ns()
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return Prompt(ids, prompt, time.monotonic_ns() - begin_ns)
         return Prompt(checked_ids(prompt, self.tokenizer.vocab_size, "prompt"))
 
 

@@ -8,9 +8,12 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from engine import messages
 from engine.config import EngineConfig, model_folder, objectives
 from engine.server.telemetry.loop_lag import LoopLag
+from engine.server.telemetry.loop_watch import LoopWatch
 from engine.server.telemetry.recent import Recent
 from engine.server.telemetry.recording import Recording
 from engine.server.usage.usage_log import UsageLog
@@ -49,6 +52,8 @@ class Telemetry:
         self.tracer = _tracer(config, self.exporter)
         self.recent = Recent()
         self.loop_lag = LoopLag()
+        self.loop_watch = LoopWatch()
+        self.new_event_loop = self.loop_watch.new_event_loop
         self.failure: str | None = None  # once closed: what its run directory lacks, as a sentence
         self.usage: UsageLog | None = None  # set by the server that bills
         self._recording = Recording(config) if config.run_dir is not None else None
@@ -173,6 +178,7 @@ class Telemetry:
                 raise
 
     def _observe_system(self, record: SystemRecord) -> None:
+        record = msgspec.structs.replace(record, **self.loop_watch.take())
         self.exporter.system.observe(record)
         if self.usage is not None:
             self.usage.system(record)

@@ -1,5 +1,6 @@
 """`telemetry=off` in the front: the gauges of the core's state, and the few events that no record holds."""
 
+import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ class NoTelemetry:
     recorder = None
     failure = None
     usage: UsageLog | None = None  # set by the server that bills
+    new_event_loop = asyncio.SelectorEventLoop  # which nobody watches
 
     def __init__(self, config: EngineConfig):
         name = config.served_model_name or model_folder(config.model).name

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from metrics.machine.process_use import process_use
 from metrics.machine.sampler import THROTTLE_REASONS, CpuEnergy, GpuSensors, SystemSampler, throttle_reasons
 from metrics.records import SystemRecord
 
@@ -179,3 +180,43 @@ def test_steal_is_not_told_before_the_ticks_move_nor_where_nobody_counts_it(tmp_
 
 def test_a_counter_that_goes_back_takes_nothing_from_the_others(tmp_path):
     assert steal_of(tmp_path, Times(5, 5, 5, 5), Times(6, 4.5, 6, 5)) == [50.0]
+
+
+def fake_proc(folder, pid: int, threads: dict[int, tuple[int, int]], pressure_us: int | None = None):
+    """/proc of a machine with one process: thread → nanoseconds on a core and in the run queue."""
+    for thread, (cpu_ns, queued_ns) in threads.items():
+        (folder / str(pid) / "task" / str(thread)).mkdir(parents=True, exist_ok=True)
+        (folder / str(pid) / "task" / str(thread) / "schedstat").write_text(f"{cpu_ns} {queued_ns} 12\n")
+    status = "Name:\tsojourn\nvoluntary_ctxt_switches:\t70\nnonvoluntary_ctxt_switches:\t9\n"
+    (folder / str(pid) / "status").write_text(status)
+    if pressure_us is not None:
+        (folder / "pressure").mkdir(exist_ok=True)
+        (folder / "pressure" / "cpu").write_text(f"some avg10=1.00 total={pressure_us}\nfull total=0\n")
+    return folder
+
+
+def test_time_in_the_run_queue_is_that_of_all_threads_and_apart_that_of_the_loop(tmp_path):
+    pid = os.getpid()
+    proc = fake_proc(tmp_path, pid, {pid: (5 * S, 2 * S), pid + 1: (S, 3 * S)}, 1_000_000)
+    clock = iter([0, 2 * S])
+    sampler = SystemSampler(pid, nvml=None, clock_ns=lambda: next(clock), proc=proc)
+    fake_proc(tmp_path, pid, {}, 1_500_000)
+    sample = sampler.sample(None)
+    assert (sample.front_loop_cpu_ns, sample.front_loop_queued_ns, sample.front_queued_ns) == (5 * S, 2 * S, 5 * S)
+    assert sample.front_involuntary_switches == 9 and sample.core_queued_ns is None
+    assert sample.cpu_pressure_percent == pytest.approx(25.0)
+
+
+def test_a_kernel_that_counts_no_waiting_leaves_it_open(tmp_path):
+    sample = SystemSampler(os.getpid(), nvml=None, proc=tmp_path).sample(None)
+    assert sample.front_queued_ns is None and sample.cpu_pressure_percent is None
+    assert sample.front_cpu_seconds > 0
+
+
+def test_this_kernel_counts_a_thread_that_works():
+    if not os.path.exists("/proc/self/schedstat"):
+        pytest.skip("this kernel has no schedstat")
+    before = process_use(os.getpid())
+    sum(range(200_000))
+    after = process_use(os.getpid())
+    assert after.main.cpu_ns > before.main.cpu_ns and after.queued_ns >= before.queued_ns
