@@ -44,6 +44,10 @@ MAY_IMPORT = {
         "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
         "metrics.ledger", "metrics.statistics", "metrics.errors",
     },
+    "metrics.diagnosis.score": {
+        "metrics.diagnosis", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
+        "metrics.statistics", "metrics.errors", "metrics.whole_file",
+    },
     "metrics.search": {
         "metrics.results", "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.statistics",
         "metrics.errors",
