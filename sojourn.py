@@ -19,6 +19,7 @@ from commands.demo import demo
 from commands.diagnose import diagnose
 from commands.explain import explain
 from commands.export import export
+from commands.faults import faults
 from commands.join import join
 from commands.keys import keys
 from commands.load import load
@@ -63,6 +64,7 @@ register("Diagnose and explain", diagnose, explain, report, ui, trace, join)
 register("Compare", compare, export)
 register("Compare", bench, **OWN_PARSER)
 register("Calibrate", calibrate, calibrate_device)
+app.add_typer(faults, name="faults", rich_help_panel="Calibrate")
 
 
 def _interrupt(*_: object) -> None:

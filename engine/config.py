@@ -19,6 +19,7 @@ def _panel(title: str) -> Callable[..., Any]:
 
 SERVER, TOKEN, COMPUTE = _panel("Server"), _panel("Model and tokens"), _panel("Compute")
 MEMORY, REQUEST, TELEMETRY = _panel("Memory"), _panel("Requests and scheduling"), _panel("Telemetry")
+EXPERIMENTS = _panel("Experiments")
 _POLICY_OF = {policy.setting: name for name, policy in POLICIES.items() if policy.setting is not None}
 
 
@@ -217,6 +218,10 @@ class EngineConfig(BaseModel):
         description="share of traces sent there, by trace id; missed objectives and errors always are; by default 1",
     )
 
+    faults: str | None = EXPERIMENTS(
+        None, description="faults to plant on purpose, such as slow_tokeniser:ms=20; docs/faults.md lists them"
+    )
+
     @field_validator("core_hung_seconds")
     @classmethod
     def _hung_after_silent(cls, hung: float, info: ValidationInfo) -> float:
@@ -294,6 +299,15 @@ class EngineConfig(BaseModel):
         if value not in (None, "none") and info.data.get("telemetry") == "off":
             raise ValueError("telemetry=off leaves no records to make it from; leave one of the two out")
         return value
+
+    @field_validator("faults")
+    @classmethod
+    def _are_faults(cls, faults: str | None) -> str | None:
+        if faults is not None:
+            from engine.faults.plan import planned  # only now: a server without faults has no code of theirs
+
+            planned(faults)
+        return faults
 
     @field_validator(*_POLICY_OF)
     @classmethod

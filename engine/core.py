@@ -148,7 +148,13 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
         shape=runner.shape,
         memory=runner.memory,
     )
-    return Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap), ready
+    engine = Engine(scheduler, runner, observer, publish, first_step=first_step, overlap=runner.overlap)
+    if config.faults is not None:
+        from engine.faults.core import plant_in_core
+        from engine.faults.plan import planned
+
+        plant_in_core(engine, planned(config.faults), on_gpu=runner.device.type == "cuda")
+    return engine, ready
 
 
 def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:

@@ -56,7 +56,9 @@ MAY_IMPORT = {
         "metrics.catalog", "metrics.results", "metrics.request", "metrics.memory", "metrics.compute", "metrics.run",
         "metrics.steps", "metrics.machine", "metrics.records", "metrics.ledger", "metrics.errors",
     },
-    "engine.config": {"engine.request.policies"},
+    "engine.faults.plan": set(),
+    "engine.faults": {"engine.server", "engine.engine", "metrics.errors"},
+    "engine.config": {"engine.request.policies", "engine.faults.plan"},
     "engine.options": {"engine.config", "metrics.errors"},
     "engine.sampling": set(),
     "engine.process": set(),
@@ -78,7 +80,7 @@ MAY_IMPORT = {
     },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.profile_burst", "engine.runner", "engine.messages",
-        "engine.config", "engine.process", "metrics.errors",
+        "engine.faults", "engine.config", "engine.process", "metrics.errors",
     },
     "engine.llm": {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",
@@ -90,11 +92,12 @@ MAY_IMPORT = {
         "engine.messages", "engine.sampling", "engine.config", "engine.process",
         "metrics",
     },
+    "engine.server.serve": {"engine.server", "engine.faults", "engine.config", "engine.process", "metrics.errors"},
     "engine.check": {"engine.server", "engine.runner", "engine.token.text", "engine.config", "metrics"},
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
-    "engine.config", "engine.process", "engine.core",
+    "engine.faults", "engine.config", "engine.process", "engine.core",
 )  # fmt: skip
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """

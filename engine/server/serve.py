@@ -28,6 +28,12 @@ def serve(config: EngineConfig) -> None:
     listener = listen(config)
     try:
         app = build_app(config)
+        if config.faults is not None:
+            from engine.faults.front import plant_in_front
+            from engine.faults.plan import planned
+
+            plant_in_front(app, planned(config.faults))
+            print(f"WARNING: this server is slow or wrong on purpose; faults={config.faults}", flush=True)
     except SojournError:
         listener.close()
         raise

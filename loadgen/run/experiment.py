@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import yaml
 
@@ -52,15 +52,32 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+class Surroundings(Protocol):
+    """What stands between client and server, or beside them on the machine, during the load of a run."""
+
+    def begin(self, endpoint: Endpoint, run_dir: Path) -> Endpoint:
+        """The server is ready. Returns the endpoint that the load is sent to."""
+
+    def loading(self, pid: int) -> None:
+        """The load generator has started; it prepares."""
+
+    def sending(self) -> None:
+        """The first request was sent."""
+
+    def end(self) -> None:
+        """The load has ended, or did not begin. Called once, however the run ends."""
+
+
 def run_scenario(
     scenario: Scenario, run_dir: Path | str, *, engine_overrides: dict[str, Any] | None = None,
     seed: int | None = None, processes: int = 1, scrapes: bool = False, progress: OnProgress = lambda _: None,
+    surroundings: Surroundings | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
-    /metrics once a second beside the server's records, as `load` does of a foreign server. Raises ExperimentError or
-    ScenarioError; nothing is left behind if the server never became ready.
+    /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` are told how
+    far the run is. Raises ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
     if not settings.get("model"):
@@ -89,8 +106,11 @@ def run_scenario(
     with _finishing(run, progress) as reasons:
         try:
             with _scraping(run, endpoint) if scrapes else nullcontext():
-                _load(run, endpoint, seed, served["id"], tokenizer, processes, server, progress, reasons)
+                target = endpoint if surroundings is None else surroundings.begin(endpoint, run.path)
+                _load(run, target, seed, served["id"], tokenizer, processes, server, progress, reasons, surroundings)
         finally:
+            if surroundings is not None:
+                surroundings.end()
             progress(Progress("stopping server"))
             stop(server)
             if server.returncode == 1 and not reasons:
@@ -197,19 +217,26 @@ def _begin(
 def _load(
     run: RunDirectory, endpoint: Endpoint, seed: int, model: str, tokenizer: str | None,
     processes: int, server: subprocess.Popen | None, progress: OnProgress, reasons: list[str],
+    surroundings: Surroundings | None = None,
 ) -> None:  # fmt: skip
     """Runs the load generator to its end and reports its progress. A server that dies ends the load."""
     log = run.path / LOAD_LOG
     options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
     live, live_due_s = LiveTable(run.path), time.monotonic() + LIVE_S
+    told = surroundings is None
     try:
+        if surroundings is not None:
+            surroundings.loading(load.pid)
         while load.poll() is None:
             if time.monotonic() >= live_due_s:
                 live.update()
                 live_due_s = time.monotonic() + LIVE_S
             counts = read_progress(run.path)
             progress(Progress("sending", **counts) if counts else Progress("preparing load"))
+            if not told and counts and counts["sent"]:
+                surroundings.sending()
+                told = True
             if server is not None and server.poll() is not None:
                 reasons.append(f"the server ended with exit code {server.returncode} during the run")
                 raise ServerDied(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")

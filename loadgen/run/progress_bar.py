@@ -10,10 +10,14 @@ from loadgen.run.experiment import Progress
 
 
 class ProgressBar:
-    """Shows the stage of an experiment and its number of answered requests: a bar, or in a log a line a stage."""
+    """Shows the stage of an experiment and its number of answered requests: a bar, or in a log a line a stage.
 
-    def __init__(self, out: Console):
+    Of many experiments one after another, `prints_stages` = False prints no line of a single one.
+    """
+
+    def __init__(self, out: Console, *, prints_stages: bool = True):
         self._out = out
+        self._prints_stages = prints_stages
 
     def __enter__(self) -> "ProgressBar":
         columns = (
@@ -28,13 +32,13 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-        if self._summary:
+        if self._summary and self._prints_stages:
             self._out.print(f"{self._summary}\n", highlight=False)
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage:
             self._stage = progress.stage
-            if not self._out.is_terminal:
+            if self._prints_stages and not self._out.is_terminal:
                 self._out.print(progress.stage, highlight=False)
         changes: dict[str, Any] = {"description": progress.stage, "note": ""}
         if progress.total:

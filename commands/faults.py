@@ -1,0 +1,79 @@
+"""`sojourn faults`: cases with a planted fault of known truth, to score the diagnosis with."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.cli import RUNS, need, out, table
+
+if TYPE_CHECKING:
+    from loadgen.faults.run_cases import FinishedRun
+
+FOLDER = RUNS / "faults"
+
+faults = typer.Typer(
+    help="Plant faults of known truth, and score the diagnosis of their runs.", no_args_is_help=True,
+    rich_markup_mode="markdown",
+)  # fmt: skip
+
+
+@faults.command("list")
+def list_cases() -> None:
+    """Show the bundled cases: their workloads, their severities and what the diagnosis should say."""
+    from loadgen.faults.case import case_names, load_case
+
+    text = ("case", "workload", "truth", "kind", "what is planted")
+    rows = table("case", "workload", "severities", "truth", "kind", "what is planted", text=text)
+    num_faults = num_controls = 0
+    for name in case_names():
+        case = load_case(name)
+        truths = case.variants[0].truths
+        num_faults, num_controls = num_faults + bool(truths), num_controls + (not truths)
+        said = " and ".join(truth.keys[0] for truth in truths) or f"control: {case.control}"
+        kinds = " and ".join(truth.kinds[0] for truth in truths)
+        rows.add_row(case.name, case.base, str(len(case.variants)), said, kinds, case.description)
+    out.print(rows)
+    out.print(f"\n{num_faults} faults, {num_controls} controls")
+
+
+@faults.command("run")
+def run_cases(
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="[CASE]...", help="bundled cases or case files; by default all")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each case, each with another seed")] = 3,
+    first_repeat: Annotated[int, typer.Option(min=1, max=100, help="number of the first of them")] = 1,
+    out_dir: Annotated[Path, typer.Option("--out", help="folder of the runs, to write or to continue")] = FOLDER,
+) -> None:
+    """Run cases one after another, each with a server of its own. The same command goes on after an interruption.
+
+    The base workloads of the cases run first: a case counts where it keeps its objectives 10 points less often.
+    """
+    need("engine")
+    need("loadgen")
+    from engine.options import check_settings
+    from loadgen.faults.case import case_names, load_case
+    from loadgen.faults.run_cases import Campaign, plan_runs
+    from loadgen.run.progress_bar import ProgressBar
+
+    chosen = [load_case(name) for name in cases or case_names()]
+    wanted = {case.name for case in chosen}
+    chosen += [load_case(base) for base in sorted({case.base for case in chosen} - wanted)]
+    for case in chosen:
+        for variant in case.variants:
+            check_settings(variant.scenario.engine)
+    planned = plan_runs(chosen, repeats, first_repeat)
+    finished = 0
+    with ProgressBar(out, prints_stages=False) as progress:
+        for each in Campaign(out_dir).run(planned, progress):
+            finished += 1
+            out.print(_line(each), markup=False, soft_wrap=True)
+    out.print(f"{len(planned)} runs in {out_dir}, {len(planned) - finished} of them from earlier")
+
+
+def _line(run: "FinishedRun") -> str:
+    base = "" if run.base is None or run.planned.case.name == run.planned.case.base else f", base {run.base:.0%}"
+    doubt = "   does not hurt" if run.hurts is False else ""
+    left = f"   {run.seconds_left / 60:.0f} min left" if run.seconds_left else ""
+    return f"{run.number:>3} of {run.of}  {run.planned.name:<44} kept {run.attainment:.0%}{base}{doubt}{left}"

@@ -1,0 +1,130 @@
+"""Faults of the core process, wrapped around the real scheduler and runner."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.engine import Engine
+from engine.faults.delay import SECOND_NS, Window, after, before, spend
+from engine.faults.plan import (
+    BlockLeak,
+    CoreDeath,
+    CoreFault,
+    Fault,
+    SlowAttention,
+    SlowDevice,
+    SlowHost,
+    SlowSampler,
+)
+from metrics.errors import ModelError
+
+DEATH_EXIT_CODE = 86
+
+
+def plant_in_core(engine: Engine, faults: list[Fault], *, on_gpu: bool = False) -> None:
+    """Wraps the engine's parts. Raises ModelError for a fault that this device cannot have."""
+    for fault in faults:
+        if not isinstance(fault, CoreFault):
+            continue
+        if on_gpu and isinstance(fault, SlowDevice | SlowAttention | SlowSampler):
+            raise ModelError(
+                f"the fault {type(fault).__name__} is planted on a CPU only, as a GPU does not wait for the host; "
+                "use --device cpu, or leave it out"
+            )
+        PLANTS[type(fault)](engine, fault)
+
+
+def slow_host(engine: Engine, fault: SlowHost) -> None:
+    window = Window(fault)
+
+    def cost(*_: Any) -> None:
+        if window.is_open():
+            spend(fault.ms / 1e3, fault.by)
+
+    owner, name = {
+        "schedule": (engine.scheduler, "schedule"),
+        "prepare": (engine.runner, "_prepare"),
+        "commit": (engine.scheduler, "commit"),
+    }[fault.stage]
+    setattr(owner, name, before(getattr(owner, name), cost))
+
+
+def slow_sampler(engine: Engine, fault: SlowSampler) -> None:
+    sampler, window = engine.runner.sampler, Window(fault)
+
+    def cost(logits: Any, *_: Any, **__: Any) -> None:
+        if window.is_open():
+            spend(fault.ms / 1e3 + len(logits) * fault.us_per_row / 1e6, fault.by)
+
+    sampler.sample = before(sampler.sample, cost)
+
+
+def slow_device(engine: Engine, fault: SlowDevice, clock: Callable[[], float] = time.monotonic) -> None:
+    """Stretches the forward pass by its own duration, so that a large step loses more than a small one."""
+    runner, window, forward = engine.runner, Window(fault), engine.runner._forward
+
+    def slowed(batch: Any, step: Any) -> Any:
+        is_hit = window.is_open()
+        if fault.steps != "all":
+            is_hit &= (max(batch.query_lens) > 1) == (fault.steps == "prompts")
+        begin = clock()
+        result = forward(batch, step)
+        if is_hit:
+            spend((fault.factor - 1) * (clock() - begin), fault.by)
+        return result
+
+    runner._forward = slowed
+
+
+def slow_attention(engine: Engine, fault: SlowAttention) -> None:
+    attention, window, attend = engine.runner.attention, Window(fault), engine.runner.attention.attend
+
+    def repeated(*arguments: Any) -> Any:
+        if window.is_open():
+            for _ in range(fault.times - 1):
+                attend(*arguments)
+        return attend(*arguments)
+
+    attention.attend = repeated
+
+
+def block_leak(engine: Engine, fault: BlockLeak) -> None:
+    """An ended request's blocks keep a reader that never lets go."""
+    scheduler, window = engine.scheduler, Window(fault)
+    pool, finish = scheduler.pool, scheduler._finish
+    leaked: set[int] = set()
+
+    def leaking(request: Any, reason: str) -> None:
+        is_abort = reason == "abort"
+        room = int(fault.most * pool.num_blocks) - len(leaked)
+        if window.is_open() and fault.on in ("both", "abort" if is_abort else "finish"):
+            blocks = [block for block in request.blocks if block not in leaked][: min(fault.blocks, room)]
+            pool.take(blocks)
+            leaked.update(blocks)
+        finish(request, reason)
+
+    scheduler._finish = leaking
+
+
+def core_death(engine: Engine, fault: CoreDeath, end: Callable[[int], None] = os._exit) -> None:
+    """Only the first core dies: the one whose steps begin with number 0."""
+    if engine.step_number > 0:
+        return
+    window = Window(fault)
+
+    def cost(*_: Any) -> None:
+        if window.elapsed_ns() >= fault.at_s * SECOND_NS:
+            end(DEATH_EXIT_CODE)
+
+    engine.scheduler.schedule = after(engine.scheduler.schedule, cost)
+
+
+PLANTS: dict[type[CoreFault], Callable[[Engine, Any], None]] = {
+    SlowHost: slow_host,
+    SlowSampler: slow_sampler,
+    SlowDevice: slow_device,
+    SlowAttention: slow_attention,
+    BlockLeak: block_leak,
+    CoreDeath: core_death,
+}

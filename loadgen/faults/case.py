@@ -1,0 +1,203 @@
+"""The file of a case: a base workload, what each severity changes in it, and the truth.
+
+```yaml
+base: chat                      # scenarios/faults/workloads/chat.yaml
+description: what is planted
+truths:
+  - {keys: [batch_cap], lifecycles: [request], kinds: [policy], fix: {max_num_seqs: 32}}
+severities:                     # the mildest first
+  - {engine: {max_num_seqs: 4}}
+  - {engine: {max_num_seqs: 2}}
+```
+
+A severity is a part of a scenario, laid over the base, beside `around`: faults of client and machine. A control names
+`control: healthy` or `overloaded` in the place of truths, and `change` in the place of severities.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from loadgen.errors import ScenarioError, nearest
+from loadgen.faults.planted import SurroundingFault
+from loadgen.scenario.distributions import Block
+from loadgen.scenario.faults import UniqueKeys, describe_faults, describe_yaml_error
+from loadgen.scenario.scenario import SCENARIO_FOLDER, Scenario
+from metrics.diagnosis.score.truth import Remedy, Truth
+from metrics.diagnosis.verdict import Kind
+
+CASE_FOLDER = SCENARIO_FOLDER / "faults"
+WORKLOAD_FOLDER = CASE_FOLDER / "workloads"
+Lifecycle = Literal["client", "token", "request", "memory", "compute"]
+
+
+class CaseTruth(Block):
+    """One planted fault. Each list holds what counts as right, the best answer first."""
+
+    keys: list[str] = Field(min_length=1)
+    lifecycles: list[Lifecycle] = Field(min_length=1)
+    kinds: list[Kind] = Field(min_length=1)
+    fix: dict[str, Any] = Field(default_factory=dict, description="settings that mend it")
+    remedies: list[dict[str, str]] = Field(default_factory=list, description="settings that would mend it as well")
+
+
+class CaseFile(Block):
+    base: str
+    description: str = Field(min_length=1)
+    truths: list[CaseTruth] = Field(default_factory=list, max_length=2)
+    control: Literal["healthy", "overloaded"] | None = None
+    severities: list[dict[str, Any]] = Field(default_factory=list, max_length=3)
+    change: dict[str, Any] = Field(default_factory=dict, description="of a control: laid over the base")
+
+    @model_validator(mode="after")
+    def _is_fault_or_control(self):
+        if (self.control is None) != bool(self.truths) or (self.control is None) != bool(self.severities):
+            raise ValueError("a fault has truths and severities, a control has control; give one of the two")
+        if self.truths and self.change:
+            raise ValueError("change is for a control; lay it over the base in each of the severities")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A case at one severity: 1 is the mildest, 0 a control."""
+
+    severity: int
+    scenario: Scenario
+    around: tuple[SurroundingFault, ...]
+    truths: tuple[Truth, ...]
+    plant: str  # in words: what was changed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    base: str
+    description: str
+    control: str | None
+    fixes: tuple[dict[str, Any], ...]  # one for each truth; {} where no setting mends it
+    variants: tuple[Variant, ...]
+
+
+class _Around(Block):
+    around: list[SurroundingFault] = Field(default_factory=list)
+
+
+def case_names() -> list[str]:
+    """The bundled cases: first the base workloads, which are controls."""
+    bases = sorted(path.stem for path in WORKLOAD_FOLDER.glob("*.yaml"))
+    return bases + sorted(path.stem for path in CASE_FOLDER.glob("*.yaml"))
+
+
+def load_case(path_or_name: str | Path) -> Case:
+    """Reads a case file, a bundled case by its name, or a base workload, which is a healthy control. Raises
+    ScenarioError, one sentence a fault."""
+    path = Path(path_or_name)
+    name = path.stem
+    if not path.is_file():
+        known = case_names()
+        if str(path_or_name) not in known:
+            raise ScenarioError(
+                f"case {str(path_or_name)!r} is neither a file nor bundled{nearest(str(path_or_name), known)}; "
+                "`sojourn faults list` shows the bundled ones"
+            )
+        if (WORKLOAD_FOLDER / f"{name}.yaml").is_file():
+            return _base_case(name)
+        path = CASE_FOLDER / f"{name}.yaml"
+    return _case(name, path)
+
+
+def _base_case(name: str) -> Case:
+    base = _workload(name)
+    return Case(name, name, base["description"], "healthy", (), (_variant(name, 0, base, {}, []),))
+
+
+def _case(name: str, path: Path) -> Case:
+    try:
+        file = CaseFile(**_document(path))
+    except ValidationError as error:
+        raise ScenarioError(*[f"{path.name}: {fault}" for fault in describe_faults(error, CaseFile)]) from None
+    base = _workload(file.base) | {"description": file.description}
+    if file.control is not None:
+        variants = [_variant(name, 0, base, file.change, [])]
+    else:
+        variants = [_variant(name, level, base, each, file.truths) for level, each in enumerate(file.severities, 1)]
+    fixes = tuple(truth.fix for truth in file.truths)
+    return Case(name, file.base, file.description, file.control, fixes, tuple(variants))
+
+
+def _variant(
+    name: str, severity: int, base: dict[str, Any], change: dict[str, Any], truths: list[CaseTruth]
+) -> Variant:
+    laid = merged(base, {key: value for key, value in change.items() if key != "around"})
+    where = f"{name}.yaml, severity {severity}" if severity else f"{name}.yaml"
+    try:
+        around = _Around(around=change.get("around", [])).around
+        laid["engine"] = {key: _located(value) for key, value in laid["engine"].items()}
+        scenario = Scenario(**{**laid, "name": f"{name}--{severity}"})
+    except ValidationError as error:
+        raise ScenarioError(*[f"{where}: {fault}" for fault in describe_faults(error, Scenario)]) from None
+    return Variant(
+        severity,
+        scenario,
+        tuple(around),
+        tuple(_truth(truth, scenario.engine) for truth in truths),
+        yaml.safe_dump(change, default_flow_style=True, width=float("inf")).strip() if change else "",
+    )
+
+
+def _located(value: Any) -> Any:
+    """The path of a settings file that lies beside the bundled cases; any other value as it is."""
+    is_file = isinstance(value, str) and value.endswith(".yaml") and (CASE_FOLDER / value).is_file()
+    return str(CASE_FOLDER / value) if is_file else value
+
+
+def _truth(truth: CaseTruth, planted: dict[str, Any]) -> Truth:
+    remedies = [Remedy(setting=key, direction=_direction(planted.get(key), value)) for key, value in truth.fix.items()]
+    remedies += [Remedy(**remedy) for remedy in truth.remedies]
+    return Truth(keys=truth.keys, lifecycles=truth.lifecycles, kinds=truth.kinds, remedies=remedies)
+
+
+def _direction(planted: Any, fixed: Any) -> Literal["larger", "smaller", "other"]:
+    """Where a setting has to go. Numbers have an order, and a setting that was not planted has none."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in (planted, fixed)):
+        return "larger" if fixed > planted else "smaller"
+    return "other"
+
+
+def merged(base: Any, change: Any) -> Any:
+    """`change` laid over `base`: blocks key by key, anything else as a whole. A block over a list of blocks with a
+    `klass` changes those of these names. A block with another `process` or `distribution` is another block."""
+    if isinstance(base, dict) and isinstance(change, dict):
+        kinds = ("process", "distribution")
+        if any(kind in change and change[kind] != base.get(kind) for kind in kinds):
+            return change
+        return base | {key: merged(base.get(key), value) for key, value in change.items()}
+    if isinstance(base, list) and isinstance(change, dict):
+        names = [each.get("klass") for each in base]
+        if unknown := [name for name in change if name not in names]:
+            raise ScenarioError(f"the base has no klass {unknown[0]!r}; it has {', '.join(map(str, names))}")
+        return [merged(each, change.get(each.get("klass"), {})) for each in base]
+    return change
+
+
+def _workload(name: str) -> dict[str, Any]:
+    known = sorted(path.stem for path in WORKLOAD_FOLDER.glob("*.yaml"))
+    if name not in known:
+        raise ScenarioError(f"base {name!r} is no workload{nearest(name, known)}; there are {', '.join(known)}")
+    return _document(WORKLOAD_FOLDER / f"{name}.yaml")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{path.name}: {describe_yaml_error(error)}") from None
+    if not isinstance(content, dict):
+        raise ScenarioError(f"{path.name} holds no blocks; docs/faults.md shows the form of a case")
+    return content

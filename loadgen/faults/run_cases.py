@@ -1,0 +1,155 @@
+"""Runs the cases one after another, a fresh server for each run, and goes on where an earlier call ended.
+
+A run is finished once its `fault.json` is there: what has none was cut short, and is measured again.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.faults.case import Case, Variant
+from loadgen.faults.surroundings import PlantedSurroundings
+from loadgen.run.experiment import OnProgress, run_scenario
+from loadgen.target.processes import ServerDied
+from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
+from metrics.errors import ExperimentError
+from metrics.request.goodput import class_goodput, measured
+from metrics.run.directory import RunDirectory
+
+HURT_POINTS = 10  # of attainment below the base's, in percent: less is no fault that a user would feel
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    case: Case
+    variant: Variant
+    repeat: int  # the first is 1
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.case.name}--{self.variant.severity}--{self.repeat}"
+
+    @property
+    def seed(self) -> int:
+        """Of the arrivals: the same in each case, another one in each repeat."""
+        return self.variant.scenario.measure.seed + self.repeat - 1
+
+    @property
+    def record(self) -> FaultRecord:
+        case, variant = self.case, self.variant
+        is_base = case.name == case.base
+        return FaultRecord(
+            case=case.name, workload=case.base, severity=variant.severity, repeat=self.repeat,
+            truths=list(variant.truths), control=case.control, base=None if is_base else case.base, plant=variant.plant,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """`attainment` is of all measured requests; `base` that of the workload without the fault, None if it did not
+    run."""
+
+    planned: PlannedRun
+    attainment: float
+    base: float | None
+    number: int
+    of: int
+    seconds_left: float | None
+
+    @property
+    def hurts(self) -> bool | None:
+        """Whether the client's own records show the fault. None for a control, and without a base."""
+        if self.planned.case.control is not None or self.base is None:
+            return None
+        return self.attainment <= self.base - HURT_POINTS / 100
+
+
+Execute = Callable[[PlannedRun, Path, OnProgress], RunDirectory]
+
+
+def run_planned(planned: PlannedRun, run_dir: Path, progress: OnProgress = lambda _: None) -> RunDirectory:
+    """One run of a case, with its faults around it. A server that was planted to die leaves its run. Raises
+    SojournError."""
+    scenario = planned.variant.scenario.with_path(run_dir / "scenario.yaml")
+    surroundings = PlantedSurroundings(planned.variant.around)
+    try:
+        return run_scenario(
+            scenario, run_dir, seed=planned.seed, scrapes=True, progress=progress, surroundings=surroundings
+        )
+    except ServerDied:
+        return RunDirectory.open(run_dir)
+
+
+def plan_runs(cases: Sequence[Case], repeats: int, first_repeat: int = 1) -> list[PlannedRun]:
+    """The first repeat of all comes before the second, and the base workloads before the cases on them."""
+    ordered = sorted(cases, key=lambda case: case.name != case.base)
+    return [
+        PlannedRun(case, variant, repeat)
+        for repeat in range(first_repeat, first_repeat + repeats)
+        for case in ordered
+        for variant in case.variants
+    ]
+
+
+@dataclass(slots=True)
+class Campaign:
+    """The runs of a folder. Raises ExperimentError where another program uses it."""
+
+    folder: Path
+    execute: Execute = run_planned
+    clock: Callable[[], float] = time.monotonic
+    _attainments: dict[str, float] = field(default_factory=dict)
+
+    def run(self, planned: Sequence[PlannedRun], progress: OnProgress = lambda _: None) -> Iterator[FinishedRun]:
+        """Yields each run that it finishes; those that an earlier call has finished are left out."""
+        with self._locked():
+            missing = [each for each in planned if not (self.folder / each.name / FAULT_FILE).is_file()]
+            seconds = []
+            for number, each in enumerate(missing, 1):
+                begin = self.clock()
+                path = self.folder / each.name
+                if path.exists():
+                    shutil.rmtree(path)
+                run = self.execute(each, path, progress)
+                write_fault(run, each.record)
+                seconds.append(self.clock() - begin)
+                left = sum(seconds) / len(seconds) * (len(missing) - number)
+                base = self.attainment(f"{each.case.base}--0--{each.repeat}")
+                yield FinishedRun(each, self.attainment(each.name) or 0.0, base, number, len(missing), left)
+
+    def attainment(self, name: str) -> float | None:
+        """Of a finished run of this folder; None where there is none."""
+        if name not in self._attainments:
+            if not (self.folder / name / FAULT_FILE).is_file():
+                return None
+            self._attainments[name] = attainment_of(RunDirectory.open(self.folder / name))
+        return self._attainments[name]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise ExperimentError(f"{self.folder} cannot be used: {error.strerror}; choose another folder") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise ExperimentError(
+                f"cases run in {self.folder} already; wait for their end, or choose another"
+            ) from None
+        finally:
+            os.close(lock)
+
+
+def attainment_of(run: RunDirectory) -> float:
+    """The share of the measured requests that kept their objectives, as the client saw them."""
+    meta = run.meta()
+    return class_goodput(measured(run.requests(), meta), meta["objectives"])[0].attainment
