@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median
 
 import msgspec
@@ -103,7 +104,7 @@ def share_of(judgements: Iterable[Judgement], criterion: Callable[[Judgement], b
 
 
 def _shares(judgements: Sequence[Judgement]) -> dict[str, Share]:
-    return {name: share_of(judgements, lambda each, name=name: getattr(each, name)) for name in CRITERIA}
+    return {name: share_of(judgements, attrgetter(name)) for name in CRITERIA}
 
 
 def _by(judgements: Sequence[Judgement], group: Callable[[Judgement], str]) -> dict[str, dict[str, Share]]:

@@ -63,16 +63,22 @@ def judge(
     planted: Mapping[str, Any],
 ) -> Judgement:  # fmt: skip
     """`planted`: the engine's settings in the run, from which a remedy has to lead away."""
-    same = {"run": run, "record": record, "level": level, "said": said, "attainment": attainment,
-            "base_attainment": base_attainment}  # fmt: skip
-    if not record.truths:
-        return Judgement(**same, counts=True, false_alarm=_is_false_alarm(record, said))
     truths, looked_at = record.truths, [cause.key for cause in said.causes[:LOOKED_AT]]
     named = [any(key in truth.keys for key in looked_at) for truth in truths]
     first = said.causes[0] if said.causes else None
-    return Judgement(
-        **same,
-        counts=hurts(attainment, base_attainment),
+    result = Judgement(
+        run=run,
+        record=record,
+        level=level,
+        said=said,
+        attainment=attainment,
+        base_attainment=base_attainment,
+        counts=not truths or hurts(attainment, base_attainment),
+    )
+    if not truths:
+        return msgspec.structs.replace(result, false_alarm=_is_false_alarm(record, said))
+    return msgspec.structs.replace(
+        result,
         lifecycle=any(said.lifecycle in truth.lifecycles for truth in truths),
         first=any(first is not None and first.key in truth.keys for truth in truths),
         among_three=any(named),
