@@ -1,12 +1,15 @@
 """`sojourn diagnose`: what a run suffers from, and why."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import RunArgument, open_run
+from commands.cli import RunArgument, open_run, out, print_json
 from commands.summary import diagnose_run, print_diagnosis
+
+if TYPE_CHECKING:
+    from metrics.run.directory import RunDirectory
 
 
 def diagnose(
@@ -15,12 +18,39 @@ def diagnose(
         Path | None,
         typer.Option(help="a second run: explains why a good benchmark feels slow, or why more GPUs did not help"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print diagnosis.json instead of the report")] = False,
-) -> None:
+    symptom: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="start from a complaint: high_ttft, or words such as 'my first token is slow'; prints "
+            "the way from it over lifecycles and objects to the measurement to make next",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="print diagnosis.json instead of the report; with --symptom, the tree")
+    ] = False,
+) -> None:  # fmt: skip
     """Say what a run suffers from, which lifecycle it comes from, and which experiment would prove it."""
     opened = open_run(run)
+    if symptom is not None:
+        _start_from(symptom, opened, open_run(against) if against else None, json)
+        return
     diagnosis = diagnose_run(opened, open_run(against) if against else None)
     if json:
         print((opened.path / "diagnosis.json").read_text(encoding="utf-8"), end="")
     else:
         print_diagnosis(diagnosis)
+
+
+def _start_from(symptom: str, run: "RunDirectory", against: "RunDirectory | None", as_json: bool) -> None:
+    from metrics.diagnosis.facts import read_facts
+    from metrics.diagnosis.symptom_tree.complaints import find_complaint
+    from metrics.diagnosis.symptom_tree.tree import symptom_tree
+    from metrics.diagnosis.terminal.symptom_tree import render_tree
+
+    complaint = find_complaint(symptom)  # before the run is read: a wrong name is told at once
+    diagnosis = diagnose_run(run, against)
+    tree = symptom_tree(read_facts(run), diagnosis, complaint.symptom)
+    if as_json:
+        print_json(tree)
+    else:
+        out.print(render_tree(tree, diagnosis))

@@ -1,0 +1,149 @@
+"""The objects at the leaves of a symptom tree: one for each cause that a diagnosis can name, under the cause's key.
+
+The key ties a leaf to a finding. A cause that has no leaf here gets one from its finding, so none is ever missing.
+"""
+
+from dataclasses import dataclass
+
+from metrics.diagnosis.symptom_tree import reading
+from metrics.diagnosis.symptom_tree.reading import Read, account, prefix_outcome, waiting_for
+
+PREFILL = ("compute.prefill", "request.interference")
+WAITS = ("request.queue", "request.admission", "memory.blocked")
+CONTENTION = (*WAITS, "request.interference")
+DEVICE = ("compute.prefill", "compute.decode", "memory.recompute", *CONTENTION)
+OUTCOMES = "what became of each prompt token in the prefix cache (requests: prefix_outcomes)"
+FRONT = ("token.encode", "token.decode", "request.stream", "request.admission", "client.network")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeObject:
+    """A thing in a lifecycle that may delay requests, and how to tell."""
+
+    key: str  # of the cause that names it
+    lifecycle: str
+    name: str
+    asks: str  # the question of a newcomer
+    measurement: str  # that separates it from what looks alike
+    reads: tuple[Read, ...]
+    accounts: tuple[str, ...] = ()  # where its time is booked; without any, accounts cannot rule it out
+    lacks: str = ""  # the evidence that no run of ours has by itself
+    evidence: str = "the server's records of its steps"  # what is missing where no figure can be read
+
+
+_REQUEST = (
+    TreeObject("overload", "request", "offered load", "Does more arrive than the device can serve?",
+               "the same scenario at 70 % of the rate", (reading.offered_load,), CONTENTION),
+    TreeObject("burst", "request", "arrivals", "Do requests arrive in bursts?",
+               "as many requests at a constant rate", (reading.arrivals,), CONTENTION),
+    TreeObject("batch_cap", "request", "batch cap (max_num_seqs)", "Do requests wait for a place in the batch?",
+               "the same scenario with twice the max_num_seqs",
+               (waiting_for("batch_cap", "a place in the batch"), reading.batch), WAITS),
+    TreeObject("token_budget", "request", "token budget of a step, too small",
+               "Do prompts wait because a step may hold too few tokens?",
+               "the same scenario with twice the max_num_batched_tokens",
+               (waiting_for("token_budget", "the token budget"),), (*CONTENTION, "compute.prefill")),
+    TreeObject("token_budget_large", "request", "token budget of a step, too large",
+               "Do long prompts of others fill the steps?", "the same scenario with half the max_num_batched_tokens",
+               (account("request.interference"), reading.mixed_step), CONTENTION),
+    TreeObject("prefill_chunk", "request", "chunk limit of a prompt", "Is a prompt cut into too many chunks?",
+               "the same scenario without max_prefill_chunk_tokens", (reading.chunk_limit,),
+               (*CONTENTION, "compute.prefill")),
+    TreeObject("admission_policy", "request", "admission policy", "Does the policy hold requests back?",
+               "the same scenario with policy=fcfs", (reading.long_prefill_limit,), WAITS),
+    TreeObject("scheduling_policy", "request", "scheduling order", "Are some requests served before others?",
+               "the same scenario with policy=fcfs", (reading.order,), CONTENTION),
+    TreeObject("head_of_line", "request", "head of the queue", "Does one huge prompt hold all others up?",
+               "the same scenario without its longest prompts", (reading.longest_prompt,), CONTENTION),
+    TreeObject("tenant_share", "request", "share of a tenant", "Does one tenant take the server?",
+               "the same scenario with policy=fair-share", (reading.tenants,), CONTENTION),
+    TreeObject("queue_limit", "request", "queue limit (max_waiting)",
+               "Does the server refuse requests at a full queue?",
+               "the same scenario with twice the max_waiting", (reading.refusals,)),
+    TreeObject("rate_limit", "request", "rate limit of a tenant", "Does a tenant's limit hold requests?",
+               "the same scenario without the tenant's limits", (account("request.quota"), ), ("request.quota",)),
+    TreeObject("blocked_front", "request", "event loop of the front", "Does something block the front process?",
+               "the loop lag of the front (sojourn_front_loop_lag_seconds) during the run",
+               (account("request.stream"), account("request.admission")), FRONT),
+    TreeObject("slow_front", "request", "front process", "Is the front process too busy?",
+               "the same scenario at half the rate, with the CPU use of the front in view",
+               (account("request.stream"), account("request.admission")), FRONT),
+    TreeObject("slow_writer", "request", "writes to the socket", "Does text wait to be written?",
+               "one request alone, with request.stream of it", (account("request.stream"),), ("request.stream",)),
+    TreeObject("slow_moderation", "request", "moderation", "Does the content check take long?",
+               "the same scenario without moderation", (account("request.moderation"),), ("request.moderation",)),
+    TreeObject("core_death", "request", "core process", "Did the server stop in between?",
+               "the log of the server around the first failed request", (reading.crashes, account("request.lost"))),
+)  # fmt: skip
+_MEMORY = (
+    TreeObject("kv_pool", "memory", "KV block pool", "Do requests wait for KV blocks, or lose them?",
+               "the same scenario with twice the num_kv_blocks", (reading.kv_pool,)),
+    TreeObject("prefix_cache_off", "memory", "prefix cache, off", "Is the prefix cache off, though prompts repeat?",
+               "the same scenario with prefix_caching=true", (reading.prefix_cache_is_on,), (*PREFILL, *WAITS)),
+    TreeObject("cache_thrash", "memory", "prefix cache, too small", "Are prefixes evicted before they come again?",
+               "the same scenario with twice the num_kv_blocks", (reading.evictions_hurt,), (*PREFILL, *WAITS),
+               evidence=OUTCOMES),
+    TreeObject("cache_pollution", "memory", "prefix cache, polluted",
+               "Do prompts of one use push the shared ones out?",
+               "the same scenario without its prompts of one use", (reading.evictions_hurt,), (*PREFILL, *WAITS),
+               evidence=OUTCOMES),
+    TreeObject("prefix_order", "memory", "order inside the prompts",
+               "Does a changing part stand before the shared one?",
+               "sojourn lint of the run, or the same prompts with the shared part first",
+               (prefix_outcome("miss_diverged", what="follow a part that differs"),), (*PREFILL, *WAITS),
+               evidence=OUTCOMES),
+    TreeObject("prefix_sub_block", "memory", "block size against the prefix", "Is the shared prefix below one block?",
+               "the same scenario with half the block_size",
+               (prefix_outcome("miss_sub_block", what="lie in a shared part below one block"),), (*PREFILL, *WAITS),
+               evidence=OUTCOMES),
+    TreeObject("fragmentation", "memory", "empty slots of blocks", "Are blocks so large that they stay half empty?",
+               "the same scenario with half the block_size", (reading.half_blocks,)),
+    TreeObject("block_leak", "memory", "blocks that nobody owns", "Do blocks stay taken after their request?",
+               "KV blocks in use while no request is in the server", (reading.kv_pool,),
+               lacks="blocks in use at a moment without requests"),
+)  # fmt: skip
+_COMPUTE = (
+    TreeObject("own_prefill", "compute", "the request's own prompt", "Does its own prompt take that long?",
+               "one of these prompts alone", (account("compute.prefill"),), ("compute.prefill",)),
+    TreeObject("slow_decode", "compute", "decode step", "Is a normal step longer than the objective?",
+               "one request alone", (reading.decode_step,), ("compute.decode",)),
+    TreeObject("slow_device", "compute", "device", "Is the device slower than its work explains?",
+               "the same scenario on a quiet machine, with the device's clock in view", (reading.device_slowdown,),
+               DEVICE),
+    TreeObject("noisy_neighbour", "compute", "other processes of the machine", "Does another process use the device?",
+               "the CPU time of other processes during the run", (reading.steal,), DEVICE,
+               lacks="the CPU use of other processes"),
+    TreeObject("slow_host", "compute", "host side of the loop", "Does the host keep the device waiting?",
+               "a profile of the loop: py-spy on the core process", (reading.host_time,)),
+    TreeObject("launch_bound", "compute", "kernel launches", "Do launches take longer than kernels?",
+               "the same scenario with graphs", (reading.device_kind,)),
+    TreeObject("batch_too_large", "compute", "batch size", "Is the batch so large that each step is late?",
+               "the same scenario with half the max_num_seqs", (reading.large_batch,), ("compute.decode",)),
+    TreeObject("slow_kernel", "compute", "kernels", "Are the kernels far from what the device can do?",
+               "a profile burst (sojourn serve, POST /debug/profile) against the roofline", (), DEVICE,
+               lacks="a profile burst of kernels"),
+    TreeObject("few_threads", "compute", "threads of the core", "Are cores left unused?",
+               "the same scenario with threads equal to the cores", (reading.threads,), DEVICE,
+               evidence="the threads and the cores, in run.json"),
+)  # fmt: skip
+_TOKEN = (
+    TreeObject("slow_tokeniser", "token", "tokeniser", "Does it take long to turn the prompt into ids?",
+               "one of these prompts through POST /tokenize", (account("token.encode"),), ("token.encode",)),
+    TreeObject("slow_detokeniser", "token", "detokeniser", "Does it take long to turn ids into text?",
+               "the same scenario with short answers", (account("token.decode"),), ("token.decode",)),
+    TreeObject("slow_sampler", "token", "sampler", "Does the draw of a token take long?",
+               "the same scenario with temperature=0 and no penalties", (account("token.sample"),), ("token.sample",)),
+    TreeObject("long_outputs", "token", "length of the answers", "Are the answers longer than the objective allows?",
+               "the same scenario with a smaller max_tokens", (reading.output_lengths,)),
+)  # fmt: skip
+_CLIENT = (
+    TreeObject("slow_network", "client", "network path", "Does the way between client and server take long?",
+               "the same load from the server's own host", (account("client.network"),), ("client.network",)),
+    TreeObject("slow_reader", "client", "reader", "Does the client read slowly?",
+               "the same load with a client that discards what it reads",
+               (account("client.network"), account("request.stream")), ("client.network", "request.stream")),
+    TreeObject("starved_load_generator", "client", "load generator", "Does the load generator send late?",
+               "sojourn calibrate, then the same scenario on a quiet machine", (reading.client_lag,),
+               ("client.lag", "client.network")),
+)  # fmt: skip
+OBJECTS: dict[str, TreeObject] = {each.key: each for each in (*_REQUEST, *_MEMORY, *_COMPUTE, *_TOKEN, *_CLIENT)}

@@ -1,0 +1,23 @@
+"""`sojourn diagnose RUN --symptom`: a tree that fits 100 columns and ends with the measurement to make next."""
+
+import json
+
+from typer.testing import CliRunner
+
+from sojourn import app
+from tests.metrics.synthetic import synthetic_run
+
+
+def test_symptom_prints_the_tree_and_ends_with_the_measurement(tmp_path):
+    run = str(synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=80).path)
+    printed = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["diagnose", run, "--symptom", "first token slow"])
+    assert printed.exit_code == 0, printed.output
+    lines = printed.output.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "My first token is slow" in lines[0] and any("request" in line and "leads here" in line for line in lines)
+    assert "measure next" in printed.output and lines[-1].strip().startswith("$ sojourn run")
+    document = CliRunner().invoke(app, ["diagnose", run, "--symptom", "high_ttft", "--json"])
+    tree = json.loads(document.stdout)
+    assert tree["branches"][0]["status"] == "leads_here" and tree["finding"] == 0
+    wrong = CliRunner().invoke(app, ["diagnose", run, "--symptom", "weather"])
+    assert wrong.exit_code and "vram_fills_quickly" in str(wrong.exception or wrong.output)
