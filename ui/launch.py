@@ -13,6 +13,7 @@ DEFAULT_PORT = 8501
 # Each page with its icon of Material Symbols.
 PAGES = {
     "overview": "speed",
+    "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
     "goodput": "target",
     "requests": "view_timeline",

@@ -148,7 +148,7 @@ def _lifecycle(
     objects = [_of_finding(facts, place, each) for place, each in named] + objects
     accounts = {account: share for account, share in spent.shares.items()
                 if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
-    share = sum(accounts.values()) if spent.shares else None
+    share = float(sum(accounts.values())) if spent.shares else None
     status, reason = _status(facts, diagnosis, name, named, objects, share, complaint.symptom)
     if status == "leads_here" and (share or 0.0) < NEGLIGIBLE and (shows := _largest(spent)):
         reason = f"{named[0][1].cause if named else reason}; the time that it costs is booked to {shows}"
@@ -184,7 +184,8 @@ def _object(facts: Facts, symptom: str, spent: _Spent, leaf: TreeObject) -> Obje
     status, reason = _judge(facts, symptom, spent, leaf, found)
     return ObjectBranch(
         key=leaf.key, name=leaf.name, asks=leaf.asks, status=status, reason=reason,
-        figures=[Figure(statement=each.statement, source=each.source, share=each.share) for each in found],
+        figures=[Figure(statement=each.statement, source=each.source,
+                        share=None if each.share is None else float(each.share)) for each in found],
         measurement=leaf.measurement, command="", finding=None,
     )  # fmt: skip
 

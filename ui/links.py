@@ -1,0 +1,79 @@
+"""Links from a finding to the requests and steps behind it. A link holds its filter, so that it can be shared."""
+
+from typing import NamedTuple
+
+import streamlit as st
+
+from metrics.diagnosis.verdict import Finding
+from ui.filters import MOST_IDS, RequestFilter, StepFilter, missed_by
+from ui.run_data import RunData
+from ui.tables.request import accounts_ms
+from ui.text import markdown
+
+LARGE_SHARE = 0.3  # of a request's time in one account: the account is what the request suffers from
+
+
+class Link(NamedTuple):
+    label: str
+    page: str  # a name of PAGES
+    query: dict[str, str]
+    icon: str
+
+
+def links_of(run: RunData, found: Finding) -> list[Link]:
+    """To all requests that miss the objective, to those with most time in one account, and to the worst steps."""
+    if run.requests.empty:
+        return []
+    objectives = run.meta.get("objectives") or []
+    missed, klass = missed_by(found.objective)
+    if klass not in set(run.requests.klass.fillna("")):
+        klass = ""
+    all_late = RequestFilter(klass=klass, missed=missed)
+    late = all_late.apply(run.requests, objectives)
+    links = []
+    if missed and len(late):
+        links.append(_requests(run, f"{len(late):,} requests that miss {found.objective}", all_late))
+    ids = tuple(getattr(found, "request_ids", ()) or ())[:MOST_IDS]
+    if ids:
+        links.append(_requests(run, f"{len(ids)} requests that show it worst", RequestFilter(ids=ids)))
+    until = "ttft" if missed == "ttft_ms" else "ledger"
+    if (account := _largest_account(late, until)) is not None:
+        narrow = RequestFilter(klass=klass, missed=missed, account=account, min_share=LARGE_SHARE, until=until)
+        if count := len(narrow.apply(run.requests, objectives)):
+            links.append(_requests(run, f"{count:,} of them with most time in {account}", narrow))
+    if (steps := _steps(run, found, late, missed)) is not None:
+        label = f"steps {steps.first:,} to {steps.last:,}"
+        links.append(Link(label, "steps", {"run": run.name, **steps.query()}, ":material/stacked_bar_chart:"))
+    return links
+
+
+def show(links: list[Link], key: str) -> None:
+    """The links side by side, each to a page of the app."""
+    if not links:
+        return
+    with st.container(horizontal=True, gap="small", key=key):
+        for link in links:
+            st.page_link(f"views/{link.page}.py", label=markdown(link.label), icon=link.icon, query_params=link.query)
+
+
+def _requests(run: RunData, label: str, chosen: RequestFilter) -> Link:
+    return Link(label, "requests", {"run": run.name, **chosen.query()}, ":material/view_timeline:")
+
+
+def _largest_account(late, until: str) -> str | None:
+    booked = accounts_ms(late, until)
+    sums = booked.sum()
+    return None if booked.empty or sums.sum() <= 0 else str(sums.idxmax())
+
+
+def _steps(run: RunData, found: Finding, late, missed: str) -> StepFilter | None:
+    """The worst stretch that the finding names, or the steps of its slowest request."""
+    if run.steps.empty:
+        return None
+    if (named := getattr(found, "steps", None)) is not None:
+        return StepFilter(*named)
+    known = late[late.first_step.notna()] if len(late) else late
+    if known.empty:
+        return None
+    worst = known.loc[known[missed or "e2e_ms"].astype("float64").idxmax()]
+    return StepFilter(int(worst.first_step), int(worst.last_step))

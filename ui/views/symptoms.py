@@ -1,0 +1,111 @@
+"""Symptoms: from a complaint in a user's words over lifecycles and objects to the finding and the next measurement."""
+
+import streamlit as st
+
+from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
+from metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
+from ui import links
+from ui.markup import fragments, symptoms
+from ui.page import open_page
+from ui.symptom_trees import trees_of
+
+run = open_page(
+    "Symptoms",
+    "Start from what you see. Three clicks lead to the cause in this run, and to the measurement that proves it.",
+    "Choose a complaint, then a lifecycle, then an object. A **bar** is the lifecycle’s share of the time that the "
+    "complaint is about, by account. **Leads here**: the diagnosis names a cause in it. **Not ruled out**: time goes "
+    "there, and no finding is in it. **Ruled out**: the number beside it excludes it. **Cannot be known**: the "
+    "evidence that is missing stands beside it. The address holds what you chose, so a link shows the same.",
+)
+
+
+def choose(**parameters: str) -> None:
+    """Keeps a choice in the address, and forgets what depended on an earlier one."""
+    for name in ("symptom", "lifecycle", "object"):
+        st.query_params.pop(name, None)
+    st.query_params.update({name: value for name, value in parameters.items() if value})
+
+
+def draw_complaints(chosen: str | None) -> None:
+    st.subheader("1 · What do you see?", anchor=False)
+    checks = {each.symptom: each for each in run.diagnosis.checks}
+    for start in (0, 3):
+        for column, complaint in zip(st.columns(3), COMPLAINTS[start : start + 3], strict=True):
+            with column:
+                st.button(
+                    complaint.words, key=f"complaint-{complaint.symptom}", width="stretch", help=complaint.title,
+                    type="primary" if complaint.symptom == chosen else "secondary", on_click=choose,
+                    kwargs={"symptom": complaint.symptom},
+                )  # fmt: skip
+                check = checks[complaint.symptom]
+                st.html(symptoms.shows(check.status, check.reason))
+
+
+def draw_lifecycles(symptom: str, branches: list[LifecycleBranch], chosen: str | None) -> None:
+    for branch in branches:
+        left, right = st.columns([6, 1], vertical_alignment="center")
+        left.html(symptoms.lifecycle(branch, branch.lifecycle == chosen))
+        right.button(
+            "Look here", key=f"lifecycle-{branch.lifecycle}", width="stretch", on_click=choose,
+            type="primary" if branch.lifecycle == chosen else "secondary",
+            kwargs={"symptom": symptom, "lifecycle": branch.lifecycle},
+        )  # fmt: skip
+
+
+def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> None:
+    st.subheader(f"3 · Which object in {branch.lifecycle}?", anchor=False)
+    for each in branch.objects:
+        if each.status == "ruled_out":
+            continue
+        left, right = st.columns([6, 1], vertical_alignment="center")
+        left.html(symptoms.thing(each, branch.lifecycle, each.key == chosen))
+        right.button(
+            "Show the finding" if each.finding is not None else "Where to look", key=f"object-{each.key}",
+            width="stretch", on_click=choose, type="primary" if each.key == chosen else "secondary",
+            kwargs={"symptom": symptom, "lifecycle": branch.lifecycle, "object": each.key},
+        )  # fmt: skip
+    if gone := [each for each in branch.objects if each.status == "ruled_out"]:
+        with st.expander(f"{len(gone)} objects are ruled out", expanded=len(gone) == len(branch.objects)):
+            st.html(symptoms.ruled_out(gone))
+
+
+def draw_end(each: ObjectBranch) -> None:
+    if each.finding is None:
+        st.subheader(f"Where to look: {each.name}", anchor=False)
+        st.html(symptoms.wrap(symptoms.measure(each.measurement, each.command)))
+        st.caption("No finding of this run is in this object, so no request or step can be named.")
+        return
+    found = run.diagnosis.findings[each.finding]
+    st.subheader("The finding", anchor=False)
+    st.html(fragments.finding(each.finding + 1, found))
+    links.show(links.links_of(run, found), key="links")
+
+
+def named(parameter: str, known: list[str]) -> str | None:
+    """What the address names, if this run has it."""
+    value = st.query_params.get(parameter)
+    return value if value in known else None
+
+
+st.html(fragments.headline(run))
+if run.diagnosis is None:
+    st.stop()
+symptom = named("symptom", list(BY_SYMPTOM))
+draw_complaints(symptom)
+if symptom is None:
+    st.stop()
+tree = trees_of(run)[symptom]
+st.subheader("2 · Which lifecycle?", anchor=False)
+st.caption(f"The bars are shares of {tree.basis}.")
+lifecycle = named("lifecycle", [branch.lifecycle for branch in tree.branches])
+draw_lifecycles(symptom, tree.branches, lifecycle)
+if lifecycle is None:
+    st.stop()
+branch = next(each for each in tree.branches if each.lifecycle == lifecycle)
+thing = named("object", [each.key for each in branch.objects])
+draw_objects(symptom, branch, thing)
+if thing is not None:
+    draw_end(next(each for each in branch.objects if each.key == thing))
+elif tree.next_measurement:
+    st.subheader("The measurement to make next", anchor=False)
+    st.html(symptoms.next_measurement(tree))
