@@ -9,6 +9,7 @@ SojournError                  exit code 1
 │   └── BenchError            bench.results
 ├── RunDataError              a run directory cannot be read, or lacks what is needed
 │   └── TooLarge              metrics.request.offenders: it does not fit in memory
+├── ReplayError               a recorded run cannot be replayed
 ├── CalibrationError          this machine was not calibrated, or the calibration does not cover the case
 ├── ModelError                a checkpoint cannot be served, or not with these settings on this machine
 ├── ServerError               a server cannot start, does not answer, or ended
@@ -42,6 +43,10 @@ class RunDataError(SojournError):
 
 class CalibrationError(SojournError):
     """A calibration of this machine is absent, unreadable, or does not cover the case."""
+
+
+class ReplayError(SojournError):
+    """A recorded run cannot be replayed."""
 
 
 class ModelError(SojournError):

@@ -42,12 +42,14 @@ MAY_IMPORT = {
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {
         "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
-        "metrics.ledger", "metrics.statistics", "metrics.errors",
+        "metrics.memory", "metrics.compute", "metrics.replay", "metrics.ledger", "metrics.statistics",
+        "metrics.errors",
     },
     "metrics.diagnosis.score": {
         "metrics.diagnosis", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
         "metrics.statistics", "metrics.errors", "metrics.whole_file",
     },
+    "metrics.replay": {"metrics.errors"},
     "metrics.search": {
         "metrics.results", "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.statistics",
         "metrics.errors",

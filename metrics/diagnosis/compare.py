@@ -5,7 +5,7 @@ from typing import Any
 
 from metrics.diagnosis.excess import accounts_of, attainment
 from metrics.diagnosis.facts import Facts, ledger_columns
-from metrics.diagnosis.rules.cause import Explanation, Gain, rerun
+from metrics.diagnosis.rules.cause import Gain, Proposal, rerun
 from metrics.diagnosis.symptoms import BY_KEY, FULL_POOL, TOLERATED_MISSES, checked
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Evidence, Finding, Kind, SymptomCheck, evidence
 from metrics.ledger import ACCOUNT_BY_NAME
@@ -70,7 +70,7 @@ def devices(first: Facts, second: Facts) -> Compared:
     return checked(symptom, "present", reason), _finding(symptom.key, 1 - attainment(large), rigid)
 
 
-def _finding(symptom: str, lost: float, found: Explanation) -> Finding:
+def _finding(symptom: str, lost: float, found: Proposal) -> Finding:
     return Finding(
         symptom=symptom, title=BY_KEY[symptom].title, objective="", cohort="all requests of both runs",
         goodput_lost=lost, **found.verdict(),
@@ -107,7 +107,7 @@ def _load_of(facts: Facts) -> Any:
     return {name: block for name, block in scenario.items() if name not in NAMED_ONLY}
 
 
-def _other_workload(good: Facts, bad: Facts) -> Explanation:
+def _other_workload(good: Facts, bad: Facts) -> Proposal:
     objective = _worst_objective(bad)
     there = accounts_of(good.rows, objective).mean().fillna(0)
     here = accounts_of(bad.rows, objective).mean().fillna(0)
@@ -118,7 +118,7 @@ def _other_workload(good: Facts, bad: Facts) -> Explanation:
     info = ACCOUNT_BY_NAME[top]
     kind: Kind = "workload" if differences else "client" if info.lifecycle == "client" else "fault"
     prefix = "ttft" if objective == "ttft_ms" else "ledger"
-    return Explanation(
+    return Proposal(
         lifecycles=(info.lifecycle,),
         object="workload of the benchmark" if differences else info.name,
         cause=f"the benchmark does not resemble the product: {differences[0][0]}" if differences
@@ -145,7 +145,7 @@ def _other_workload(good: Facts, bad: Facts) -> Explanation:
     )  # fmt: skip
 
 
-def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Explanation:
+def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Proposal:
     before = ledger_columns(small.rows).mean().fillna(0)
     after = ledger_columns(large.rows).mean().fillna(0)
     rigid = after[(after > 0) & (after >= DID_NOT_SHRINK * before)].sort_values(ascending=False)
@@ -153,7 +153,7 @@ def _rigid_account(small: Facts, large: Facts, name: str, reason: str) -> Explan
     share, info = float(after[top] / after.sum()), ACCOUNT_BY_NAME[top]
     shrunk = [account for account in before.index if before[account] - after[account] >= 0.1 * before.sum()]
     bound, now = 1 / share, small.engine[name]
-    return Explanation(
+    return Proposal(
         lifecycles=(info.lifecycle,),
         object=top,
         cause=f"{reason}, because {top} does not depend on the {name}",

@@ -1,10 +1,15 @@
-"""Where the time above an objective went: the ledger of late requests against that of the requests in time."""
+"""Where the time above an objective went: the ledger of late requests against that of the requests in time.
 
+Requests that were lost count beside those that were late: an excess without accounts, one for each class and error.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from metrics.diagnosis.facts import Facts, ledger_columns
+from metrics.records import NO_END
 from metrics.request.goodput import judged
 from metrics.request.objectives import OBJECTIVES, objectives_of
 
@@ -12,13 +17,17 @@ FEWEST_GOOD = 5  # requests that meet the objective; below it their mean is no b
 # Requests that meet an objective are a baseline only if they are clearly faster. If they are nearly as slow, both have
 # the cause in common, and a difference of a few milliseconds would name the wrong account.
 CLEARLY_FASTER = 0.7  # of the bound
+SERVED = "served"  # the objective that a lost request misses
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """The time that the late requests of one class spent above the others: those that miss one objective."""
+    """The time that the late requests of one class spent above the others: those that miss one objective.
 
-    objective: str  # ttft_ms, tpot_ms or e2e_ms
+    Of lost requests: their number and their error; `accounts` is empty, and the bound and the mean are 0.
+    """
+
+    objective: str  # ttft_ms, tpot_ms, e2e_ms, or SERVED
     klass: str
     bound_ms: float
     missed: int  # served requests of the class above the bound
@@ -27,10 +36,16 @@ class Excess:
     baseline: str  # a noun: what the mean is compared with; each account in proportion if it is the objective
     accounts: dict[str, float]  # account → ms of the late requests above the baseline; may be negative
     missing: pd.Index  # rows of the late requests in Facts.rows
+    error: str = ""  # what lost requests ended with
 
     @property
     def total_ms(self) -> float:
         return sum(max(ms, 0.0) for ms in self.accounts.values())
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """What it is of: class, objective, error."""
+        return self.klass, self.objective, self.error
 
     def share(self, *names: str) -> float:
         """The part of the excess that these accounts explain together, 0 to 1."""
@@ -90,18 +105,32 @@ def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Exc
     )
 
 
+def losses(facts: Facts) -> list[Excess]:
+    """The lost requests, one for each class and error; most requests first. Those never sent are not the server's."""
+    rows = facts.rows[facts.rows.status != "ok"]
+    ended = rows.error.fillna(rows.status).astype(str)
+    sent = facts.rows.groupby("klass").size()
+    found = [
+        Excess(objective=SERVED, klass=klass, bound_ms=0.0, missed=len(same), sent=int(sent[klass]), mean_ms=0.0,
+               baseline="the served requests", accounts={}, missing=same.index, error=error)
+        for (klass, error), same in rows.groupby([rows.klass, ended])
+        if error != NO_END
+    ]  # fmt: skip
+    return sorted(found, key=lambda loss: -loss.missed)
+
+
 def attainment(facts: Facts) -> float:
     """Share of the sent requests that met every objective of their class."""
     return float(facts.rows.good.mean()) if facts.sent else 0.0
 
 
-def attainment_without(facts: Facts, accounts: tuple[str, ...], removed: float = 1.0) -> float:
-    """Attainment if every request had spent `removed` (0 to 1) less in these accounts: what a fix can gain at most.
-
-    An upper bound: time that one account loses may come back in another.
+def attainment_without(facts: Facts, claims: Mapping[str, float]) -> float:
+    """Attainment if every request had spent these shares (0 to 1) of its accounts less. An estimate, and no bound: time
+    that one account loses may come back in another, and requests that are faster leave room for those behind them.
     """
     rows = facts.rows.copy()
     for objective in OBJECTIVES:
-        saved = accounts_of(rows, objective)[list(accounts)].sum(axis=1) * removed
-        rows[objective] = rows[objective].astype("float64") - saved.fillna(0)
+        accounts = accounts_of(rows, objective)
+        saved = sum((accounts[name].fillna(0) * part for name, part in claims.items()), start=0.0 * rows.due_ns)
+        rows[objective] = rows[objective].astype("float64") - saved
     return float(judged(rows, facts.objectives).good.mean()) if len(rows) else 0.0

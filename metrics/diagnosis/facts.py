@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from metrics.diagnosis.evidence_level import Level, seen
 from metrics.diagnosis.step_facts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
@@ -24,6 +25,7 @@ from metrics.sources.view import ServerView, observe
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
 MOST_STRETCHES, STRETCH_GAPS = 8, 25  # of a run, each with at least so many gaps
+FEWEST_FOR_A_RATE = 10  # requests: a rate of fewer is good to a third at best
 UNDER_WAY = "step"  # of a request's waits: it came while a step was computed, which no setting could have spared it
 
 
@@ -56,6 +58,8 @@ class Facts:
     book: Callable[[], Book | None]  # which request delayed which; read at its first use
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
+    level: Level = "all"  # what was read
+    served_rps: float | None = None  # over the whole run: the server can do so much at least; None for a few requests
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
 
 
@@ -96,8 +100,9 @@ class Prefix:
     resized: list[float]  # what pools of ½, 1, 2, 4, 8 times this one would have hit; [] where it is not recorded
 
 
-def read_facts(run: RunDirectory) -> Facts:
-    """Reads the tables of a run. Empty tables, missing tables and a run under way are all fine."""
+def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
+    """Reads the tables of a run that a level allows. Empty tables, missing tables and a run under way are all fine."""
+    run = seen(run, level)
     meta = run.meta()
     objectives = meta.get("objectives") or []
     requests = run.requests()
@@ -139,6 +144,8 @@ def read_facts(run: RunDirectory) -> Facts:
         book=cache(lambda: _book(run)),
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
+        level=level,
+        served_rps=_served_rps(rows, served),
         steal=steal_within(run.table("system"), *span) if span else None,
     )
 
@@ -150,6 +157,14 @@ def _arrivals(gaps_ns: np.ndarray) -> Arrivals:
         cv=float(gaps_ns.std() / gaps_ns.mean()), local_cv=float(around.std()),
         peak_rps=max(len(stretch) / (stretch.sum() / 1e9 or math.inf) for stretch in stretches),
     )  # fmt: skip
+
+
+def _served_rps(rows: pd.DataFrame, served: pd.DataFrame) -> float | None:
+    """Served requests over the whole span of the run: what the server can do at least, since it may have idled."""
+    span = window_ns(rows)
+    if span is None or len(served) < FEWEST_FOR_A_RATE:
+        return None
+    return len(served) / max((span[1] - span[0]) / 1e9, 1e-9)
 
 
 def _book(run: RunDirectory) -> Book | None:

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.excess import Excess, excesses
+from metrics.diagnosis.excess import SERVED, Excess, excesses
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.compute import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import RECORD_THE_SERVER, Status, SymptomCheck
 from metrics.request.objectives import EVERY_CLASS, OBJECTIVES, objectives_of
 
 # Goodput is commonly stated at 90 % attainment (DistServe, OSDI 2024): up to a tenth of a class may miss an objective
 # before it counts as a symptom.
 TOLERATED_MISSES = 0.10
+LOW_DEVICE_BUSY = 0.6  # below it a device idles for two thirds of the time it works: a host or front problem
 FULL_POOL = 0.95  # of the KV blocks in use at the peak
 BLOCKED = 0.05  # of the request-seconds of waiting due to KV blocks, below which a full pool hurts nobody
 NO_STEPS = f"cannot be known without the server's records of its steps: {RECORD_THE_SERVER}"
@@ -33,7 +33,7 @@ def late(facts: Facts, symptom: str) -> list[Excess]:
     An end-to-end objective belongs to high_ttft where the first token took most of the late requests' time, else to
     high_itl.
     """
-    return [excess for excess in excesses(facts) if _symptom_of(facts, excess) == symptom]
+    return [excess for excess in excesses(facts) if symptom_of(facts, excess) == symptom]
 
 
 def significant(facts: Facts, excess: Excess) -> bool:
@@ -44,7 +44,10 @@ def significant(facts: Facts, excess: Excess) -> bool:
     return alone or (together and excess.missed > TOLERATED_MISSES / len(OBJECTIVES) * excess.sent)
 
 
-def _symptom_of(facts: Facts, excess: Excess) -> str:
+def symptom_of(facts: Facts, excess: Excess) -> str:
+    """The key of the symptom that an excess belongs to. A lost request never had a first token."""
+    if excess.objective == SERVED:
+        return "high_ttft"
     if excess.objective == "e2e_ms":
         rows = facts.rows.loc[excess.missing]
         return "high_ttft" if rows.ttft_ms.mean() >= rows.e2e_ms.mean() / 2 else "high_itl"

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from metrics.replay.prediction import Change, Prediction
 from metrics.request.goodput import ClassGoodput
 from metrics.results.energy import EnergyUse
 from metrics.results.summary import Results
@@ -27,10 +28,17 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     supports: bool
     source: str  # table and columns that it was computed from
+    # How much it moves a judge who knows nothing else: 0 context, 1 a hint, 2 the defining measurement of the cause or
+    # of its rival, 4 a contradiction
+    weight: float = 1.0
 
 
-def evidence(statement: str, value: float, unit: str, source: str, *, supports: bool = True) -> Evidence:
-    return Evidence(statement=statement, value=float(value), unit=unit, supports=bool(supports), source=source)
+def evidence(
+    statement: str, value: float, unit: str, source: str, *, supports: bool = True, weight: float = 1.0
+) -> Evidence:
+    return Evidence(
+        statement=statement, value=float(value), unit=unit, supports=bool(supports), source=source, weight=weight
+    )
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +74,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[Evidence]
     probe: Probe
     fix: Fix
+    key: str = ""  # of the cause: the name of its rule
+    role: Literal["cause", "alternative"] = "cause"  # alternative: its fix adds nothing to those of the causes
+    confidence: float = 0.0  # 0 to 1: the share of such verdicts that are right, as calibrated on planted faults
+    confidence_features: dict[str, float] = {}  # what the confidence is made of (metrics.diagnosis.confidence)
+    explains_ms: float = 0.0  # of one late request's excess over its objective; never more than its accounts hold
+    explains_share: float = 0.0  # of that excess, 0 to 1
+    change: Change | None = None  # its fix as a replay; None where no replay can show it
+    prediction: Prediction | None = None  # of that fix
+    goodput_gain: float | None = None  # attainment that the fix regains, 0 to 1: by replay, else an estimate
+    gain_is_estimate: bool = True  # not of a replay
+    rival_key: str = ""
+    rival_prediction: Prediction | None = None  # of the rival's fix
+    unsafe: str = ""  # why the lateness of the client could change this verdict
+    request_ids: list[str] = []  # up to 50 that show it worst
+    steps: tuple[int, int] | None = None  # first and last step of its worst stretch
 
 
 class SymptomCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +130,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     energy: EnergyUse | None = None  # of the measured window; None where the machine has no power sensor
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     clock_uncertainty_ms: float | None = None  # of client.network, where the clocks of two hosts were joined
+    level: str = "all"  # what it was allowed to read: one of evidence_level.LEVELS
+    predicted: Prediction | None = None  # the run replayed unchanged: how far a replay can be trusted
+    predicted_with_all: Prediction | None = None  # with the fixes of all causes together
+    replay_refused: str = ""  # why no replay was made
+    unsafe: list[str] = []  # verdicts that the lateness of the client could change
 
 
 def without_finding(diagnosis: Diagnosis) -> str:

@@ -1,34 +1,42 @@
 """What a cause is: one function over the facts of a run, and under `@cause` all that is the same in every run.
 
-To add a cause, write its function in a file of this folder; no other place lists it. Causes are tried in the order of
-their precedence, and the first whose fix would gain something is named:
+To add a cause, write its function in a file of this folder; no other place lists it. Every cause is asked about every
+excess: the function returns a `Proposal`, or None where the cause does not apply. `adjudicate` decides between the
+proposals, by replays of their fixes where it can. So a function need not know the other causes. It says:
 
-- from 100, faults. A slow device, host or front delays everything behind it and would look like a queue.
-- from 200, settings. Each applies only if the step model says that another setting brings the load below the capacity.
-- from 300, the load: bursts before overload, since overload is true of any device that is full for a while.
-- from 400, what the workload costs on a sound server.
+- how much of which accounts its own evidence books to it (`claims`); the default is the accounts of the cause, and of
+  a queue the part that waited for its `reason`;
+- evidence for and against, each with a size and a weight;
+- its fix as one or several replays (`fixes`), with settings computed from measured quantities;
+- `capacity_rps`, if it claims that no more than that can be served: what was served is held against it.
 """
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from metrics.diagnosis.capacity import load
-from metrics.diagnosis.excess import Excess, attainment, attainment_without
+from metrics.diagnosis.excess import SERVED, Excess, attainment, attainment_without
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe
+from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe, evidence
+from metrics.replay.prediction import Change
 
-# A cause must explain this share of the excess to be named: below a third, two others could explain more.
-EXPLAINS_ENOUGH = 0.3
+# A cause is proposed if it explains this share of an excess: a tenth could be chance. `adjudicate` asks for more.
+WORTH_A_LOOK = 0.1
 QUEUE = ("request.queue", "request.admission")
 WAITS = (*QUEUE, "memory.blocked")
 CONTENTION = (*WAITS, "request.interference")  # time that other requests cost
+# Where a function must decide alone whether its accounts explain enough to be of any use.
+EXPLAINS_ENOUGH = 0.3
+ALMOST = 0.9  # of what was served: an estimate of capacity is good to about a tenth
+CONTRADICTION = 4.0  # the weight of evidence that rules a cause out unless everything else speaks for it
 
-Need = Literal["excess", "steps", "step model", "work", "load"]
+Need = Literal["excess", "loss", "steps", "step model", "work", "load"]
 IS_KNOWN: dict[Need, Callable[[Facts, Excess | None], bool]] = {
-    "excess": lambda facts, excess: excess is not None,
+    "excess": lambda facts, excess: excess is not None and excess.objective != SERVED,
+    "loss": lambda facts, excess: excess is not None and excess.objective == SERVED,
     "steps": lambda facts, excess: facts.steps is not None,
     "step model": lambda facts, excess: facts.steps is not None and facts.steps.model is not None,
     "work": lambda facts, excess: facts.work is not None,
@@ -38,19 +46,19 @@ IS_KNOWN: dict[Need, Callable[[Facts, Excess | None], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a fix gains, what that prediction rests on, and whether it is more than nothing."""
+    """What a fix gains where no replay can tell, and what that estimate rests on."""
 
     statement: str
     basis: str
-    helps: bool = True
+    share: float | None = None  # attainment regained, 0 to 1; None where it is not known in that unit
 
     def __str__(self) -> str:
         return self.statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """What the function of a cause says of one run. Where it leaves a default, the registered cause fills it in."""
+class Proposal:
+    """What the function of a cause says of one excess. Where it leaves a default, the registered cause fills it in."""
 
     cause: str
     evidence: list[Evidence]
@@ -58,11 +66,19 @@ class Explanation:
     settings: dict[str, object] | None  # that the measurement changes; None where no command makes it
     if_cause: str
     if_rival: str
-    gain: Gain | None = None  # by default that of the accounts of the cause
-    change: str = ""  # what mends it; the settings of the measurement
+    claims: Mapping[str, float] | None = None  # account → share (0 to 1) of its excess that the evidence books to it
+    explained: float | None = None  # share of a loss, or of an excess that no account holds, that it explains
+    fixes: tuple[Change, ...] = ()  # candidates, the likeliest first; () where no replay can show its fix
+    rival_fix: Change | None = None
+    rival_key: str = ""
+    capacity_rps: float | None = None  # the cause claims that no more than this can be served
+    gain: Gain | None = None  # by default that of the claims
+    change: str = ""  # what mends it, in words; the settings of the measurement
     lifecycles: tuple[str, ...] = ()
     object: str = ""
     kind: Kind | None = None
+    request_ids: tuple[str, ...] = ()  # that show it worst; by default the latest
+    steps: tuple[int, int] | None = None  # first and last step of its worst stretch
     key: str = ""  # these three are never the function's own
     rival: str = ""
     command: str = ""
@@ -73,19 +89,20 @@ class Explanation:
                       if_rival=self.if_rival)  # fmt: skip
         fix = Fix(change=self.change, gain=self.gain.statement, basis=self.gain.basis)
         return {"lifecycles": list(self.lifecycles), "object": self.object, "cause": self.cause, "kind": self.kind,
-                "evidence": self.evidence, "probe": probe, "fix": fix}  # fmt: skip
+                "evidence": self.evidence, "probe": probe, "fix": fix, "key": self.key,
+                "rival_key": self.rival_key, "steps": self.steps}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """A registered cause. A call explains an excess with it, and returns None where it does not apply."""
 
-    explain: Callable[[Facts, Any], Explanation | None]
-    precedence: int
+    explain: Callable[[Facts, Any], Proposal | None]
     lifecycles: tuple[str, ...]  # most responsible first; the first is the bottleneck
     object: str  # the thing in that lifecycle
     kind: Kind
     rival: str  # the cause that looks alike
+    rival_key: str = ""  # its key; "" where it is none of ours
     needs: tuple[Need, ...] = ("excess",)  # without these it does not apply
     accounts: tuple[str, ...] = ()  # if these do not explain enough of the excess, it does not apply
     reason: str = ""  # of the waiting, only the part that has this reason counts
@@ -96,19 +113,23 @@ class Cause:
     def key(self) -> str:
         return self.explain.__name__
 
-    def __call__(self, facts: Facts, excess: Excess | None) -> Explanation | None:
+    def __call__(self, facts: Facts, excess: Excess | None) -> Proposal | None:
         if not self._applies(facts, excess) or (found := self.explain(facts, excess)) is None:
             return None
+        claims = self._claims(facts) if found.claims is None else found.claims
+        found = _held_against_the_served(facts, found)
         return replace(
             found,
             key=self.key,
+            claims=claims,
             rival=self.rival,
+            rival_key=found.rival_key or self.rival_key,
             lifecycles=found.lifecycles or self.lifecycles,
             object=found.object or self.object,
             kind=found.kind or self.kind,
             change=found.change or ", ".join(f"{name}={value}" for name, value in (found.settings or {}).items()),
             command="" if found.settings is None else rerun(facts, **found.settings),
-            gain=found.gain or gain(facts, self.accounts),
+            gain=found.gain or gain(facts, claims),
         )
 
     def _applies(self, facts: Facts, excess: Excess | None) -> bool:
@@ -116,23 +137,27 @@ class Cause:
             return False
         if self.reads == "metrics" and facts.server is None:
             return False
-        part = facts.waits.get(self.reason, 0.0) if self.reason else 1.0
-        return excess is None or not self.accounts or part * excess.share(*self.accounts) >= EXPLAINS_ENOUGH
+        if excess is None or not self.accounts or IS_KNOWN["loss"](facts, excess):
+            return True
+        claims = self._claims(facts)
+        return sum(excess.share(name) * part for name, part in claims.items()) >= WORTH_A_LOOK
+
+    def _claims(self, facts: Facts) -> dict[str, float]:
+        """By default all of the accounts of the cause, and with a reason the part of the waiting that has it."""
+        return dict.fromkeys(self.accounts, facts.waits.get(self.reason, 0.0) if self.reason else 1.0)
 
 
-CAUSES: list[Cause] = []  # in the order of their precedence
+CAUSES: list[Cause] = []
 
 
-def cause(**registered: Any) -> Callable[[Callable[..., Explanation | None]], Cause]:
+def cause(**registered: Any) -> Callable[[Callable[..., Proposal | None]], Cause]:
     """Registers a function as a cause under its own name; `registered` are fields of Cause."""
 
-    def register(explain: Callable[..., Explanation | None]) -> Cause:
+    def register(explain: Callable[..., Proposal | None]) -> Cause:
         new = Cause(explain=explain, **registered)
-        for other in CAUSES:
-            if other.reads == new.reads and (other.key == new.key or other.precedence == new.precedence):
-                raise ValueError(f"causes {other.key} and {new.key} share a name or the precedence {new.precedence}")
+        if any(other.reads == new.reads and other.key == new.key for other in CAUSES):
+            raise ValueError(f"two causes have the name {new.key}")
         CAUSES.append(new)
-        CAUSES.sort(key=lambda each: each.precedence)
         return new
 
     return register
@@ -144,31 +169,44 @@ def causes_for(facts: Facts) -> list[Cause]:
     return [each for each in CAUSES if each.reads == reads]
 
 
-def first_cause(facts: Facts, excess: Excess, causes: list[Cause] | None = None) -> Explanation | None:
-    """The cause of one excess: the first whose fix would gain something, else the first; None where none applies.
-
-    Where requests miss two objectives, mending one of them alone gains nothing, and its cause is no less true.
-    """
-    tried = causes_for(facts) if causes is None else causes
-    found = [explained for each in tried if (explained := each(facts, excess)) is not None]
-    return next((explained for explained in found if explained.gain.helps), found[0] if found else None)
+def proposals(facts: Facts, excess: Excess) -> list[Proposal]:
+    """What every cause that applies says of one excess."""
+    return [found for each in causes_for(facts) if (found := each(facts, excess)) is not None]
 
 
-def cause_of_symptom(facts: Facts, symptom: str) -> Explanation | None:
-    """The cause of a symptom that shows without an objective being missed."""
+def proposals_of_symptom(facts: Facts, symptom: str) -> list[Proposal]:
+    """What could be the cause of a symptom that shows without an objective being missed."""
     tried = [each for each in causes_for(facts) if each.symptom == symptom]
-    return next((found for each in tried if (found := each(facts, None)) is not None), None)
+    return [found for each in tried if (found := each(facts, None)) is not None]
 
 
-def gain(facts: Facts, accounts: tuple[str, ...], removed: float = 1.0) -> Gain:
-    """What can be gained at most with `removed` (0 to 1) of these accounts gone."""
-    now, then = attainment(facts), attainment_without(facts, accounts, removed)
-    how = "without" if removed >= 1 else f"with {removed:.0%} less of"
+def _held_against_the_served(facts: Facts, found: Proposal) -> Proposal:
+    """A verdict of capacity is doubted where more than that was served."""
+    served = facts.served_rps
+    if found.capacity_rps is None or served is None or found.capacity_rps >= ALMOST * served:
+        return found
+    doubt = evidence(
+        f"{served:.1f} requests/s were served while others waited, more than the {found.capacity_rps:.1f} that this "
+        "cause allows", served / found.capacity_rps, "ratio", "client: last_byte_ns", supports=False,
+        weight=CONTRADICTION,
+    )  # fmt: skip
+    return replace(found, evidence=[*found.evidence, doubt])
+
+
+def gain(facts: Facts, claims: Mapping[str, float]) -> Gain:
+    """An estimate of what is gained with these shares of the accounts gone."""
+    now, then = attainment(facts), attainment_without(facts, claims)
+    parts = [name if part >= 1 else f"{part:.0%} of {name}" for name, part in claims.items() if part > 0]
     return Gain(
-        statement=f"attainment {now:.0%} → at most {then:.0%}",
-        basis=f"every request judged again {how} its {' + '.join(accounts)}; an upper bound",
-        helps=then > now,
+        statement=f"attainment {now:.0%} → about {then:.0%}",
+        basis=f"an estimate: every request judged again without its {' + '.join(parts) or 'nothing'}",
+        share=then - now,
     )
+
+
+def all_of(accounts: Iterable[str], part: float = 1.0) -> dict[str, float]:
+    """Claims: this share (0 to 1) of each of these accounts."""
+    return dict.fromkeys(accounts, part)
 
 
 def rerun(facts: Facts, **settings: object) -> str:

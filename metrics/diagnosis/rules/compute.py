@@ -3,12 +3,13 @@
 from metrics.diagnosis.capacity import FULL, batch_within_tpot, best_load, load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, WAITS, Explanation, cause, gain
+from metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, WAITS, Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
 from metrics.diagnosis.step_facts import DEVICE_STAGES
+from metrics.diagnosis.symptoms import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.replay.prediction import Change
 
-LOW_DEVICE_BUSY = 0.6  # below it a device idles for two thirds of the time it works: a host or front problem
 SMALL_BATCH = 4  # below it the fixed cost of a step weighs on each of its requests
 FRONT = ("request.stream", "token.decode", "token.encode")
 # Account → lifecycles, object, what the client waits for, and what relieves it.
@@ -30,9 +31,9 @@ DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", 
 NETWORK, DECODE, PREFILL = ("client.network",), ("compute.decode",), ("compute.prefill",)
 
 
-@cause(precedence=100, lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
+@cause(lifecycles=("compute",), object="device", kind="fault", needs=("excess", "steps"),
        rival="large batches: steps that are slow because they hold much")  # fmt: skip
-def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
+def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
     """The device takes longer than the composition of its steps explains."""
     steps = facts.steps
     if steps.worst_slowdown is None or steps.worst_slowdown < SLOW_DEVICE:
@@ -44,7 +45,7 @@ def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
     if excess.share(*accounts) < EXPLAINS_ENOUGH:
         return None
     times, part = (steps.slowdown, "") if steps.slowdown >= SLOW_DEVICE else (steps.worst_slowdown, " for a while")
-    return Explanation(
+    return Proposal(
         cause=f"the device takes {times:.1f} times as long as the composition of its steps explains{part}",
         evidence=[
             evidence(f"device time is {steps.slowdown:.2f} times the predicted time, {steps.worst_slowdown:.2f} times "
@@ -59,13 +60,14 @@ def slow_device(facts: Facts, excess: Excess) -> Explanation | None:
         if_cause=f"device / predicted time falls from {times:.1f} to about 1.0",
         if_rival=f"device / predicted time stays near {times:.1f}, and grows with the tokens of a step",
         change="find what slows the device: a lowered clock, a neighbour process, a slow kernel",
-        gain=gain(facts, accounts, removed),
+        claims=all_of(accounts, removed),
+        fixes=(Change(device_speed=max(1.0, steps.slowdown)),),
     )  # fmt: skip
 
 
-@cause(precedence=110, lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
+@cause(lifecycles=("compute",), object="host side of the loop", kind="fault", needs=("steps",),
        rival="small batches: the device has too little to do in a step", symptom="low_device_utilisation")  # fmt: skip
-def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
+def slow_host(facts: Facts, excess: Excess | None) -> Proposal | None:
     """The loop keeps the device waiting between its steps."""
     steps, host_share = facts.steps, facts.steps.host_share
     host = {name: part for name, part in steps.stage_share.items() if name not in DEVICE_STAGES}
@@ -79,7 +81,7 @@ def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
     host_ms = host_share * steps.wall_ns / steps.count / 1e6
     busy, small = facts.device_busy or 0.0, steps.mean_batch < SMALL_BATCH
     fixed_cost = ": small batches share the fixed cost among few" if small else ", so the fixed cost is already shared"
-    return Explanation(
+    return Proposal(
         cause=f"the host spends {host_ms:.1f} ms of every step outside the device, most of it in `{stage}`",
         evidence=[
             *excess_evidence(excess, accounts),
@@ -96,18 +98,19 @@ def slow_host(facts: Facts, excess: Excess | None) -> Explanation | None:
         if_cause=f"host time stays near {host_ms:.1f} ms a step whatever the batch",
         if_rival="host time stays below a tenth of the step, and device time a step falls with the batch",
         change=f"shorten `{stage}`, or overlap it with the device's work",
-        gain=gain(facts, accounts),
+        claims=all_of(accounts),
+        fixes=(Change(removed={"compute.host": 1.0}),),
     )  # fmt: skip
 
 
-@cause(precedence=120, lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
+@cause(lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
        rival="one slow thing, not a busy process: a slow reader, or a huge prompt")  # fmt: skip
-def slow_front(facts: Facts, excess: Excess) -> Explanation:
+def slow_front(facts: Facts, excess: Excess) -> Proposal:
     """Text is ready, and waits for the front process to decode or write it; or prompts wait to be encoded."""
     account = max(FRONT, key=excess.share)
     lifecycles, thing, waits_for, relief = FRONT_OBJECTS[account]
     waits = facts.steps.waiting_share if facts.steps else 0.0
-    return Explanation(
+    return Proposal(
         lifecycles=lifecycles,
         object=thing,
         cause=f"the {thing} does not keep up: {waits_for}",
@@ -121,14 +124,15 @@ def slow_front(facts: Facts, excess: Excess) -> Explanation:
         if_cause=f"{account} falls for every request as the front has less to do",
         if_rival=f"{account} stays on the few requests that it belongs to, and is near 0 on all others",
         change=f"relieve the {thing}: {relief}",
+        fixes=(Change(removed=all_of(FRONT)),),
     )  # fmt: skip
 
 
-@cause(precedence=130, lifecycles=("client",), object="network path between client and server", kind="client",
+@cause(lifecycles=("client",), object="network path between client and server", kind="client",
        accounts=NETWORK, rival="a load generator that reads late")  # fmt: skip
-def slow_network(facts: Facts, excess: Excess) -> Explanation:
+def slow_network(facts: Facts, excess: Excess) -> Proposal:
     """The time is lost between client and server."""
-    return Explanation(
+    return Proposal(
         cause="requests or chunks are in transit between client and server, or wait to be read by the client",
         evidence=excess_evidence(excess, NETWORK),
         measurement="the same load from the server's own host",
@@ -136,12 +140,13 @@ def slow_network(facts: Facts, excess: Excess) -> Explanation:
         if_cause="client.network falls to below a millisecond",
         if_rival="client.network stays, and falls with fewer streams for each load process",
         change="shorten the network path, or give the load generator another process",
+        fixes=(Change(removed=all_of(NETWORK)),),
     )
 
 
-@cause(precedence=410, lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
+@cause(lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
        needs=("excess", "step model", "work"), rival="a fault of the device")  # fmt: skip
-def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
+def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
     """A step of the normal length is longer than the objective: by its batch, or even alone."""
     bound = tightest(facts, "tpot_ms")
     if bound is None or excess.objective == "ttft_ms":
@@ -152,7 +157,7 @@ def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
     too_slow = alone_ms > bound
     feasible = not too_slow and load(facts, batch=fits) < 1
     larger = "a faster device, a smaller model or lower precision; or an objective that this device can meet"
-    return Explanation(
+    return Proposal(
         cause=f"a decode step takes {alone_ms:.1f} ms for a single request, above the objective of {bound:g} ms"
         if too_slow else
         f"a decode step of {batch:.0f} requests takes {now_ms:.1f} ms; {fits} would meet the {bound:g} ms",
@@ -167,18 +172,19 @@ def slow_decode(facts: Facts, excess: Excess) -> Explanation | None:
         if_cause=f"decode steps fall to about {model.predict(fits, fits * context) / 1e6:.1f} ms",
         if_rival=f"decode steps stay near {now_ms:.1f} ms",
         change="" if feasible else larger,
-        gain=gain(facts, DECODE, max(0.0, 1 - bound / now_ms)),
+        claims=all_of(DECODE),
+        fixes=(Change(settings={"max_num_seqs": max(1, fits)}) if feasible else Change(device_speed=now_ms / bound),),
     )  # fmt: skip
 
 
-@cause(precedence=420, lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
+@cause(lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
        needs=("excess", "work"), rival="other requests' prompts in the same steps")  # fmt: skip
-def own_prefill(facts: Facts, excess: Excess) -> Explanation:
+def own_prefill(facts: Facts, excess: Excess) -> Proposal:
     """The request's own prompt takes longer than the objective allows."""
     late = facts.rows.loc[excess.missing]
     prompt = float(late.server_prompt_tokens.astype("float64").median())
     own_ms = float((late.ttft_compute_prefill_ns.astype("float64") / 1e6).mean())
-    return Explanation(
+    return Proposal(
         cause=f"a prompt of {prompt:,.0f} tokens costs {own_ms:,.0f} ms of its own, with nobody in its way",
         evidence=excess_evidence(excess, PREFILL),
         measurement="one of the late requests alone on an idle server",
@@ -186,6 +192,7 @@ def own_prefill(facts: Facts, excess: Excess) -> Explanation:
         if_cause=f"its own prefill stays near {own_ms:,.0f} ms",
         if_rival=f"{missing_share(excess)} falls to none",
         change="a faster prefill, a shared prefix, or an objective that grows with the prompt",
+        fixes=(Change(device_speed=max(1.0, own_ms / max(excess.bound_ms, 1.0))),),
     )
 
 

@@ -7,7 +7,7 @@ that nothing else could have been the cause; no such metric shows whether the de
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, declared_classes
 from metrics.diagnosis.foreign_server import span_share
-from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Explanation, Gain, cause
+from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
 from metrics.diagnosis.rules.memory import CACHE_WORKS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -20,10 +20,10 @@ PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
 
 
-@cause(precedence=210, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
+@cause(lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",
        needs=(), rival="overload: the device is full, and the cache fills because of it",
        symptom="vram_fills_quickly")  # fmt: skip
-def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
+def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
     """The KV cache is full while requests wait, or running requests lose theirs."""
     view = facts.server
     if view.kv_largest is None or view.kv_largest < KV_FULL:
@@ -36,7 +36,7 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
         return None
     settings = view.settings.get("KV block pool", "the server's setting for KV memory")
     queued = f"{queue.mean_ms:,.0f} ms" if queue is not None else "the time in the queue"
-    return Explanation(
+    return Proposal(
         cause=f"the KV cache is full while requests wait: {view.kv_largest:.0%} at its peak, {preemptions:,.0f} "
         "preemptions",
         evidence=[
@@ -55,9 +55,9 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=230, lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
+@cause(lifecycles=("request", "compute"), object="batch cap", kind="policy", reads="metrics",
        rival="overload: the device is full at any batch")  # fmt: skip
-def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
+def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait while the KV cache has room and the batch stays at one size: something caps it."""
     view, waiting, queue = facts.server, facts.server.waiting, facts.server.span("request.queue")
     if waiting is None or waiting.samples < FEWEST_SAMPLES or span_share(queue, excess) < EXPLAINS_ENOUGH:
@@ -66,7 +66,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
         return None
     batch, setting = waiting.largest_batch, view.settings.get("batch cap", "the limit on running requests")
     larger, queued = f"{setting} above {batch:,.0f}", f"mean queue time of {queue.mean_ms:,.0f} ms"
-    return Explanation(
+    return Proposal(
         cause=f"up to {waiting.largest:,.0f} requests wait while never more than {batch:,.0f} run and the KV cache has "
         "room: the batch is capped",
         evidence=[
@@ -85,9 +85,9 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
     )  # fmt: skip
 
 
-@cause(precedence=200, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+@cause(lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
        reads="metrics", rival="cold traffic: prompts that only look alike")  # fmt: skip
-def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
+def prefix_recomputed(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts begin alike as the scenario declares it, and the prefix cache had less than half of that."""
     view, shared = facts.server, facts.declared_shared_share
     if view.hit_rate is None or shared < WORTH_SHARING or view.hit_rate >= CACHE_WORKS * shared:
@@ -96,7 +96,7 @@ def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
     if spent < EXPLAINS_ENOUGH:
         return None
     cause, change = _why_no_hits(facts, view)
-    return Explanation(
+    return Proposal(
         cause=f"{shared:.0%} of the prompt tokens are alike between requests, and {cause}",
         evidence=[
             evidence(f"the scenario shares {shared:.0%} of the prompt tokens; {view.hit_rate:.0%} of the looked-up "

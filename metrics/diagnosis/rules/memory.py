@@ -6,9 +6,10 @@ from dataclasses import replace
 from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, WAITS, Explanation, cause, gain
+from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, WAITS, Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.replay.prediction import Change
 
 KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", *WAITS)
@@ -28,10 +29,10 @@ MENDED = ("miss_evicted", "miss_disabled")  # by a setting; the other misses are
 TWICE = 2  # the place of a pool twice as large in Prefix.resized
 
 
-@cause(precedence=210, lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
+@cause(lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
        rival="overload: the device is full, and the pool fills because of it",
        symptom="vram_fills_quickly")  # fmt: skip
-def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
+def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
     """Requests wait for KV blocks, or lose theirs and pay for them again."""
     steps, by_blocks = facts.steps, facts.waits.get("kv_blocks", 0.0)
     accounts = (*KV_ACCOUNTS, "request.queue") if by_blocks >= 0.5 else KV_ACCOUNTS
@@ -43,12 +44,12 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
     now, relieved = load(facts), load(facts, batch=min(cap, batch_within_tpot(facts)))
     if relieved >= FULL:  # more blocks would only move the queue
         return None
-    blocks, gained = suggested_blocks(facts), gain(facts, accounts)
+    blocks = suggested_blocks(facts)
     chosen = "num_kv_blocks" in facts.chosen
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
     room, needed = kv_batch(facts), comfortable_batch(facts)
     preempted = f"preemptions fall from {steps.preemptions} to 0, " if steps.preemptions else ""
-    return Explanation(
+    return Proposal(
         cause=f"the pool of {steps.pool_blocks} blocks holds {room:.0f} requests of this length at a time, and "
         + (f"the load needs {needed}" if needed > round(room) else "the peaks of the load need more"),
         kind="policy" if chosen else "capacity",
@@ -65,11 +66,12 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Explanation | None:
         ],
         measurement="the same scenario with a larger pool",
         settings={"num_kv_blocks": blocks},
-        if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}, {gained}",
+        if_cause=f"{preempted}load / capacity falls from {now:.2f} to {relieved:.2f}",
         if_rival=f"{missing_share(excess)} stays, with the waiting booked to request.queue",
         change="" if chosen else
         f"room for {blocks} blocks: more device memory, a smaller KV type, shorter contexts",
-        gain=gained,
+        claims=all_of(accounts),
+        fixes=(Change(settings={"num_kv_blocks": blocks}),),
     )  # fmt: skip
 
 
@@ -79,10 +81,10 @@ def suggested_blocks(facts: Facts) -> int:
     return math.ceil(needed / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
-@cause(precedence=200, lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
+@cause(lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
        accounts=PROMPT_ACCOUNTS, needs=("excess", "load"),
        rival="cold traffic: prompts that only look alike")  # fmt: skip
-def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
+def prefix_recomputed(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts begin alike, and each pays for the beginning again."""
     # What an infinite cache would have hit: measured where the server records it, else declared by the scenario
     shared = facts.declared_shared_share if facts.prefix is None else facts.prefix.infinite
@@ -95,7 +97,7 @@ def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
         return None
     off = facts.engine.get("prefix_caching") is False
     saved = 1 - with_cache.computed_tokens / facts.work.computed_tokens
-    return Explanation(
+    return Proposal(
         cause=f"{shared:.0%} of the prompt tokens are alike between requests and "
         + ("the prefix cache is off" if off else f"the cache gave only {cached:.0%}"),
         evidence=[
@@ -107,7 +109,8 @@ def prefix_recomputed(facts: Facts, excess: Excess) -> Explanation | None:
         settings={"prefix_caching": "true"} if off else {"num_kv_blocks": suggested_blocks(facts)},
         if_cause=f"cached tokens rise to about {shared:.0%} of the prompt, computed ones fall by {saved:.0%}",
         if_rival=f"cached tokens stay near {cached:.0%}, and {missing_share(excess)} stays",
-        gain=gain(facts, PROMPT_ACCOUNTS, saved),
+        claims=all_of(PROMPT_ACCOUNTS, saved),
+        fixes=(Change(settings={"prefix_caching": True} if off else {"num_kv_blocks": suggested_blocks(facts)}),),
     )
 
 

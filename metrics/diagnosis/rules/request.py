@@ -14,7 +14,7 @@ from metrics.diagnosis.capacity import (
 )
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
-from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Explanation, Gain, cause, gain
+from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Gain, Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import (
     blamed_group,
     excess_evidence,
@@ -24,6 +24,7 @@ from metrics.diagnosis.rules.shared_evidence import (
     residual_evidence,
 )
 from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.replay.prediction import Change
 
 OFFERED_LOAD = "offered load"  # the object of the one cause that no policy can mend
 INTERFERENCE = ("request.interference",)
@@ -35,21 +36,21 @@ WORTH_RAISING = 0.8  # a larger batch must lower load / capacity by a fifth, or 
 HOLDS_BACK = {"static": "static batching admits nobody before the last request of its batch has ended"}
 
 
-@cause(precedence=220, lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
+@cause(lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE,
        reason="policy", needs=("excess", "steps"),
        rival="overload: the device is full, whoever is admitted")  # fmt: skip
-def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
+def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
-    steps, waited = facts.steps, facts.waits["policy"]
+    steps, waited = facts.steps, facts.waits.get("policy", 0.0)
     policy, limit = str(facts.engine.get("policy") or "fcfs"), facts.engine.get("max_long_prefills")
     by_limit = policy not in HOLDS_BACK
     if best_load(facts) >= FULL or (by_limit and not limit):  # on a full device, admitting more would move the queue
         return None
     why = f"at most {limit} long prompts are computed at a time" if by_limit else HOLDS_BACK[policy]
-    cap, gained = facts.engine.get("max_num_seqs"), gain(facts, QUEUE)
+    cap = facts.engine.get("max_num_seqs")
     room = f", while {steps.mean_batch:.1f} of {cap} places were taken" if cap else ""
     settings = {"max_long_prefills": 2 * int(limit)} if by_limit else {"policy": "fcfs"}
-    return Explanation(
+    return Proposal(
         object="limit of long prompts (max_long_prefills)" if by_limit else "admission policy",
         cause=f"{why}{room}",
         evidence=[
@@ -61,25 +62,25 @@ def admission_policy(facts: Facts, excess: Excess) -> Explanation | None:
         ],
         measurement=f"the same scenario with {', '.join(f'{name}={value}' for name, value in settings.items())}",
         settings=settings,
-        if_cause=f"waiting for the policy falls from {waited:.0%} to none, {gained}",
+        if_cause=f"waiting for the policy falls from {waited:.0%} to none",
         if_rival=f"{missing_share(excess)} stays, and the waiting is for places or tokens instead",
-        gain=gained,
+        fixes=(Change(settings=settings),),
     )  # fmt: skip
 
 
-@cause(precedence=230, lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy",
+@cause(lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy",
        accounts=QUEUE, reason="batch_cap", needs=("excess", "load"),
        rival="overload: the device is full at any batch")  # fmt: skip
-def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
+def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for a place in the batch while the device could take more of them in a step."""
-    steps, capped = facts.steps, facts.waits["batch_cap"]
+    steps, capped = facts.steps, facts.waits.get("batch_cap", 0.0)
     roomy = min(batch_within_tpot(facts), kv_batch(facts))
     now, raised = load(facts), load(facts, batch=roomy)
     if raised >= FULL or raised > WORTH_RAISING * now:
         return None
     cap = facts.engine.get("max_num_seqs") or round(steps.mean_batch)
-    value, gained = max(int(min(comfortable_batch(facts), roomy)), 2 * cap), gain(facts, QUEUE)
-    return Explanation(
+    value = max(int(min(comfortable_batch(facts), roomy)), 2 * cap)
+    return Proposal(
         cause=f"the batch is capped at {cap} requests, while the device and the KV pool could take {int(roomy)}",
         evidence=[
             *excess_evidence(excess, QUEUE),
@@ -93,17 +94,17 @@ def batch_cap(facts: Facts, excess: Excess) -> Explanation | None:
         ],
         measurement="the same scenario with a larger batch",
         settings={"max_num_seqs": value},
-        if_cause=f"load / capacity falls from {now:.2f} to about {load(facts, batch=value):.2f}, {gained}",
+        if_cause=f"load / capacity falls from {now:.2f} to about {load(facts, batch=value):.2f}",
         if_rival=f"{missing_share(excess)} stays, and the time per output token grows with the batch",
-        gain=gained,
+        fixes=(Change(settings={"max_num_seqs": value}),),
     )  # fmt: skip
 
 
-@cause(precedence=240, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=CONTENTION, reason="token_budget", needs=("excess", "step model"), rival="overload")  # fmt: skip
-def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
+def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
-    steps, model, short = facts.steps, facts.steps.model, facts.waits["token_budget"]
+    steps, model, short = facts.steps, facts.steps.model, facts.waits.get("token_budget", 0.0)
     budget, bound = facts.engine.get("max_num_batched_tokens"), tightest(facts, "tpot_ms")
     if not budget or model.step_ns < model.token_ns * budget:  # a full step already pays mostly for its tokens
         return None
@@ -112,7 +113,7 @@ def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
     if value < 2 * budget:
         return None
     faster = value / model.predict(value, value) / (budget / model.predict(budget, budget))
-    return Explanation(
+    return Proposal(
         cause=f"a step may hold {budget} tokens, and its fixed cost of {model.step_ns / 1e6:.1f} ms outweighs them",
         evidence=[
             *excess_evidence(excess, CONTENTION),
@@ -125,13 +126,14 @@ def token_budget(facts: Facts, excess: Excess) -> Explanation | None:
         settings={"max_num_batched_tokens": value},
         if_cause=f"prompt tokens a second rise by about {faster:.1f} times",
         if_rival=f"{missing_share(excess)} stays",
+        fixes=(Change(settings={"max_num_batched_tokens": value}),),
     )  # fmt: skip
 
 
-@cause(precedence=250, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=CONTENTION, needs=("excess", "step model"),
        rival="a slow device: steps that are long for what they hold")  # fmt: skip
-def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
+def long_prompts(facts: Facts, excess: Excess) -> Proposal | None:
     """Steps filled by others' long prompts make everybody in them wait."""
     prompts = facts.rows.set_index("request_id").server_prompt_tokens.astype("float64")
     typical = float(prompts.loc[facts.rows.request_id[excess.missing]].median())
@@ -146,10 +148,10 @@ def long_prompts(facts: Facts, excess: Excess) -> Explanation | None:
     return _smaller_chunks(facts, excess, f"{who} fill whole steps, and everybody in them waits", blamed)
 
 
-@cause(precedence=400, lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
+@cause(lifecycles=("request", "compute"), object="token budget of a step", kind="policy",
        accounts=INTERFERENCE, needs=("excess", "step model"),
        rival="a slow device: steps that are long for what they hold")  # fmt: skip
-def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
+def prompt_interference(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompt chunks of ordinary length that make a mixed step longer than the objective."""
     bound, mixed_ns = tightest(facts, "tpot_ms"), facts.steps.prefill_step_p95_ns
     if bound is None or mixed_ns is None or mixed_ns / 1e6 <= bound:
@@ -157,7 +159,7 @@ def prompt_interference(facts: Facts, excess: Excess) -> Explanation | None:
     return _smaller_chunks(facts, excess, "others' prompt chunks make the steps longer than the objective")
 
 
-def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evidence) -> Explanation | None:
+def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evidence) -> Proposal | None:
     """One remedy for both: a budget with which a mixed step meets the time per output token."""
     steps, bound = facts.steps, tightest(facts, "tpot_ms")
     if steps.prefill_tokens_p95 is None:
@@ -172,9 +174,8 @@ def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evide
         return None
     longest = float(facts.rows.server_prompt_tokens.astype("float64").max())
     longest_s = longest / value * target_ms / 1e3
-    gained = gain(facts, INTERFERENCE, removed)
     plain_ms = (steps.decode_step_p50_ns or 0) / 1e6
-    return Explanation(
+    return Proposal(
         cause=statement,
         evidence=[
             *excess_evidence(excess, CONTENTION),
@@ -185,18 +186,19 @@ def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evide
         ],
         measurement="the same scenario with a smaller token budget",
         settings={"max_num_batched_tokens": value},
-        if_cause=f"mixed steps fall from {mixed_ms:,.0f} to about {target_ms:,.0f} ms, {gained}; the longest "
+        if_cause=f"mixed steps fall from {mixed_ms:,.0f} to about {target_ms:,.0f} ms; the longest "
         f"prompt, {longest:,.0f} tokens, then takes about {longest_s:.1f} s",
         if_rival=f"steps stay long beside decodes alone, and {missing_share(excess)} stays",
         change=f"max_num_batched_tokens={value}" + (f" (now {budget})" if budget else "")
         + ", or send long prompts to a server of their own",
-        gain=gained,
+        claims=all_of(INTERFERENCE, removed),
+        fixes=(Change(settings={"max_num_batched_tokens": value}),),
     )  # fmt: skip
 
 
-@cause(precedence=300, lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
+@cause(lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION,
        needs=("excess", "load"), rival="lost capacity: a server that is slower than it was")  # fmt: skip
-def burst(facts: Facts, excess: Excess) -> Explanation | None:
+def burst(facts: Facts, excess: Excess) -> Proposal | None:
     """The mean load is moderate, and arrivals come so close together that their backlog alone breaks the objective."""
     now, arrivals = load(facts), facts.arrivals
     if arrivals is None or not arrivals.varied or now >= FULL:
@@ -211,7 +213,7 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
     else:
         rates = f"up to {arrivals.peak_rps:.1f} requests/s, {facts.offered_rps:.1f} on average"
         how, peaks, spread = f"the rate of arrivals changes ({rates})", "the peak", ""
-    return Explanation(
+    return Proposal(
         cause=f"{how}; at a load of {now:.2f} of the capacity their backlog alone breaks the objective",
         evidence=[
             evidence(f"the gaps between arrivals vary with a coefficient of {arrivals.cv:.1f}, neighbours with "
@@ -228,12 +230,13 @@ def burst(facts: Facts, excess: Excess) -> Explanation | None:
         if_cause=f"{missing_share(excess)} falls to none or few",
         if_rival=f"load / capacity exceeds {now:.2f}, and requests outside of {peaks} are late too",
         change=f"capacity for the peak instead of the mean{spread}",
+        fixes=(Change(arrivals="even"),),
     )  # fmt: skip
 
 
-@cause(precedence=310, lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
+@cause(lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION,
        needs=("load",), rival="a fault that slows every step")  # fmt: skip
-def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
+def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
     """More arrives than the device can serve, whatever the policy. Also without an excess, where requests fail."""
     now, best = load(facts), best_load(facts)
     if best < FULL:
@@ -241,7 +244,7 @@ def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
     capacity, batch = facts.offered_rps / best, batch_within_tpot(facts)
     limit = "meets every objective on the time per output token" if batch < LARGEST_BATCH else "the model reaches"
     admit = COMFORTABLE * capacity
-    return Explanation(
+    return Proposal(
         cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
         "length: no policy will help",
         evidence=[
@@ -257,6 +260,9 @@ def overload(facts: Facts, excess: Excess | None) -> Explanation | None:
         if_rival="steps of the same composition still take as long, and the time per output token stays high",
         change=f"{facts.offered_rps / admit:.1f} times the devices, or admit at most {admit:.1f} requests/s and answer "
         "429 to the rest",
+        explained=None if excess is None or excess.accounts else 1.0,
+        capacity_rps=capacity,
+        fixes=(Change(arrival_rate=min(1.0, COMFORTABLE / best)),),
         gain=Gain(f"load / capacity {best:.2f} → {COMFORTABLE:.2f}",
                   basis="step times fitted to this run; good to about 10 %"),
     )  # fmt: skip

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
-from metrics.diagnosis.excess import excesses
 from metrics.diagnosis.facts import read_facts, shares
-from metrics.diagnosis.rules.cause import first_cause, gain, rerun
+from metrics.diagnosis.rules.cause import rerun
 from metrics.diagnosis.rules.request import overload
 from metrics.diagnosis.terminal.report import render
 from metrics.records import NO_END
@@ -78,17 +77,6 @@ def test_slow_quarter_is_not_named_where_its_accounts_explain_next_to_nothing(tm
             fact.value for fact in found.evidence if not fact.supports and "does not explain" in fact.statement
         )
         assert against < 0.7, found.cause
-
-
-def test_cause_whose_fix_gains_nothing_goes_behind_one_whose_fix_gains_something(tmp_path):
-    facts = read_facts(synthetic_run(tmp_path / "run", plant="small_batch_cap"))
-    excess = excesses(facts)[0]
-    real = first_cause(facts, excess)
-    idle = replace(real, key="idle", gain=gain(facts, ()))
-    assert real.gain.helps and not idle.gain.helps
-    assert first_cause(facts, excess, [lambda *_: idle, lambda *_: real]) is real
-    assert first_cause(facts, excess, [lambda *_: idle]) is idle
-    assert first_cause(facts, excess, [lambda *_: None]) is None
 
 
 def lose(run: RunDirectory, failed: int, late: int, klass: str | None = None) -> None:

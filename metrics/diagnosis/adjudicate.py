@@ -1,0 +1,169 @@
+"""Which of the proposed causes stand: their fixes are replayed, alone and then on top of each other.
+
+A cause is worth what its fix regains. That alone does not decide: a larger batch regains what a slow device loses, and
+twice the devices regain anything. So each suspect is judged by four factors, and their product orders them:
+
+- what it explains of the lost time;
+- the weight of the evidence for it;
+- what its fix regains, of all that any fix regains. A lack of capacity is judged the other way round: by what no
+  setting, no repaired fault and no other arrivals regain;
+- its kind: a fault before the setting that would make up for it, and a lack of capacity last.
+
+The first suspect is a cause. Its fix stays in place, and the others are replayed again on top of it: a second cause is
+named if it still regains something, or explains what is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from metrics.diagnosis.excess import Excess, attainment
+from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.suspects import Claims, Suspect, added, divide
+from metrics.diagnosis.symptoms import TOLERATED_MISSES
+from metrics.diagnosis.trials import Trials, combined
+from metrics.replay.prediction import Change, Prediction, Predictor
+
+# A fault beats the setting that would compensate it, and every other explanation beats "too little hardware", which is
+# true of whatever is slow.
+KIND_FACTOR = {"fault": 1.0, "client": 1.0, "policy": 0.85, "workload": 0.75, "capacity": 0.65}
+WORTH_NAMING = 0.05  # attainment that a further fix must regain: five points, the error of a good replay
+EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of what is left
+MOST_CAUSES, MOST_ALTERNATIVES = 4, 2
+ALTERNATIVE = 0.25  # of the first cause's score
+UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
+LEAST = 0.1  # no factor rules a cause out alone: each is measured with an error
+
+
+@dataclass(slots=True)
+class Judged:
+    """A suspect with what its fix regains. Shares of the sent requests, 0 to 1."""
+
+    suspect: Suspect
+    change: Change | None = None  # the best of its fixes
+    prediction: Prediction | None = None
+    gain: float | None = None  # attainment that the fix regains alone
+    marginal: float | None = None  # ... on top of the causes before it
+    regained: float = 0.0  # of what any fix regains, 0 to 1
+    score: float = 0.0
+    role: str = "cause"
+
+    @property
+    def is_estimate(self) -> bool:
+        return self.prediction is None
+
+
+@dataclass(slots=True)
+class Judgement:
+    """The causes, most important first, then the alternatives; and the replays that decided."""
+
+    causes: list[Judged] = field(default_factory=list)
+    alternatives: list[Judged] = field(default_factory=list)
+    unchanged: Prediction | None = None
+    with_all: Prediction | None = None
+    refused: str = ""  # why there was no replay
+
+
+def adjudicate(
+    facts: Facts, lost: Sequence[Excess], suspects: Sequence[Suspect], predictor: Predictor | None
+) -> Judgement:
+    """Orders the suspects and says which of them are causes."""
+    trials = Trials(facts, predictor, [suspect for suspect in suspects if suspect.proposal.fixes])
+    judged = [_alone(suspect, trials) for suspect in suspects]
+    _score(judged, trials)
+    result = Judgement(unchanged=trials.unchanged, refused=trials.refused)
+    open_, taken, fix = judged, {}, Change()
+    while open_ and len(result.causes) < MOST_CAUSES:
+        best = max(open_, key=lambda each: each.score)
+        if result.causes and not _adds(best, trials, lost, result, fix):
+            break
+        result.causes.append(best)
+        best.marginal = best.gain if best.marginal is None else best.marginal
+        taken = added(taken, best.suspect)
+        open_ = [each for each in open_ if each is not best]
+        if best.change is not None:
+            fix = combined(fix, best.change)
+        open_ = _on_top(open_, lost, taken, fix, trials)
+        if best.change is not None and trials.usable:
+            result.with_all = trials.predict([fix])[0]
+    first = result.causes[0].score if result.causes else 0.0
+    rest = sorted(open_, key=lambda each: -each.score)
+    result.alternatives = [each for each in rest if each.score >= ALTERNATIVE * first][:MOST_ALTERNATIVES]
+    for each in result.alternatives:
+        each.role = "alternative"
+    return result
+
+
+def _alone(suspect: Suspect, trials: Trials) -> Judged:
+    tried = trials.of(suspect)
+    if not tried:
+        gain = suspect.proposal.gain
+        change = suspect.proposal.fixes[0] if suspect.proposal.fixes else None
+        return Judged(suspect, change, gain=None if gain is None else gain.share)
+    best = max(tried, key=lambda each: trials.progress(each))
+    return Judged(suspect, best.change, best, gain=trials.gain(best))
+
+
+def _score(judged: Sequence[Judged], trials: Trials) -> None:
+    """Sets `regained` and `score` of each."""
+    worth = {id(each): _worth(each, trials) for each in judged}
+    most = max(worth.values(), default=0.0)
+    others = [worth[id(each)] for each in judged if each.suspect.proposal.kind != "capacity"]
+    for each in judged:
+        if most <= 0 or (each.suspect.proposal.kind == "capacity" and not trials.usable):
+            each.regained = UNKNOWN  # an estimate cannot tell what hardware alone would regain
+        elif each.suspect.proposal.kind == "capacity":
+            each.regained = 1.0 - max(others, default=0.0) / most
+        else:
+            each.regained = worth[id(each)] / most
+        each.score = (
+            KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support
+            * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
+        )  # fmt: skip
+
+
+def _worth(each: Judged, trials: Trials) -> float:
+    return trials.progress(each.prediction) if each.prediction is not None else max(0.0, each.gain or 0.0)
+
+
+def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Change, trials: Trials) -> list[Judged]:
+    """The suspects that are left, judged anew with the causes before them mended."""
+    divide(lost, [each.suspect for each in open_], taken)
+    tried = [each for each in open_ if each.change is not None and trials.usable]
+    before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
+    for each, prediction in zip(tried, after, strict=True):
+        each.marginal = prediction.attainment.median - before.attainment.median
+    base = {id(each): each for each in tried}
+    for each in open_:
+        left = each.suspect.explained
+        gained = max(0.0, each.marginal or 0.0) if id(each) in base else 0.0
+        each.score = KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support * max(left, gained)
+    return open_
+
+
+def _adds(each: Judged, trials: Trials, lost: Sequence[Excess], result: Judgement, fix: Change) -> bool:
+    """Whether a further cause is worth a name: it regains something, or explains what is left."""
+    if each.suspect.proposal.kind == "capacity" and any(
+        one.suspect.proposal.kind == "capacity" for one in result.causes
+    ):
+        return False
+    if each.marginal is not None and each.marginal >= WORTH_NAMING:
+        return True
+    if each.suspect.support < 0.5:
+        return False
+    for excess, _ in each.suspect.cases:
+        explains = each.suspect.explains_ms.get(excess.name, 0.0) / max(excess.total_ms, 1e-9)
+        if explains >= EXPLAINS_OWN and _still_lost(excess, result.with_all):
+            return True
+    return False
+
+
+def _still_lost(excess: Excess, mended: Prediction | None) -> bool:
+    """Whether a class still loses requests after the fixes of the causes so far."""
+    if mended is None:
+        return True
+    kept = mended.attainment_by_class.get(excess.klass)
+    return kept is None or kept.median < 1 - TOLERATED_MISSES
+
+
+def now(facts: Facts) -> float:
+    return attainment(facts)

@@ -1,0 +1,53 @@
+"""How sure a verdict is: the share of such verdicts that were right on planted faults.
+
+A logistic regression over a few features, each 0 to 1. Its coefficients are fitted on planted faults and stand in
+`confidence.json` beside this file; no rule knows them.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from metrics.diagnosis.adjudicate import Judged, Judgement
+from metrics.diagnosis.facts import Facts
+
+COEFFICIENTS = Path(__file__).with_name("confidence.json")
+# What each level shows, of what a diagnosis can use: a server's means cannot tell one late request from another.
+LEVEL_SHOWS = {"client": 0.0, "metrics": 0.25, "requests": 0.6, "steps": 1.0, "kernels": 1.0, "all": 1.0}
+FEATURES = ("explained", "regained", "margin", "support", "level", "replayed")
+
+
+@cache
+def coefficients() -> dict[str, float]:
+    """Feature → coefficient, with `intercept`."""
+    return json.loads(COEFFICIENTS.read_text(encoding="utf-8"))["coefficients"]
+
+
+def features(facts: Facts, each: Judged, judgement: Judgement) -> dict[str, float]:
+    """What the confidence in a verdict is made of, 0 to 1 each."""
+    known = facts.steps is not None
+    found = {
+        "explained": min(1.0, each.suspect.explained),
+        "regained": each.regained,
+        "margin": _margin(each, judgement),
+        "support": each.suspect.support,
+        "level": LEVEL_SHOWS[facts.level] if known or facts.level == "client" else min(0.6, LEVEL_SHOWS[facts.level]),
+        "replayed": 0.0 if each.is_estimate else 1.0,
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def confidence(found: Mapping[str, float]) -> float:
+    """0 to 1."""
+    weights = coefficients()
+    return 1 / (1 + math.exp(-weights["intercept"] - sum(weights[name] * found[name] for name in FEATURES)))
+
+
+def _margin(each: Judged, judgement: Judgement) -> float:
+    """How far the next best suspect is behind, as a share of this one's score; 1 if there is none."""
+    behind = [other.score for other in judgement.alternatives if other is not each]
+    if not behind:
+        return 1.0
+    return max(0.0, min(1.0, 1 - max(behind) / max(each.score, 1e-9)))

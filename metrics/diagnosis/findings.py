@@ -1,0 +1,107 @@
+"""Findings: what was judged of each cause, as a diagnosis shows it."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from metrics.diagnosis.adjudicate import Judged, Judgement
+from metrics.diagnosis.confidence import confidence, features
+from metrics.diagnosis.excess import SERVED, Excess, attainment
+from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom
+from metrics.diagnosis.suspects import support_of
+from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
+from metrics.diagnosis.verdict import Finding, Fix
+from metrics.replay.prediction import Prediction
+from metrics.request.objectives import short
+
+MOST_REQUESTS = 50  # that a finding links to
+LOST_TITLE = "Lost requests"
+
+
+def findings(facts: Facts, judgement: Judgement) -> list[Finding]:
+    """The causes, most important first, then the alternatives."""
+    by_key = {each.suspect.key: each for each in (*judgement.causes, *judgement.alternatives)}
+    return [_finding(facts, each, judgement, by_key) for each in (*judgement.causes, *judgement.alternatives)]
+
+
+def finding_of_symptom(facts: Facts, symptom: Symptom) -> Finding | None:
+    """The cause of a symptom that costs no request; None where none is known."""
+    found = proposals_of_symptom(facts, symptom.key)
+    best = max(found, key=lambda each: support_of(each.evidence), default=None)
+    if best is None:
+        return None
+    return Finding(symptom=symptom.key, title=symptom.title, objective="", cohort="all requests", goodput_lost=None,
+                   change=best.fixes[0] if best.fixes else None, confidence=support_of(best.evidence),
+                   **best.verdict())  # fmt: skip
+
+
+def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str, Judged]) -> Finding:
+    excess, proposal = each.suspect.main
+    late = [case[0] for case in sorted(each.suspect.cases, key=lambda case: -case[0].missed)]
+    lost = sorted(set().union(*(case.missing for case in late)))  # a request counts once
+    found, rival = features(facts, each, judgement), by_key.get(proposal.rival_key)
+    explains_ms = each.suspect.explains_ms.get(excess.name, 0.0)
+    titles = dict.fromkeys(_title(facts, case) for case in late)
+    verdict = proposal.verdict() | {"fix": _fix(facts, proposal, each, judgement)}
+    return Finding(
+        symptom=symptom_of(facts, excess),
+        title=" · ".join(titles),
+        objective=_objective(excess),
+        cohort=cohort(facts, excess),
+        goodput_lost=len(lost) / facts.sent or None,
+        role=each.role,
+        confidence=confidence(found),
+        confidence_features=found,
+        explains_ms=float(explains_ms),
+        explains_share=float(explains_ms / excess.total_ms if excess.total_ms else proposal.explained or 0.0),
+        change=each.change,
+        prediction=each.prediction,
+        goodput_gain=None if each.gain is None else float(each.gain),
+        gain_is_estimate=each.is_estimate,
+        rival_prediction=None if rival is None else rival.prediction,
+        request_ids=list(proposal.request_ids) or _worst(facts.rows.loc[lost], excess),
+        **verdict,
+    )
+
+
+def _title(facts: Facts, excess: Excess) -> str:
+    return LOST_TITLE if excess.objective == SERVED else BY_KEY[symptom_of(facts, excess)].title
+
+
+def _objective(excess: Excess) -> str:
+    if excess.objective == SERVED:
+        return f"served: “{excess.error}”" + (f" for {excess.klass}" if excess.klass else "")
+    return f"{short(excess.objective)} ≤ {excess.bound_ms:g} ms" + (f" for {excess.klass}" if excess.klass else "")
+
+
+def _worst(rows: pd.DataFrame, excess: Excess) -> list[str]:
+    if excess.objective != SERVED:
+        rows = rows.sort_values(excess.objective, ascending=False)
+    return [str(name) for name in rows.request_id.head(MOST_REQUESTS)]
+
+
+def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -> Fix:
+    """The change in words and what it gains: by replay where there was one."""
+    change = proposal.change
+    if each.change is not None and each.change.settings and each.change is not proposal.fixes[0]:
+        change = ", ".join(f"{name}={value}" for name, value in each.change.settings.items())
+    if each.prediction is None:
+        estimate = proposal.gain or gain(facts, proposal.claims or {})
+        return Fix(change=change, gain=estimate.statement, basis=estimate.basis)
+    return Fix(
+        change=change,
+        gain=f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}",
+        basis=f"this run replayed with the change; replayed unchanged it has {predicted(judgement.unchanged)}",
+    )
+
+
+def predicted(prediction: Prediction) -> str:
+    """An attainment with its bounds: "87 % (80–93 %)"."""
+    low, median, high = (100 * bound for bound in (prediction.attainment.low, prediction.attainment.median,
+                                                   prediction.attainment.high))  # fmt: skip
+    return f"{median:.0f} % ({low:.0f}–{high:.0f} %)"
+
+
+def causes_of(found: Sequence[Finding]) -> list[Finding]:
+    return [each for each in found if each.role == "cause"]

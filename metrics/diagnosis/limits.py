@@ -1,0 +1,57 @@
+"""What limits a diagnosis: a sentence each, shown under it."""
+
+from metrics.diagnosis.facts import Facts, tightest
+from metrics.diagnosis.foreign_server import warnings_of
+from metrics.diagnosis.state import FEWEST_REQUESTS
+from metrics.diagnosis.verdict import Closure
+from metrics.ledger import LIFECYCLES
+from metrics.machine.steal import steal_sentence
+from metrics.records import NO_END
+from metrics.results.load import load_notes
+from metrics.run.join import uncertainty_sentence
+from metrics.sources.registry import SOURCES
+
+CLIENT_LAG_WARNS = 0.02  # of the tightest objective
+CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the accounts are to be trusted
+
+
+def warnings(facts: Facts, closed: Closure) -> list[str]:
+    found = load_notes(facts.meta)
+    bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
+    if 0 < facts.sent < FEWEST_REQUESTS:
+        found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")
+    if unsent := facts.errors.get(NO_END, 0):
+        sentence = f"{unsent} of {facts.sent} requests were not sent, or nobody recorded their end"
+        found.append(f"{sentence}: they count as not good, and say nothing of the server")
+    if facts.served + unsent < facts.sent:
+        errors = [f"{count} × {error}" for error, count in facts.errors.items() if error != NO_END]
+        unserved = f"{facts.sent - facts.served - unsent} of {facts.sent} requests were not served"
+        found.append(f"{unserved}: {', '.join(errors[:3])}")
+    if unmeasured := int(facts.rows.tpot_unmeasured.sum()):
+        found.append(
+            f"the time per output token of {unmeasured} of {facts.served} served requests could not be measured (all "
+            "their tokens came in one read): they are judged without it"
+        )
+    if bound and facts.lag_p90_ms is not None and facts.lag_p90_ms > CLIENT_LAG_WARNS * bound:
+        found.append(
+            f"the load generator sent late by {facts.lag_p90_ms:.1f} ms (p90): {facts.lag_p90_ms / bound:.0%} of the "
+            f"objective of {bound:g} ms is its own delay"
+        )
+    if facts.server is not None:
+        found += warnings_of(facts.server, facts.served)
+    elif facts.served and not facts.joined:
+        found.append(f"no server records: the accounts of {', '.join(LIFECYCLES)} cannot be seen, only client.lag")
+        if facts.scraped:
+            known = ", ".join(source.title for source in SOURCES)
+            found.append(f"its /metrics is of none of the servers that are known here: {known}")
+    elif facts.joined < facts.served:
+        found.append(f"{facts.served - facts.joined} of {facts.served} served requests have no server record")
+    if facts.joined and facts.steps is None:
+        found.append("no step records: causes that show only in steps cannot be found")
+    elif facts.steps is not None and facts.steps.model is None:
+        found.append(f"only {facts.steps.count} steps: too few for a step model, so capacity is not estimated")
+    found += filter(None, (steal_sentence(facts.steal), uncertainty_sentence(facts.meta)))
+    if closed.closed < CLOSURE_WARNS * closed.joined:
+        ledgers = f"only {closed.closed} of {closed.joined} ledgers close"
+        found.append(f"{ledgers} within 1 % and 1 ms; shares are that uncertain")
+    return found

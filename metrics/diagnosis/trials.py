@@ -1,0 +1,119 @@
+"""Replays of fixes: which ones are made, what they regain, and whether the replay of this run can be trusted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from metrics.diagnosis.excess import attainment
+from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.suspects import Suspect
+from metrics.errors import ReplayError
+from metrics.replay.prediction import Change, Prediction, Predictor
+
+MOST_CHANGES = 24  # of one call; a diagnosis is to take seconds
+TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured
+STEPS_ARE_READ = ("steps", "kernels", "all")  # the levels at which a run can be replayed
+# A fix that brings no request within its objective may still bring all of them nearer to it. Progress of that kind
+# counts this much of the share of the overshoot that is gone: it breaks ties, and never beats a request regained.
+NEARER = 0.2
+
+
+class Trials:
+    """The replays of one run. `usable` is False where there is no predictor, or where it cannot repeat the run."""
+
+    def __init__(self, facts: Facts, predictor: Predictor | None, suspects: Sequence[Suspect]):
+        self.unchanged: Prediction | None = None
+        self.refused = _refusal(facts, predictor)
+        self.usable = not self.refused
+        self._facts, self._predictor, self._known = facts, predictor, {}
+        self._of: dict[str, list[Prediction]] = {}
+        if not self.usable or not suspects:
+            self.usable = False
+            return
+        chosen = _chosen(suspects)
+        try:
+            self.unchanged, *found = self.predict([Change(), *(change for _, change in chosen)])
+        except ReplayError as error:
+            self.refused, self.usable = str(error), False
+            return
+        if doubt := self._doubt(attainment(facts)):
+            self.refused, self.usable = doubt, False
+            return
+        for (key, _), prediction in zip(chosen, found, strict=True):
+            self._of.setdefault(key, []).append(prediction)
+
+    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
+        """One prediction a change; a change that was replayed before is not replayed again. Raises ReplayError."""
+        new = {_key(change): change for change in changes if _key(change) not in self._known}
+        if new:
+            self._known.update(zip(new, self._predictor.predict(list(new.values())), strict=True))
+        return [self._known[_key(change)] for change in changes]
+
+    def of(self, suspect: Suspect) -> list[Prediction]:
+        return self._of.get(suspect.key, []) if self.usable else []
+
+    def gain(self, prediction: Prediction) -> float:
+        """Attainment regained, 0 to 1."""
+        return prediction.attainment.median - self.unchanged.attainment.median
+
+    def progress(self, prediction: Prediction) -> float:
+        """What a fix regains, and a little for bringing late requests nearer to their objective."""
+        return max(0.0, self.gain(prediction)) + NEARER * max(0.0, self._nearer(prediction))
+
+    def _nearer(self, prediction: Prediction) -> float:
+        before, after = _slow_ms(self.unchanged), _slow_ms(prediction)
+        missed = 1.0 - self.unchanged.attainment.median
+        return missed * max((1.0 - after[name] / before[name] for name in before if before[name] > 0), default=0.0)
+
+    def _doubt(self, measured: float) -> str:
+        if self.unchanged.doubts and not self.unchanged.is_trusted:
+            return self.unchanged.doubts[0]
+        found = self.unchanged.attainment
+        if found.low <= measured <= found.high or abs(found.median - measured) <= TRUSTED_WITHIN:
+            return ""
+        return f"the run replayed unchanged has an attainment of {found.median:.0%}, and {measured:.0%} were measured"
+
+
+def combined(first: Change, second: Change) -> Change:
+    """Both changes; where they disagree on a setting the first one stands."""
+    removed = dict(second.removed)
+    for account, share in first.removed.items():
+        removed[account] = max(share, removed.get(account, 0.0))
+    return msgspec.structs.replace(
+        first,
+        settings={**second.settings, **first.settings},
+        device_speed=max(first.device_speed, second.device_speed),
+        removed=removed,
+        kv_scale=max(first.kv_scale, second.kv_scale),
+        arrival_rate=min(first.arrival_rate, second.arrival_rate),
+        arrivals="even" if "even" in (first.arrivals, second.arrivals) else "recorded",
+        replicas=max(first.replicas, second.replicas),
+        routing=first.routing if first.replicas > 1 else second.routing,
+        objectives=first.objectives if first.objectives is not None else second.objectives,
+    )
+
+
+def _refusal(facts: Facts, predictor: Predictor | None) -> str:
+    if facts.level not in STEPS_ARE_READ:
+        return f"a diagnosis at the level `{facts.level}` reads no steps, and a replay takes them"
+    return "" if predictor is not None else "no replay: the engine is not installed here"
+
+
+def _chosen(suspects: Sequence[Suspect]) -> list[tuple[str, Change]]:
+    """The first fix of every suspect, then the second ones, until the call is full; the best supported first."""
+    order = sorted(suspects, key=lambda each: -each.explained * each.support)
+    deepest = max(len(each.proposal.fixes) for each in order)
+    rounds = [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
+              if at < len(each.proposal.fixes)]  # fmt: skip
+    return rounds[: MOST_CHANGES - 1]
+
+
+def _key(change: Change) -> bytes:
+    content: Mapping[str, Any] = msgspec.to_builtins(change)
+    return msgspec.json.encode(content, order="sorted")
+
+
+def _slow_ms(prediction: Prediction) -> dict[str, float]:
+    found = {"ttft": prediction.ttft_ms, "tpot": prediction.tpot_ms, "e2e": prediction.e2e_ms}
+    return {name: each["p90"].median for name, each in found.items() if "p90" in each}
