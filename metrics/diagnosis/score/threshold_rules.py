@@ -121,7 +121,7 @@ def threshold_verdict(run: RunDirectory) -> Said:
 
 
 def read_signals(run: RunDirectory) -> Signals:
-    """From the client's records and the scrapes alone: `run` may be a view that hides the other tables."""
+    """From the client's records and the scrapes alone."""
     meta = run.meta()
     requests = run.requests()
     objectives = meta.get("objectives") or []

@@ -1,0 +1,130 @@
+"""Recorded runs are diagnosed once at each level that they have evidence for, and the page shows what came of it."""
+
+import os
+import shutil
+
+import msgspec
+import pytest
+
+from metrics.diagnosis.score.accuracy import accuracy_of, misses
+from metrics.diagnosis.score.document import page
+from metrics.diagnosis.score.scoring import base_attainment, score
+from metrics.diagnosis.score.threshold_rules import BASELINE
+from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
+from metrics.errors import RunDataError
+from metrics.run.directory import RunDirectory
+from tests.metrics.diagnosis.score.judgements import KV, control, fault, judged, said
+from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
+
+LEVELS = ("client", "metrics", "steps", BASELINE)
+# 40 requests in 4 s, of which two run at a time: the queue grows to 6 s.
+CROWD = [Life(due_s=0.1 * n, queue_s=0.15 * n, prefill_s=0.05, decode_s=0.45, preemptions=n % 2) for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A folder with a control and a fault of the same workload."""
+    folder = tmp_path_factory.mktemp("recorded")
+    write_fault(foreign_run(folder / "chat", steady(20), VllmPage()), control(repeat=1))
+    full = foreign_run(folder / "kv", CROWD, VllmPage(), kv_use=0.98)
+    write_fault(full, fault(KV, repeat=1, base="chat"))
+    return folder
+
+
+@pytest.fixture
+def folder(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "runs")
+
+
+class Clerk:
+    """A diagnosis that says the same of every run, and counts how often it was asked."""
+
+    def __init__(self):
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, run, level):
+        self.asked.append((run.name, level))
+        if level == "metrics":
+            raise ValueError("of this level nothing is known")
+        key = {"key": "kv_pool", "object": "pool", "lifecycles": ["memory"], "kind": "policy", "cause": "full",
+               "goodput_lost": 0.5, "confidence": 0.8, "fix": {"change": ""}, "evidence": []}  # fmt: skip
+        found = [] if run.name == "chat" else [key]
+        return {"state": "degraded" if found else "healthy", "headline": "h", "bottleneck": None, "findings": found}
+
+
+@pytest.fixture(scope="module")
+def scored(recorded, tmp_path_factory):
+    folder, clerk = shutil.copytree(recorded, tmp_path_factory.mktemp("scored") / "runs"), Clerk()
+    found = score(folder, clerk, levels=LEVELS, processes=1)
+    assert sorted(clerk.asked) == [(run, level) for run in ("chat", "kv") for level in ("client", "metrics")]
+    return folder, found
+
+
+def test_each_run_is_diagnosed_once_at_the_levels_that_it_has_tables_for(scored):
+    folder, found = scored
+    assert {level: len(judgements) for level, judgements in found.items()} == {
+        "client": 2, "metrics": 2, "steps": 0, BASELINE: 2
+    }  # fmt: skip
+    healthy, full = found["client"]
+    assert healthy.false_alarm is False and full.first and full.counts and full.base_attainment == 1.0
+    assert found["metrics"][1].said.state == "failed" and found["metrics"][1].first is False
+    clerk = Clerk()
+    assert score(folder, clerk, levels=LEVELS, processes=1) == found and not clerk.asked
+
+
+def test_a_changed_run_is_diagnosed_anew_and_the_others_are_not(folder):
+    clerk = Clerk()
+    score(folder, clerk, levels=["client"], processes=1)
+    os.utime(folder / "kv" / "run.json", ns=(1, 1))
+    score(folder, clerk, levels=["client"], processes=1)
+    assert clerk.asked == [("chat", "client"), ("kv", "client"), ("kv", "client")]
+
+
+def test_folder_without_records_and_records_without_truth_are_refused(tmp_path, folder):
+    with pytest.raises(RunDataError, match="sojourn faults run"):
+        score(tmp_path / "empty", Clerk(), processes=1)
+    (folder / "kv" / FAULT_FILE).write_text('{"case": "kv"}')
+    with pytest.raises(RunDataError, match="not the record"):
+        read_fault(folder / "kv")
+    both = msgspec.structs.replace(fault(KV), control="healthy")
+    write_fault(RunDirectory(folder / "kv"), both)
+    with pytest.raises(RunDataError, match="give one of the two"):
+        read_fault(folder / "kv")
+
+
+def test_base_is_the_run_with_the_same_arrivals():
+    controls = [(FaultRecord(case="chat", workload="chat", repeat=n, control="healthy"), value)
+                for n, value in ((1, 0.9), (2, 1.0))]  # fmt: skip
+    assert base_attainment(fault(repeat=2, base="chat"), controls) == 1.0
+    assert base_attainment(fault(repeat=3, base="chat"), controls) == pytest.approx(0.95)
+    assert base_attainment(fault(repeat=1, base="documents"), controls) is None
+
+
+def test_thresholds_name_a_full_cache_and_leave_a_healthy_server_alone(scored):
+    healthy, full = (each.said for each in scored[1][BASELINE])
+    keys = ["kv_pool", "overload", "prefix_cache_off", "own_prefill"]
+    assert full.state == "degraded" and [cause.key for cause in full.causes] == keys
+    assert healthy.state == "healthy" and not healthy.causes
+
+
+def test_page_shows_each_level_and_the_misses(scored):
+    accuracy = accuracy_of(*scored, "sojourn faults score DIR --write")
+    written = page(accuracy, "## Predictions\n\nNone yet.")
+    assert "1 with a fault that hurt, 1 controls" in written and "`sojourn faults score DIR --write`" in written
+    rows = {line.split("|")[1].strip(): line for line in written.splitlines() if line.startswith("| **")}
+    assert list(rows) == ["**client**", "**metrics**", "**thresholds**"]
+    assert "100% (21–100), 1 of 1" in rows["**client**"] and "0% (0–79), 0 of 1" in rows["**metrics**"]
+    assert "| kv_pool | 1 | 1 |" in written.replace("`", "") and "## Predictions" in written
+    assert "| 75% to 85% | 80% | 100% | 1 of 1 |" in written and "## Misses, level `client`\n\nNone." in written
+
+
+def test_misses_put_runs_with_one_answer_together():
+    same = [judged(fault(repeat=n), said("overload", "kv_pool")) for n in range(2)]
+    other = judged(fault(repeat=2), said(state="inconclusive"))
+    alarm = judged(control(), said("overload", state="overloaded"))
+    unhurt = judged(fault(severity=2), said("overload"), attainment=0.97)
+    found = misses([*same, other, alarm, unhurt, judged(fault(repeat=3), said("kv_pool"))])
+    assert [(miss.case, miss.said, len(miss.runs), miss.stood) for miss in found] == [
+        ("chat", "overload", 1, "not named"), ("kv", "inconclusive", 1, "not named"), ("kv", "overload", 2, "place 2"),
+    ]  # fmt: skip
+    assert found[-1].wanted == "kv_pool/block_leak" and found[0].wanted == "healthy"
