@@ -9,8 +9,8 @@ SojournError                  exit code 1
 │   └── BenchError            bench.results
 ├── RunDataError              a run directory cannot be read, or lacks what is needed
 │   └── TooLarge              metrics.request.offenders: it does not fit in memory
-├── ReplayError               a recorded run cannot be replayed
 ├── CalibrationError          this machine was not calibrated, or the calibration does not cover the case
+├── ReplayError               a recorded run cannot be replayed, or not with this change
 ├── ModelError                a checkpoint cannot be served, or not with these settings on this machine
 ├── ServerError               a server cannot start, does not answer, or ended
 │   ├── EndpointError         loadgen.target.endpoint
@@ -46,7 +46,7 @@ class CalibrationError(SojournError):
 
 
 class ReplayError(SojournError):
-    """A recorded run cannot be replayed."""
+    """A recorded run cannot be replayed, or not with this change."""
 
 
 class ModelError(SojournError):

@@ -80,6 +80,9 @@ MAY_IMPORT = {
     "engine.profile_burst": {
         "engine.engine", "engine.runner", "engine.request.plan", "engine.compute", "engine.messages", "metrics",
     },
+    "engine.replay": {
+        "engine.engine", "engine.request", "engine.memory", "engine.sampling", "engine.config", "metrics",
+    },
     "engine.core": {
         "engine.telemetry", "engine.engine", "engine.profile_burst", "engine.runner", "engine.messages",
         "engine.faults", "engine.config", "engine.process", "metrics.errors",
@@ -99,7 +102,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 WITHOUT_TORCH = (
     "metrics", "dashboards", "engine.memory", "engine.request", "engine.server", "engine.telemetry",
-    "engine.faults", "engine.config", "engine.process", "engine.core",
+    "engine.faults", "engine.replay", "engine.config", "engine.process", "engine.core",
 )  # fmt: skip
 # What `sojourn run` imports. Locust patches the interpreter when it is imported: clients have processes of their own.
 RUN = """

@@ -1,0 +1,54 @@
+"""What of a run its replays need: the load, and the model of its turns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from engine.config import EngineConfig
+from engine.replay.noise import Noise
+from engine.replay.recorded import recorded_load
+from engine.replay.simulate import Material
+from engine.replay.step_fit import StepTimes
+from engine.replay.steps_table import step_columns
+from metrics.errors import ReplayError
+from metrics.run.directory import RunDirectory, section
+
+FEWEST_STEPS = 20  # fewer tell nothing of how long steps take
+
+
+def material_of(
+    run: RunDirectory, meta: Mapping[str, Any], requests: pd.DataFrame, steps: pd.DataFrame, config: EngineConfig
+) -> Material:
+    """Raises ReplayError where the run lacks what a replay needs."""
+    if not len(requests):
+        raise ReplayError(f"{run.name} recorded no request, so there is nothing to replay")
+    if requests.arrived_ns.isna().all():
+        raise ReplayError(
+            f"{run.name} has no request records of the server; record them with telemetry=full, by `sojourn run`, or "
+            "join the server's recording with `sojourn join`"
+        )
+    first_sent = requests.sent_ns.min()
+    steps = steps[steps.begin_ns >= (0 if pd.isna(first_sent) else first_sent)]  # before it, a server warms itself up
+    if len(steps) < FEWEST_STEPS:
+        raise ReplayError(
+            f"{run.name} has {len(steps)} step records; a replay learns the time of a step from at least "
+            f"{FEWEST_STEPS}: record a longer run, with telemetry=full"
+        )
+    overlap = _overlaps(config, meta)
+    columns = step_columns(steps, overlap=overlap)
+    times = StepTimes(columns)
+    return Material(
+        load=recorded_load(run, requests, meta),
+        times=times,
+        noise=Noise(columns, times),
+        step_begins_ns=columns.begin_ns,
+        first_step_ns=int(steps.begin_ns.min()),
+        overlap=overlap,
+    )
+
+
+def _overlaps(config: EngineConfig, meta: Mapping[str, Any]) -> bool:
+    if config.overlap != "auto":
+        return config.overlap == "on"
+    return section(meta, "core").get("device", "cpu") != "cpu"

@@ -1,0 +1,128 @@
+"""The predictor of one run: its replays, their intervals, and whether they can be trusted."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.replay import trust
+from engine.replay.material import material_of
+from engine.replay.outcome import LATENCIES, QUANTILES, Answers, figures, recorded_answers
+from engine.replay.processes import ReplayProcesses
+from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
+from engine.replay.simulate import Accident, Replayed, Replayer
+from engine.replay.spread import Spread, spread_of
+from metrics.errors import ReplayError
+from metrics.replay.prediction import Change, Interval, Prediction
+from metrics.request.goodput import measured
+from metrics.run.directory import RunDirectory
+
+NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
+# Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
+# run's own; of the others two are at the bounds of 80 %.
+ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.5, 3.1))
+Figures = dict[str, float]
+
+
+class ReplayPredictor:
+    """Implements `metrics.replay.prediction.Predictor` for one run.
+
+    `processes` above 1 replays a longer list of changes in as many processes.
+    """
+
+    def __init__(self, run: RunDirectory, *, processes: int = 1) -> None:
+        self.run = run
+        self._meta = run.meta()
+        self._config = recorded_config(self._meta)
+        requests, steps = run.requests(), run.table("steps")
+        self._material = material_of(run, self._meta, requests, steps, self._config)
+        self._replayer = Replayer(self._material)
+        self._processes = ReplayProcesses(self._material, processes)
+        self._measured = measured(requests, self._meta)
+        self.objectives = self._meta.get("objectives")
+        self.recorded = self._figures(recorded_answers(self._measured), Change())
+        self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
+        self.spread: Spread = spread_of(run, self._meta, self._material, requests)
+        self._known: dict[bytes, Prediction] = {}
+        self._doubts: list[str] | None = None
+
+    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
+        """One prediction a change, in their order. Raises ReplayError for a change that cannot be replayed."""
+        jobs: list[tuple[Change, EngineConfig]] = []
+        for change in changes:
+            check(change, is_closed=self._material.load.slots is not None)
+            jobs.append((change, changed_config(self._config, change, self._meta)))
+        missing = [job for job in jobs if _key(job[0]) not in self._known]
+        for (change, _), outcomes in zip(missing, self._replay(missing), strict=True):
+            self._known[_key(change)] = self._prediction(change, outcomes)
+        return [self._known[_key(change)] for change in changes]
+
+    def _replay(self, jobs: Sequence[tuple[Change, EngineConfig]]) -> list[list[Replayed]]:
+        accidents = [Accident(math.exp(z * self.spread.speed), seconds * 1e9) for z, seconds in ACCIDENTS]
+        return self._processes.replay(self._replayer, jobs, accidents)
+
+    def _prediction(self, change: Change, outcomes: Sequence[Replayed]) -> Prediction:
+        found = [self._figures(each.answers, change) for each in outcomes]
+        doubts = self.doubts() + trust.of_change(change, outcomes[0], self._material)
+        named = {name: self._interval(name, found) for name in found[0]}
+        return Prediction(
+            change=change,
+            attainment=named["attainment"],
+            goodput_rps=named["goodput_rps"],
+            **{name: {label: named[f"{name}:{label}"] for label in QUANTILES} for name in LATENCIES},
+            attainment_by_class={
+                name.partition(":")[2]: named[name] for name in named if name.startswith("attainment:")
+            },
+            output_tokens_per_s=found[0]["output_tokens_per_s"],
+            preemptions=outcomes[0].preemptions,
+            is_trusted=not doubts,
+            doubts=doubts,
+        )
+
+    def doubts(self) -> list[str]:
+        """Why no replay of this run can be trusted: found once, from the run and from its unchanged replay."""
+        if self._doubts is None:
+            unchanged = self._replayer.replay(Change(), changed_config(self._config, Change(), self._meta))
+            found = self._figures(unchanged.answers, Change())
+            self._doubts = trust.of_run(self._meta, self._material, self._measured) + trust.of_unchanged(
+                self.recorded, found, self.recorded_preemptions, unchanged.preemptions
+            )
+        return self._doubts
+
+    def _figures(self, answers: Answers, change: Change) -> Figures:
+        objectives = change.objectives if change.objectives is not None else self.objectives
+        changed = {name.removeprefix("objective_"): value for name, value in change.settings.items()
+                   if name in OBJECTIVE_SETTINGS}  # fmt: skip
+        if changed:
+            objectives = [*(objectives or ()), {"klass": "all", **changed}]
+        window = self._material.load.declared_window_s
+        return figures(answers, objectives, window / change.arrival_rate if window else None)
+
+    def _interval(self, name: str, found: Sequence[Figures]) -> Interval:
+        values = [figure.get(name, math.nan) for figure in found]
+        known = [value for value in values if not math.isnan(value)]
+        if not known:
+            return Interval(math.nan, math.nan, math.nan)
+        median = values[0] if not math.isnan(values[0]) else float(np.median(known))
+        low, high = min(known), max(known)
+        if not name.startswith("attainment"):
+            own = NORMAL_80 * self.spread.of_metric(name) * abs(median)
+            low, high = min(low, median - own), max(high, median + own)
+        return Interval(low, median, high)
+
+
+def predictor_of(run: RunDirectory, facts: object = None, *, processes: int = 1) -> ReplayPredictor:
+    """The predictor of a run. Raises ReplayError, with a sentence, where the run cannot be replayed at all.
+
+    `facts` is what a diagnosis knows of the run already; a replay reads the run itself.
+    """
+    return ReplayPredictor(run, processes=processes)
+
+
+def _key(change: Change) -> bytes:
+    try:
+        return msgspec.json.encode(change, order="deterministic")
+    except (TypeError, ValueError) as error:
+        raise ReplayError(f"a change holds a value that is no setting: {error}") from None

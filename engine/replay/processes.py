@@ -1,0 +1,50 @@
+"""Replays of many changes at a time, in processes of their own where that is worth their start."""
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+
+from engine.config import EngineConfig
+from engine.replay.simulate import Accident, Material, Replayed, Replayer
+from metrics.replay.prediction import Change
+
+Job = tuple[Change, EngineConfig]
+START_SECONDS = 6.0  # of processes: what takes less in one is not shared
+
+_replayer: Replayer | None = None  # of a child
+
+
+class ReplayProcesses:
+    """Owns no process for longer than one call."""
+
+    def __init__(self, material: Material, most: int) -> None:
+        self._material, self._most = material, most
+
+    def replay(
+        self, replayer: Replayer, jobs: Sequence[Job], accidents: Sequence[Accident]
+    ) -> list[list[Replayed]]:  # fmt: skip
+        """The outcomes of each job, one an accident. The first job tells whether the rest is worth processes."""
+        found: list[list[Replayed]] = []
+        begin = time.monotonic()
+        for place, (change, config) in enumerate(jobs):
+            left = len(jobs) - place
+            if place and self._most > 1 and left > 1 and (time.monotonic() - begin) / place * left > START_SECONDS:
+                return found + self._spread(jobs[place:], accidents)
+            found.append([replayer.replay(change, config, accident) for accident in accidents])
+        return found
+
+    def _spread(self, jobs: Sequence[Job], accidents: Sequence[Accident]) -> list[list[Replayed]]:
+        context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of pyarrow
+        with context.Pool(min(self._most, len(jobs)), _begin, (self._material,)) as pool:
+            return pool.starmap(_replay, [(change, dict(config), accidents) for change, config in jobs], chunksize=1)
+
+
+def _begin(material: Material) -> None:
+    global _replayer
+    _replayer = Replayer(material)
+
+
+def _replay(change: Change, settings: dict, accidents: Sequence[Accident]) -> list[Replayed]:
+    assert _replayer is not None, "a child begins with `_begin`"
+    config = EngineConfig.model_validate({name: value for name, value in settings.items() if value is not None})
+    return [_replayer.replay(change, config, accident) for accident in accidents]

@@ -1,0 +1,146 @@
+"""Which changes a replay can make: the settings of its scheduler and memory, and the sentences that refuse others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, complaint
+from metrics.errors import ReplayError
+from metrics.memory.plan import GIB
+from metrics.replay.prediction import Change
+from metrics.run.directory import engine_settings, section
+
+# The scheduler, the memory and the policies read these; the replay runs all three.
+REPLAYED = (
+    "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk_tokens", "max_waiting", "max_long_prefills",
+    "long_prefill_tokens", "policy", "priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience",
+    "prefix_caching", "block_size", "num_kv_blocks", "kv_cache_gib", "overlap",
+)  # fmt: skip
+OBJECTIVE_SETTINGS = ("objective_ttft_ms", "objective_tpot_ms", "objective_e2e_ms")
+# These change how fast the device computes, and nothing in the run tells how much.
+SPEED = (
+    "model", "device", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
+    "threads", "load_format",
+)  # fmt: skip
+REMOVABLE = (
+    "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
+    "request.quota", "request.moderation", "request.stream", "compute.host", "compute.prefill", "compute.decode",
+)  # fmt: skip
+HOST_SHARE = 0.25  # of a host's memory that KV takes by default (engine/runner/memory_plan.py)
+
+
+def check(change: Change, *, is_closed: bool) -> None:
+    """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
+    for name in change.settings:
+        if name in SPEED and change.device_speed == 1.0:
+            raise ReplayError(
+                f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
+                "it, such as device_speed=1.3"
+            )
+        if name not in (*REPLAYED, *SPEED, *OBJECTIVE_SETTINGS):
+            known = name in EngineConfig.model_fields
+            why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
+            raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
+    for account, share in change.removed.items():
+        if account not in REMOVABLE:
+            raise ReplayError(
+                f"the time of {account} follows from the scheduler's decisions, so it cannot be taken away by itself; "
+                f"change a setting, or remove a share of one of {', '.join(REMOVABLE)}"
+            )
+        if not 0 <= share <= 1:
+            raise ReplayError(f"removed {account}={share:g} is no share; give a number from 0 to 1")
+    for name in ("device_speed", "kv_scale", "arrival_rate"):
+        value = getattr(change, name)
+        if not 0 < value < 1e4:
+            raise ReplayError(f"{name}={value:g} is no factor; give a number above 0, such as 2")
+    if not 1 <= change.replicas <= 256:
+        raise ReplayError(f"replicas={change.replicas} cannot be replayed; give a whole number from 1 to 256")
+    if is_closed and (change.arrival_rate != 1.0 or change.arrivals != "recorded"):
+        raise ReplayError(
+            "this run is a closed loop: its clients wait for their answers, so it has no arrival rate to change; "
+            "replay an open load, or measure with more users"
+        )
+    if change.settings.get("overlap") == "auto":
+        raise ReplayError("overlap=auto depends on the device; give on or off")
+
+
+def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:
+    """The settings in force in the run, with the size of the pool that its core had. Raises ReplayError."""
+    found = {k: v for k, v in engine_settings(dict(meta)).items() if k in EngineConfig.model_fields and v is not None}
+    core = section(meta, "core")
+    blocks = core.get("num_kv_blocks") or found.get("num_kv_blocks")
+    if not found or blocks is None:
+        raise ReplayError(
+            "run.json does not say with which settings and blocks the engine ran, so its scheduler cannot be replayed; "
+            "a run of `sojourn run`, or of `sojourn load` against our engine, has them"
+        )
+    found.setdefault("model", "tiny-model")
+    found |= {"num_kv_blocks": blocks, "block_size": core.get("block_size") or found.get("block_size", 16)}
+    for name in ("kv_cache_gib", "memory_fraction"):
+        found.pop(name, None)
+    return _config({name: value for name, value in found.items() if name in (*REPLAYED, "model")})
+
+
+def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, Any]) -> EngineConfig:
+    """The settings of a replay, with `num_kv_blocks` set. Raises ReplayError for values that the engine refuses."""
+    chosen = {name: value for name, value in change.settings.items() if name in REPLAYED}
+    settings = {name: getattr(recorded, name) for name in REPLAYED}
+    settings = {name: value for name, value in settings.items() if value is not None} | {"model": "tiny-model"} | chosen
+    if "policy" in chosen and chosen["policy"] != recorded.policy:  # knobs of the other policy are no longer read
+        for name in ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience"):
+            if name not in chosen:
+                settings.pop(name, None)
+    if "max_num_batched_tokens" in chosen and "max_prefill_chunk_tokens" not in chosen:
+        chunk = settings.get("max_prefill_chunk_tokens")
+        if chunk is not None:
+            settings["max_prefill_chunk_tokens"] = min(chunk, chosen["max_num_batched_tokens"])
+    settings["num_kv_blocks"] = _blocks(recorded, chosen, change.kv_scale, meta)
+    settings.pop("kv_cache_gib", None)
+    return _config(settings)
+
+
+def _blocks(recorded: EngineConfig, chosen: Mapping[str, Any], kv_scale: float, meta: Mapping[str, Any]) -> int:
+    """The blocks of the pool: those that were named, those that the server would choose, or as much memory."""
+    block_size = chosen.get("block_size", recorded.block_size)
+    bytes_per_token = section(meta, "model_shape").get("kv_bytes_per_token")
+    if chosen.get("num_kv_blocks") is not None:
+        blocks = chosen["num_kv_blocks"]
+    elif chosen.get("kv_cache_gib") is not None:
+        if not bytes_per_token:
+            raise ReplayError(
+                "run.json has no model_shape, so kv_cache_gib cannot be turned into blocks; give num_kv_blocks"
+            )
+        blocks = chosen["kv_cache_gib"] * GIB // (bytes_per_token * block_size)
+    else:
+        blocks = _default_blocks(recorded, chosen, block_size, bytes_per_token, meta)
+    return max(1, round(blocks * kv_scale))
+
+
+def _default_blocks(
+    recorded: EngineConfig, chosen: Mapping[str, Any], block_size: int, bytes_per_token: int | None,
+    meta: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """Where nobody named a size, a server makes room for all sequences at their full length, within its memory."""
+    length = section(section(meta, "engine"), "served").get("max_model_len")
+    named = section(meta, "engine")
+    was_named = named.get("num_kv_blocks") is not None or named.get("kv_cache_gib") is not None
+    had = recorded.num_kv_blocks or 1
+    same_memory = had * recorded.block_size // block_size
+    if was_named or not length:
+        return had if named.get("num_kv_blocks") is not None else same_memory
+    if had != recorded.max_num_seqs * -(-length // recorded.block_size):
+        return same_memory  # the memory was the limit
+    blocks = chosen.get("max_num_seqs", recorded.max_num_seqs) * -(-length // block_size)
+    memory = section(meta, "hardware").get("memory_bytes")
+    on_cpu = section(meta, "core").get("device") == "cpu"
+    if memory and bytes_per_token and on_cpu:
+        blocks = min(blocks, max(int(memory * HOST_SHARE) // (bytes_per_token * block_size), same_memory))
+    return blocks
+
+
+def _config(settings: Mapping[str, Any]) -> EngineConfig:
+    try:
+        return EngineConfig.model_validate(dict(settings) | {"telemetry": "off"})
+    except ValidationError as error:
+        raise ReplayError(complaint(error)) from None

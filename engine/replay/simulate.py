@@ -1,0 +1,102 @@
+"""One replay: the load of a run, its settings with a change, and the model of its turns; what its clients saw."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.engine import make_scheduler
+from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
+from engine.replay.loop import Replica
+from engine.replay.noise import Noise
+from engine.replay.outcome import Answers, replayed_answers
+from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
+from engine.replay.routing import Router
+from engine.replay.step_fit import StepTimes
+from engine.replay.turn_model import FittedTurns
+from metrics.replay.prediction import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Everything of a run that its replays share. Processes get a copy."""
+
+    load: RecordedLoad
+    times: StepTimes
+    noise: Noise | None
+    step_begins_ns: np.ndarray  # from the first step
+    first_step_ns: int  # on the clock of the run
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Accident:
+    """How one replay differs from another of the same change."""
+
+    slowness: float = 1.0  # of the machine: device and host
+    shift_ns: float = 0.0  # of what disturbed the turns
+
+
+UNDISTURBED = Accident()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What is kept of one replay. It is small: processes send it back."""
+
+    answers: Answers
+    cached_tokens: int
+    preemptions: int
+    steps: int
+    refused: int
+    repeated: int
+    extrapolated: float  # share of the device time in steps larger than the run had
+
+
+class Replayer:
+    """Owns the hashes of the prompts, which all replays with one block size share."""
+
+    def __init__(self, material: Material) -> None:
+        self._material = material
+        self._hashes: dict[int, BlockHashes] = {}
+
+    def replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
+        material = self._material
+        assert config.num_kv_blocks is not None, "the size of the pool is part of the change"
+        overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
+        if material.noise is not None:
+            material.noise.restart(material.load.origin_ns - material.first_step_ns + accident.shift_ns)
+        hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
+        load = ReplayedLoad(
+            material.load,
+            LoadChange(
+                rate=change.arrival_rate,
+                even=change.arrivals == "even",
+                removed={name: share for name, share in change.removed.items() if name in WAY_ACCOUNTS},
+            ),
+            hashes,
+            max_waiting=config.max_waiting,
+            pool_tokens=config.num_kv_blocks * config.block_size,
+        )
+        turns = [
+            FittedTurns(
+                material.times, material.noise, device_speed=change.device_speed, slowness=accident.slowness,
+                removed=change.removed,
+            )
+            for _ in range(change.replicas)
+        ]  # fmt: skip
+        replicas = [
+            Replica(make_scheduler(config, config.num_kv_blocks), each, load.on_emitted, overlap=overlap)
+            for each in turns
+        ]
+        sent = load.run(replicas, Router(replicas, change.routing))
+        device_ns = sum(each.device_ns for each in turns)
+        return Replayed(
+            answers=replayed_answers(sent),
+            cached_tokens=sum(each.cached_tokens for each in sent),
+            preemptions=sum(replica.preemptions for replica in replicas),
+            steps=sum(replica.steps for replica in replicas),
+            refused=load.refused,
+            repeated=load.repeated,
+            extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
+        )

@@ -1,0 +1,180 @@
+"""How long a turn of the loop takes, fitted on the turns of one run.
+
+A turn has host stages before the device begins and after it ends, and the device's own time. Each is linear in what
+the step computed, with coefficients that cannot be negative: non-negative least squares of the relative errors, with
+errors far beyond the usual clipped (Huber, 1964), so that one stall teaches nothing. The rows of the matrix products
+have a piecewise linear cost, with knots only where the run has steps on both sides: beyond the largest step the last
+slope goes on.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change, as in metrics/compute/step_time.py
+FEWEST_BETWEEN_KNOTS = 20  # steps, or the slope there would be noise
+BASE_FEATURES = 7
+FITTED_STEPS = 6_000  # more would not move the coefficients
+FOLDS = 5
+USUAL_ERROR = (0.02, 0.3)  # bounds of the relative error that counts as usual; thrice that is clipped
+RIDGE = 1e-6  # of a feature's own weight: decides between features that always occur together
+SWEEPS = 400  # of the coordinate descent
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """What the model reads of a run's steps, in order; float64 [steps]. Times are nanoseconds."""
+
+    begin_ns: np.ndarray  # from the first step
+    tokens: np.ndarray
+    decodes: np.ndarray  # sequences with one new token
+    decode_pairs: np.ndarray  # of a query and a key, in those
+    chunks: np.ndarray  # sequences with more
+    chunk_pairs: np.ndarray
+    rows: np.ndarray  # of logits
+    eager_prompts: np.ndarray  # 1 of a step with prompts where steps without them replay a graph; else 0
+    device_ns: np.ndarray
+    sampling_ns: np.ndarray  # the last part of it
+    receive_ns: np.ndarray
+    before_ns: np.ndarray  # what was received → the device begins
+    after_ns: np.ndarray  # the device is done → committed
+    publish_ns: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def features(self, knots: tuple[int, ...]) -> np.ndarray:
+        """[steps, BASE_FEATURES + len(knots)]"""
+        segments = [
+            np.clip(self.tokens - begin, 0, end - begin)
+            for begin, end in zip(knots, (*knots[1:], 2**62), strict=True)
+        ]  # fmt: skip
+        base = (
+            np.ones(len(self)), self.eager_prompts, self.decodes, self.decode_pairs, self.chunks,
+            self.chunk_pairs, self.rows,
+        )  # fmt: skip
+        return np.stack([*base, *segments], axis=1)
+
+    def host_features(self) -> np.ndarray:
+        """[steps, 4]"""
+        return np.stack([np.ones(len(self)), self.decodes + self.chunks, self.chunks, self.tokens], axis=1)
+
+
+class StepTimes:
+    """The fitted coefficients. `device_ns` and `host_ns` predict one step; the loop calls them for each turn."""
+
+    def __init__(self, steps: StepColumns) -> None:
+        self.knots = _knots(steps.tokens)
+        features = steps.features(self.knots)
+        self.device = fitted(features, steps.device_ns)
+        self.sampling = fitted(np.stack([np.ones(len(steps)), steps.rows], axis=1), steps.sampling_ns)
+        host = steps.host_features()
+        stages = (steps.receive_ns, steps.before_ns, steps.after_ns, steps.publish_ns)
+        self.host = [fitted(host, stage) for stage in stages]
+        self.device_ratio = steps.device_ns / np.maximum(features @ self.device, 1.0)
+        self.host_ns = sum(host @ coefficients for coefficients in self.host)
+        self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)
+        self.predicted_ns = features @ self.device
+        self.largest_tokens = float(steps.tokens.max())
+        self.most_sequences = float((steps.decodes + steps.chunks).max())
+        self.error = held_out_error(steps)
+        self._device = self.device.tolist()
+        self._segments = list(zip(self.knots, (*self.knots[1:], 2**62), self._device[BASE_FEATURES:], strict=True))
+
+    def device_ns(
+        self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int, rows: int
+    ) -> float:  # fmt: skip
+        """Of one step, as it usually is."""
+        c = self._device
+        total = c[0] + c[2] * decodes + c[3] * decode_pairs + c[6] * rows
+        if chunks:
+            total += c[1] + c[4] * chunks + c[5] * chunk_pairs
+        for begin, end, slope in self._segments:
+            if tokens <= begin:
+                break
+            total += slope * ((tokens if tokens < end else end) - begin)
+        return total
+
+
+def fitted(features: np.ndarray, measured_ns: np.ndarray) -> np.ndarray:
+    """Coefficients, none below nought, of the least squares of the relative errors."""
+    if len(features) > FITTED_STEPS:  # evenly chosen over the run
+        chosen = np.linspace(0, len(features) - 1, FITTED_STEPS).astype(int)
+        rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))[:FITTED_STEPS]
+        chosen = np.union1d(chosen, rare)
+        features, measured_ns = features[chosen], measured_ns[chosen]
+    target = np.maximum(measured_ns, 0.0)
+    unit = np.maximum(target, max(float(np.median(target)) / 4, 1.0))
+    trust = np.ones(len(target))
+    coefficients = np.zeros(features.shape[1])
+    for _ in range(6):
+        weight = trust / unit**2
+        weighted = features * weight[:, None]
+        coefficients = _non_negative(weighted.T @ features, weighted.T @ target)
+        expected = np.maximum(features @ coefficients, 1.0)
+        errors = np.abs(target - expected) / np.maximum(expected, unit / 2)
+        usual = float(np.clip(np.median(errors), *USUAL_ERROR))
+        trust = np.minimum(1.0, 3 * usual / np.maximum(errors, 1e-9))
+        unit = np.maximum(expected, max(float(np.median(expected)) / 4, 1.0))
+    return coefficients
+
+
+def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
+    """argmin x·gram·x/2 - moment·x for x >= 0, by coordinate descent: there are few coefficients."""
+    scale = np.sqrt(np.maximum(np.diagonal(gram), 1e-300))
+    usable = np.diagonal(gram) > 1e-280
+    scaled = gram / np.outer(scale, scale) + RIDGE * np.eye(len(gram))
+    target = np.where(usable, moment / scale, 0.0)
+    passive, found = usable.copy(), np.zeros(len(gram))
+    for _ in range(2 * len(gram)):  # a first guess: leave out what would be negative
+        chosen = np.flatnonzero(passive)
+        found[:] = 0.0
+        found[chosen] = np.linalg.solve(scaled[np.ix_(chosen, chosen)], target[chosen])
+        if (found >= 0).all():
+            break
+        passive &= found > 0
+    found = np.maximum(found, 0.0)
+    for _ in range(SWEEPS):
+        moved = 0.0
+        for index in np.flatnonzero(usable):
+            new = max(0.0, found[index] - (scaled[index] @ found - target[index]) / scaled[index, index])
+            moved = max(moved, abs(new - found[index]))
+            found[index] = new
+        if moved <= 1e-9 * max(float(found.max()), 1e-300):
+            break
+    return np.where(usable, found / scale, 0.0)
+
+
+def held_out_error(steps: StepColumns) -> float:
+    """The median, over stretches of the run that the fit did not see, of the relative error of their device time.
+
+    A quarter of the stretches' length is random noise; what is left is what the model does not know.
+    """
+    count = len(steps)
+    if count < 4 * FOLDS:
+        return 1.0
+    knots = _knots(steps.tokens)
+    features, place = steps.features(knots), np.arange(count) * 4 * FOLDS // count
+    errors = []
+    for fold in range(FOLDS):
+        out = place % FOLDS == fold
+        coefficients = fitted(features[~out], steps.device_ns[~out])
+        ratios = steps.device_ns[~out] / np.maximum(features[~out] @ coefficients, 1.0)
+        level = float(np.clip(ratios, 0.1, 10).mean())  # the noise that a replay draws has this mean
+        for stretch in np.unique(place[out]):
+            inside = place == stretch
+            expected = level * float((features[inside] @ coefficients).sum())
+            errors.append(abs(expected / max(float(steps.device_ns[inside].sum()), 1.0) - 1))
+    return float(np.median(errors))
+
+
+def _knots(tokens: np.ndarray) -> tuple[int, ...]:
+    """Those of KNOTS with steps on both sides. The first three always: prompts tell what so many rows cost together,
+    and a batch that the run never had is then between two knots, not beyond the last."""
+    chosen = list(KNOTS[:1])
+    for knot in KNOTS[1:]:
+        between = ((tokens > chosen[-1]) & (tokens <= knot)).sum()
+        above = (tokens > knot).sum()
+        if above >= FEWEST_BETWEEN_KNOTS and (between >= FEWEST_BETWEEN_KNOTS or knot in KNOTS[:3]):
+            chosen.append(knot)
+    return tuple(chosen)

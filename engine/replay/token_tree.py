@@ -1,0 +1,41 @@
+"""Token ids for recorded requests: two prompts share as long a beginning as they did in the run, and no more."""
+
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import Any
+
+import pandas as pd
+
+
+def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
+    """Sets `token_ids` (prompt and output) and `shared_tokens` of each request. They are in order of `due_ns`.
+
+    A run's `prefix_source` and `prefix_shared_tokens` tell which earlier request shares the longest prefix. Older runs
+    lack them: then the tokens that a cache without eviction would have hit are shared with the turn before, with a
+    request of the same shared prefix, or with the last one of the class.
+    """
+    places = {request.id: place for place, request in enumerate(requests)}
+    fresh = count(1)
+    rooms: dict[tuple[str, int], int] = {}  # class and shared prefix → a request that has it
+    exact = "prefix_source" in frame and frame.prefix_source.notna().any()
+    for place, (request, row) in enumerate(zip(requests, frame.itertuples(index=False), strict=True)):
+        room = (request.klass, -1 if pd.isna(row.shared_prefix) else int(row.shared_prefix))
+        if exact:
+            source = places.get(row.prefix_source) if isinstance(row.prefix_source, str) else None
+            shared = 0 if source is None or pd.isna(row.prefix_shared_tokens) else int(row.prefix_shared_tokens)
+        else:
+            source = request.follows if request.follows is not None else rooms.get(room)
+            shared = _shared_tokens(row)
+        known = requests[source].token_ids if source is not None and source < place else []
+        beginning = known[: min(shared, request.prompt_tokens)]
+        lacking = request.prompt_tokens + request.output_tokens - len(beginning)
+        request.token_ids = [*beginning, *islice(fresh, lacking)]
+        request.shared_tokens = len(beginning)
+        rooms.setdefault(room, place)
+
+
+def _shared_tokens(row: Any) -> int:
+    hit = 0 if pd.isna(row.infinite_hit_tokens) else int(row.infinite_hit_tokens)
+    if hit and not pd.isna(row.diverged_at):
+        return max(hit, int(row.diverged_at))
+    return hit

@@ -1,0 +1,75 @@
+"""Why a replay cannot be trusted, as sentences. An empty list: it can."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from engine.replay.simulate import Material, Replayed
+from metrics.replay.prediction import Change
+
+FEW_STEPS = 200  # fewer leave the step model with coefficients from a handful of steps
+WORST_MODEL_ERROR = 0.15
+WORST_TTFT = 0.15  # of the unchanged replay
+WORST_TTFT_MS = 5.0  # ... and never a difference that nobody feels
+WORST_ATTAINMENT = 0.05
+WORST_PREEMPTIONS = 0.3
+FEW_PREEMPTIONS = 10  # a difference of so many is no storm
+WORST_EXTRAPOLATED = 0.3
+
+
+def of_run(meta: Mapping[str, Any], material: Material, measured: pd.DataFrame) -> list[str]:
+    doubts = list(material.load.doubts)
+    steps = len(material.step_begins_ns)
+    if steps < FEW_STEPS:
+        doubts.append(f"The run has only {steps} steps, too few to know how long a step takes.")
+    if material.times.error > WORST_MODEL_ERROR:
+        doubts.append(
+            f"The step model misses stretches of the run that it did not see by {100 * material.times.error:.0f} %."
+        )
+    lost = measured.get("ledger_request_lost_ns")
+    if lost is not None and (lost.astype("float64") > 0).any():
+        doubts.append("The core died during the run, and a replay has no dying core.")
+    failed = measured.error[measured.status == "error"].dropna().astype(str) if "error" in measured else []
+    unlike = sum("429" not in sentence for sentence in failed)
+    if unlike > 0.02 * max(len(measured), 1):
+        doubts.append(f"{unlike} requests failed for reasons that a replay does not repeat.")
+    return doubts
+
+
+def of_unchanged(
+    recorded: Mapping[str, float], replayed: Mapping[str, float], recorded_preemptions: int, preemptions: int
+) -> list[str]:
+    """What the run replayed unchanged misses of the recorded run."""
+    doubts = []
+    ttft, again = recorded.get("ttft_ms:p50", math.nan), replayed.get("ttft_ms:p50", math.nan)
+    if abs(again - ttft) > max(WORST_TTFT * ttft, WORST_TTFT_MS) or math.isnan(ttft) != math.isnan(again):
+        doubts.append(
+            f"Replayed unchanged, the median time to first token is {again:.3g} ms; the run had {ttft:.3g} ms."
+        )
+    kept, kept_again = recorded["attainment"], replayed["attainment"]
+    if abs(kept_again - kept) > WORST_ATTAINMENT:
+        doubts.append(
+            f"Replayed unchanged, {100 * kept_again:.0f} % of the requests keep their objectives; in the run "
+            f"{100 * kept:.0f} % did."
+        )
+    if abs(preemptions - recorded_preemptions) > max(FEW_PREEMPTIONS, WORST_PREEMPTIONS * recorded_preemptions):
+        doubts.append(
+            f"Replayed unchanged, {preemptions} requests are preempted; in the run {recorded_preemptions} were."
+        )
+    return doubts
+
+
+def of_change(change: Change, replayed: Replayed, material: Material) -> list[str]:
+    doubts = []
+    if replayed.extrapolated > WORST_EXTRAPOLATED:
+        doubts.append(
+            f"{100 * replayed.extrapolated:.0f} % of the device time is in steps larger than any of the run, whose "
+            "time is a guess."
+        )
+    if replayed.repeated > len(material.load.requests):
+        doubts.append("More requests are sent than twice those that were recorded; most of them are repetitions.")
+    if change.settings.get("policy") == "fair-share" and any(r.tenant for r in material.load.requests):
+        doubts.append("The run does not record the weights of its tenants; the replay weighs them alike.")
+    return doubts

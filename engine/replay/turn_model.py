@@ -1,0 +1,67 @@
+"""The time of a turn in a replay: what the fitted model expects of its plan, times what the run had at that moment."""
+
+from collections.abc import Mapping
+
+from engine.replay.loop import TurnTimes
+from engine.replay.noise import Noise
+from engine.replay.step_fit import StepTimes
+from engine.request.plan import StepPlan
+
+
+class FittedTurns:
+    """Owns nothing but a replay's factors. `removed` are shares (0 to 1) of accounts; the other factors multiply."""
+
+    def __init__(
+        self, times: StepTimes, noise: Noise | None, *, device_speed: float = 1.0, slowness: float = 1.0,
+        removed: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        removed = removed or {}
+        self._times, self._noise = times, noise
+        self._device = slowness / device_speed
+        self._host = slowness * (1 - removed.get("compute.host", 0.0))
+        self._kept_prefill = 1 - removed.get("compute.prefill", 0.0)
+        self._kept_decode = 1 - removed.get("compute.decode", 0.0)
+        self._removed_sampling = removed.get("token.sample", 0.0)
+        self._sampling = times.sampling.tolist()
+        self._is_split = self._kept_prefill != 1 or self._kept_decode != 1
+        self._stages = [tuple(coefficients.tolist()) for coefficients in times.host]
+        self.extrapolated_ns = self.device_ns = 0.0  # device time of steps larger than the run had, and of all
+
+    @property
+    def idle_receive_ns(self) -> float:
+        return self._stages[0][0] * self._host
+
+    def times(self, plan: StepPlan, begin_ns: float) -> TurnTimes:
+        tokens = decodes = decode_pairs = chunks = chunk_pairs = rows = 0
+        for _, new, past, _, samples in plan.scheduled:
+            tokens += new
+            rows += samples
+            if new == 1:
+                decodes += 1
+                decode_pairs += past + 1
+            else:
+                chunks += 1
+                chunk_pairs += new * past + new * (new + 1) // 2
+        model = self._times
+        expected = model.device_ns(tokens, decodes, decode_pairs, chunks, chunk_pairs, rows)
+        device_ratio, host_ratio, stall_ns = (
+            (1.0, 1.0, 0.0) if self._noise is None else self._noise.at(begin_ns, expected)
+        )
+        if self._is_split:
+            decode_part = model.device_ns(decodes, decodes, decode_pairs, 0, 0, decodes) if decodes else 0.0
+            expected_kept = self._kept_prefill * (expected - decode_part) + self._kept_decode * decode_part
+        else:
+            expected_kept = expected
+        if self._removed_sampling:
+            sampling = self._sampling[0] + self._sampling[1] * rows
+            expected_kept -= self._removed_sampling * min(sampling, expected_kept)
+        sequences = len(plan.scheduled)
+        factor = self._host * host_ratio
+        receive, before, after, publish = (
+            factor * (c[0] + c[1] * sequences + c[2] * chunks + c[3] * tokens) for c in self._stages
+        )
+        device_ns = expected_kept * device_ratio * self._device + stall_ns
+        self.device_ns += device_ns
+        if tokens > model.largest_tokens or sequences > 2 * model.most_sequences:
+            self.extrapolated_ns += device_ns
+        return TurnTimes(before, device_ns, after, publish, receive)
