@@ -124,6 +124,10 @@ class RequestRecord(msgspec.Struct, frozen=True):
     resized_hit_tokens: list[int] = msgspec.field(default_factory=list)  # by pools of RATIOS this size
     prefix_source: str | None = None  # the request before it whose prompt and output begin most like this prompt
     prefix_shared_tokens: int = 0  # ... and with how many tokens, of blocks or not; a whole prompt may be shared
+    # metrics.memory.prompt_repeats: tokens that earlier prompts had at any place; of those, parts that they have in
+    # common behind something that differs, so that they could stand before it. None beyond 100 prompts a second.
+    repeated_tokens: int | None = None
+    movable_tokens: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     token_ns: list[int] = msgspec.field(default_factory=list)  # when each output token left the loop

@@ -22,22 +22,27 @@ class PrefixReport(msgspec.Struct, frozen=True, array_like=True):
     resized_hit_tokens: list[int]
     prefix_source: str | None = None
     prefix_shared_tokens: int = 0
+    repeated_tokens: int | None = None
+    movable_tokens: int | None = None
 
 
 def combined(reports: Iterable[PrefixReport]) -> PrefixReport:
     """Of several prompts of one call: tokens add up, of `ago` the least.
 
-    `diverged_at`, the source and what is shared with it are of the first prompt.
+    `diverged_at`, the source and what is shared with it are of the first prompt; repeats of those that were looked at.
     """
     outcomes: dict[str, int] = {}
     evicted_by: dict[str, int] = {}
-    infinite, first, ago, resized = 0, None, None, None
+    infinite, repeated, movable, first, ago, resized = 0, None, None, None, None, None
     for report in reports:
         first = first or report
         for total, part in ((outcomes, report.prefix_outcomes), (evicted_by, report.evicted_by)):
             for key, tokens in part.items():
                 total[key] = total.get(key, 0) + tokens
         infinite += report.infinite_hit_tokens
+        if report.repeated_tokens is not None:
+            repeated = (repeated or 0) + report.repeated_tokens
+            movable = (movable or 0) + (report.movable_tokens or 0)
         if report.evicted_ago_ns is not None:
             ago = report.evicted_ago_ns if ago is None else min(ago, report.evicted_ago_ns)
         parts = report.resized_hit_tokens
@@ -46,5 +51,6 @@ def combined(reports: Iterable[PrefixReport]) -> PrefixReport:
         return PrefixReport({}, 0, None, {}, None, [])
     source = first.prefix_source and first.prefix_source.split("#", 1)[0]  # the call of that sequence
     return PrefixReport(
-        outcomes, infinite, first.diverged_at, evicted_by, ago, resized or [], source, first.prefix_shared_tokens
-    )
+        outcomes, infinite, first.diverged_at, evicted_by, ago, resized or [], source, first.prefix_shared_tokens,
+        repeated, movable,
+    )  # fmt: skip

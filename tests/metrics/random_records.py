@@ -74,6 +74,7 @@ def random_request(rng: Random, index: int = 0) -> RequestRecord:
         waits=_split(rng, 70 * MS, WAITS), evicted_ago_ns=rng.choice([None, rng.randint(0, 10**10)]),
         resized_hit_tokens=sorted(rng.randint(0, prompt) for _ in range(rng.randint(0, len(RATIOS)))) if ran else [],
         prefix_source=rng.choice([None, f"r{index - 1}"]), prefix_shared_tokens=rng.randint(0, prompt) if ran else 0,
+        repeated_tokens=rng.randint(0, prompt), movable_tokens=rng.randint(0, prompt),
     )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ a whole prompt may be shared. Of a live request the prompt counts, computed or n
 ended, what was computed, which its last token is not. It is exact while nothing was forgotten: see TAILS and
 `remembered` of the index.
 
+`repeated_tokens` and `movable_tokens` do not depend on where a text stands: metrics/memory/prompt_repeats.py.
+
 Forks (n > 1) read their leader's prompt: it counts once, for the leader. The second lookup of a preempted request does
 not count: the tokens that it computes again are `recomputed_tokens`.
 """
@@ -38,12 +40,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
 from engine.memory.prefix import root_hash
 from engine.memory.shadow.index import REAL, TOKEN_BYTES, ShadowIndex, ShadowNode, follow_branches, packed_tokens
-from engine.memory.shadow.live_prompts import LivePrompts, salted
+from engine.memory.shadow.live_prompts import SALT_BYTES, LivePrompts, salted
 from metrics.memory.prefix_outcomes import PrefixReport
+from metrics.memory.prompt_repeats import Allowance, PromptRepeats
 
 PrefixSource = tuple[int, str | None]  # shared tokens, and the request that has them
 
@@ -82,6 +87,7 @@ class ShadowObserver(BlockObserver):
         self._size = pool.block_size
         self._paths: dict[int, RequestPath] = {}  # by arrival index
         self._live = LivePrompts()
+        self._repeats, self._repeats_allowed = PromptRepeats(), Allowance()
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
         self._num_cached = 0  # blocks that the last lookup found
         self._occupied_before = 0  # ... and blocks of other requests then
@@ -295,6 +301,11 @@ class ShadowObserver(BlockObserver):
         rest = packed_tokens(owner.token_ids[begin : min(begin + size, prompt_tokens)])
         followed, leaves, branch = follow_branches(parent.followed_by, rest)
         source = self._source(path, parent, branch, begin + followed)
+        repeated = movable = None
+        if self._repeats_allowed.takes(now_ns, prompt_tokens):
+            tokens = np.frombuffer(path.prompt, np.int32, offset=SALT_BYTES)
+            salt = int.from_bytes(path.root.key[:7], "little")
+            repeated, movable = self._repeats.add(tokens, salt, shared_tokens=source[0])
         shared = followed if computed == known else 0
         leaves, begin = leaves and computed == known, computed * size
         outcomes["miss_sub_block"] = shared
@@ -310,6 +321,8 @@ class ShadowObserver(BlockObserver):
             resized_hit_tokens=[blocks * size for blocks in hits],
             prefix_source=source[1],
             prefix_shared_tokens=source[0],
+            repeated_tokens=repeated,
+            movable_tokens=movable,
         )
 
     def _source(self, path: RequestPath, parent: ShadowNode, branch: bytes | None, known_tokens: int) -> PrefixSource:

@@ -32,7 +32,7 @@ def served(simulation: Simulation, *requests: Submit) -> PrefixReport:
 
 def test_a_prompt_that_was_never_seen_is_cold():
     report = served(Simulation(), ask("a", A + B))
-    assert report == PrefixReport({"miss_cold": 16}, 0, None, {}, None, [0] * 5)
+    assert report == PrefixReport({"miss_cold": 16}, 0, None, {}, None, [0] * 5, None, 0, 0, 0)
 
 
 def test_blocks_that_are_cached_hit_and_what_is_known_behind_them_is_below_a_block():
@@ -255,12 +255,32 @@ def test_an_observer_changes_no_token_and_no_block():
     assert run(True) == run(False)
 
 
+def test_a_part_behind_a_changing_beginning_is_movable_once_two_prompts_had_it():
+    instructions, simulation = [*range(100, 140)], Simulation(num_blocks=256)
+    prompts = [[1000 + index, *instructions, *[2000 + index] * 5] for index in range(4)]
+    reports = [served(simulation, ask(f"r{index}", prompt)) for index, prompt in enumerate(prompts)]
+    assert [report.repeated_tokens for report in reports] == [0, 40, 40, 40]
+    assert [report.movable_tokens for report in reports] == [0, 0, 40, 40]
+    assert not any(report.prefix_shared_tokens for report in reports)
+    salted = served(simulation, ask("other", prompts[0], cache_salt="x"))
+    assert (salted.repeated_tokens, salted.movable_tokens) == (0, 0)
+
+
 def test_reports_of_one_call_add_up():
-    one = PrefixReport({"hit": 8, "miss_cold": 1}, 8, None, {}, None, [0, 8], "r7#1", 8)
-    two = PrefixReport({"miss_evicted": 4, "miss_diverged": 3}, 4, 4, {"r9": 4}, 70, [0, 4])
+    one = PrefixReport({"hit": 8, "miss_cold": 1}, 8, None, {}, None, [0, 8], "r7#1", 8, 30, 20)
+    two = PrefixReport({"miss_evicted": 4, "miss_diverged": 3}, 4, 4, {"r9": 4}, 70, [0, 4], None, 0, 3, 2)
     both = combined([one, two])
     assert both == PrefixReport(
-        {"hit": 8, "miss_cold": 1, "miss_evicted": 4, "miss_diverged": 3}, 12, None, {"r9": 4}, 70, [0, 12], "r7", 8
+        {"hit": 8, "miss_cold": 1, "miss_evicted": 4, "miss_diverged": 3},
+        12,
+        None,
+        {"r9": 4},
+        70,
+        [0, 12],
+        "r7",
+        8,
+        33,
+        22,
     )
     assert combined([]) == PrefixReport({}, 0, None, {}, None, [])
 
