@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -80,7 +80,11 @@ class EngineConfig(BaseModel):
         "GPU's, 0.25 of a host's",
     )
     max_num_seqs: int = REQUEST(64, ge=1, le=4096, description="requests that run at the same time")
-    max_num_batched_tokens: int = REQUEST(512, ge=1, le=1_048_576, description="token budget of one step")
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | Literal["auto"] = REQUEST(
+        "auto",
+        description="token budget of one step, such as 512; auto: as many as keep a step with prompts and decodes "
+        "within 0.8 of objective_tpot_ms, or by default within 3 decode steps",
+    )
     max_prefill_chunk_tokens: int | None = REQUEST(
         None, ge=1, description="prompt tokens of one request in one step; by default the whole budget"
     )
@@ -234,7 +238,7 @@ class EngineConfig(BaseModel):
     @classmethod
     def _chunk_fits_in_a_step(cls, chunk: int | None, info: ValidationInfo) -> int | None:
         budget = info.data.get("max_num_batched_tokens")
-        if chunk is not None and budget is not None and chunk > budget:
+        if chunk is not None and isinstance(budget, int) and chunk > budget:
             raise ValueError(f"a step has only max_num_batched_tokens={budget}; raise that, or lower this")
         return chunk
 
@@ -316,6 +320,16 @@ class EngineConfig(BaseModel):
         if value is not None and info.data.get("policy", policy) != policy:
             raise ValueError(f"only policy={policy} uses it, and policy is {info.data['policy']}; leave it out")
         return value
+
+
+AUTO_STEP_TOKENS = {"cpu": 512, "cuda": 2048}  # with more rows the matrix products hardly get more efficient
+
+
+def largest_step_tokens(config: EngineConfig, device_type: str) -> int:
+    """Tokens of the largest step on a device, `cpu` or `cuda`. Memory and time limits are planned for it."""
+    if config.max_num_batched_tokens != "auto":
+        return config.max_num_batched_tokens
+    return max(AUTO_STEP_TOKENS[device_type], 2 * config.max_num_seqs)
 
 
 def listed(setting: str | None) -> list[str]:

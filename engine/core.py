@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -27,8 +28,12 @@ from engine.process import (
     name_process,
     num_cores,
 )
+from engine.request.token_budget import FixedBudget, LearningBudget, StepTarget, TokenBudget
 from engine.telemetry.observer import make_observer
 from metrics.errors import SojournError
+
+if TYPE_CHECKING:
+    from engine.runner import ModelRunner
 
 BEAT_NS = 900_000_000  # the loop wakes each second, and may do so a little early
 
@@ -54,7 +59,7 @@ def run(front_pid: int, sockets: str, first_step: int, config: dict) -> int:
     """Loads the model, and computes until the front ends it."""
     mailbox = Mailbox(Path(sockets))
     try:
-        engine, ready = build(EngineConfig.model_validate(config), first_step, mailbox.publish)
+        engine, ready = build(EngineConfig.model_validate(config), first_step, mailbox.publish, streams=True)
         mailbox.publish(ready)
         freeze_startup_objects()
         loop(engine, mailbox, front_pid)
@@ -123,15 +128,18 @@ class Mailbox:
         self._context.term()
 
 
-def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messages.Ready]:
-    """Loads the model and makes the loop around it. Raises ModelError with a sentence."""
+def build(config: EngineConfig, first_step: int, publish, *, streams: bool = False) -> tuple[Engine, messages.Ready]:
+    """Loads the model and makes the loop around it. Raises ModelError with a sentence.
+
+    `streams`: somebody reads each token as it comes, so max_num_batched_tokens=auto limits steps with decodes.
+    """
     torch = _import_torch()
     from engine.runner import ModelRunner
 
     threads = config.threads or num_cores()
     torch.set_num_threads(threads)
     runner = ModelRunner(config, model_folder(config.model))
-    scheduler = make_scheduler(config, runner.num_blocks)
+    scheduler = make_scheduler(config, runner.num_blocks, _token_budget(config, runner, streams=streams))
     observer = make_observer(config, runner.shape, scheduler)
     dtype = str(runner.dtype).removeprefix("torch.")
     ready = messages.Ready(
@@ -155,6 +163,19 @@ def build(config: EngineConfig, first_step: int, publish) -> tuple[Engine, messa
 
         plant_in_core(engine, planned(config.faults), on_gpu=runner.device.type == "cuda")
     return engine, ready
+
+
+def _token_budget(config: EngineConfig, runner: "ModelRunner", *, streams: bool) -> TokenBudget:
+    if not streams or config.max_num_batched_tokens != "auto":
+        return FixedBudget(runner.most_tokens)
+    from engine.runner.measured_steps import measured_steps  # torch is loaded by now
+
+    measured = measured_steps(
+        runner, runner.shape, most_tokens=runner.most_tokens, max_num_seqs=config.max_num_seqs,
+        max_model_len=runner.max_model_len, num_slots=runner.num_blocks * config.block_size,
+        block_size=config.block_size,
+    )  # fmt: skip
+    return LearningBudget(runner.most_tokens, runner.shape, StepTarget(config.objective_tpot_ms), measured)
 
 
 def loop(engine: Engine, mailbox: Mailbox, front_pid: int) -> None:

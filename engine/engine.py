@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, largest_step_tokens
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
 from engine.memory.shadow.observer import ShadowObserver
@@ -16,6 +16,7 @@ from engine.request.plan import LaunchedStep, Preemption, Preparation, Runner, S
 from engine.request.policies import make_policy
 from engine.request.request import Request, State
 from engine.request.scheduler import Emitted, Scheduler
+from engine.request.token_budget import TokenBudget
 from engine.telemetry.accounting import Turn
 from engine.telemetry.observer import EngineObserver
 from metrics.records import StepRecord
@@ -173,6 +174,7 @@ class Engine:
     def _observe(self, plan: StepPlan, outcome: StepOutcome, emitted: list[Emitted], turn: Turn) -> None:
         """What no token waits for: the index of blocks, the ends of requests, the record of the step."""
         self.scheduler.block_observer.flush()
+        self.scheduler.budget.observe(plan, outcome)
         turn.end_ns = self.clock()
         record = self.observer.observed(self.step_number - 1, plan, outcome, emitted, turn)
         for item in emitted:
@@ -263,15 +265,16 @@ class Engine:
         return request
 
 
-def make_scheduler(config: EngineConfig, num_kv_blocks: int) -> Scheduler:
-    """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`."""
+def make_scheduler(config: EngineConfig, num_kv_blocks: int, budget: TokenBudget | None = None) -> Scheduler:
+    """The scheduler that an EngineConfig asks for, over a pool of `num_kv_blocks`. `budget` is how it keeps
+    max_num_batched_tokens=auto; without one a step of a CPU's largest size is always allowed."""
     pool = BlockPool(num_kv_blocks, config.block_size, config.prefix_caching)
     return Scheduler(
         pool,
         make_policy(dict(config), pool),
         make_block_observer(config, pool),
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=budget or largest_step_tokens(config, "cpu"),
         max_prefill_chunk_tokens=config.max_prefill_chunk_tokens,
         max_long_prefills=config.max_long_prefills,
         long_prefill_tokens=config.long_prefill_tokens,

@@ -26,7 +26,7 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         else:
             panel = field.json_schema_extra["panel"]
             option = typer.Option(help=_described(field), metavar=" ", rich_help_panel=panel)
-            declared = Annotated[field.annotation, option]
+            declared = Annotated[_parsed_type(field), option]
         default = inspect.Parameter.empty if field.is_required() else field.default
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=declared)
@@ -36,6 +36,13 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _parsed_type(field: FieldInfo) -> Any:
+    """What the command line reads a value as. A number or a word is read as text, and EngineConfig tells which."""
+    members = [member for member in typing.get_args(field.annotation) if member is not type(None)]
+    is_choice = [typing.get_origin(member) is Literal for member in members]
+    return str if any(is_choice) and not all(is_choice) else field.annotation
 
 
 def _described(field: FieldInfo) -> str:

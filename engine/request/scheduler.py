@@ -6,8 +6,9 @@ from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver
 from engine.request.kv_block_manager import KVBlockManager
 from engine.request.plan import Preemption, ScheduledTokens, StepOutcome, StepPlan
-from engine.request.policy import Phase, Policy
+from engine.request.policy import Phase, Phases, Policy
 from engine.request.request import Request, State
+from engine.request.token_budget import FixedBudget, TokenBudget
 from engine.request.waiting import WaitingQueue
 
 
@@ -37,7 +38,7 @@ class Scheduler:
         block_observer: BlockObserver,
         *,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
+        max_num_batched_tokens: int | TokenBudget,
         max_prefill_chunk_tokens: int | None = None,
         max_long_prefills: int | None = None,
         long_prefill_tokens: int | None = None,
@@ -45,8 +46,9 @@ class Scheduler:
         self.pool = pool
         self.policy = policy
         self.max_num_seqs = max_num_seqs
-        self.budget = max_num_batched_tokens
-        self.chunk = min(max_prefill_chunk_tokens or max_num_batched_tokens, max_num_batched_tokens)
+        is_number = isinstance(max_num_batched_tokens, int)
+        self.budget = FixedBudget(max_num_batched_tokens) if is_number else max_num_batched_tokens
+        self.chunk = min(max_prefill_chunk_tokens or self.budget.most, self.budget.most)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingQueue(policy, max_long_prefills, long_prefill_tokens)
@@ -72,11 +74,13 @@ class Scheduler:
         self._finish(request, "abort")
 
     def schedule(self) -> StepPlan:
-        plan = StepPlan(self.budget, self.budget)
         decodes, prompts = [], []
         for request in self.running:
             (prompts if request.is_prefilling else decodes).append(request)
-        for phases in self.policy.phases(self.running):
+        groups = self.policy.phases(self.running)
+        budget = self._budget(decodes, prompts, groups)
+        plan = StepPlan(budget, budget)
+        for phases in groups:
             for phase in phases:
                 if phase is Phase.ADMISSIONS:
                     self._admit(plan)
@@ -128,6 +132,13 @@ class Scheduler:
                     emitted.append(self._append(request, token_id, ended))
         self.pool.wrote(written)
         return emitted
+
+    def _budget(self, decodes: list[Request], prompts: list[Request], groups: Phases) -> int:
+        """Tokens of the next step. Prompts hold decodes up only where a policy lets them share it."""
+        has_prompts = prompts or (self.waiting.count and len(self.running) < self.max_num_seqs)
+        if not has_prompts or not any(Phase.DECODES in group and len(group) > 1 for group in groups):
+            return self.budget.most
+        return self.budget.beside(decodes, prompts)
 
     def _advance(self, plan: StepPlan) -> None:
         """The plan will be computed, and before any later plan."""

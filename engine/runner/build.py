@@ -31,12 +31,12 @@ def chosen_dtypes(config: EngineConfig, device: torch.device) -> tuple[torch.dty
     return dtype, KV_FP8 if config.kv_cache_dtype == "fp8" else dtype
 
 
-def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
-    """The two largest steps: a chunk that ends at max_model_len, and all sequences that sample there. All read the
-    blocks of one sequence, and sample in the costliest way."""
+def costliest_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:
+    """The two largest steps: a chunk of `most_tokens` that ends at max_model_len, and all sequences that sample
+    there. All read the blocks of one sequence, and sample in the costliest way."""
     blocks = list(range(-(-max_model_len // config.block_size)))
-    chunk = min(config.max_num_batched_tokens, max_model_len)
-    decodes = min(config.max_num_seqs, config.max_num_batched_tokens)
+    chunk = min(most_tokens, max_model_len)
+    decodes = min(config.max_num_seqs, most_tokens)
     plans = []
     for sequences, new in ((1, chunk), (decodes, 1)):
         plan = StepPlan(0, 0)
@@ -47,11 +47,11 @@ def costliest_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
     return plans
 
 
-def warm_up_plans(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
+def warm_up_plans(config: EngineConfig, most_tokens: int, max_model_len: int) -> list[StepPlan]:
     """A prompt of 1, 2, 4 … tokens each. Which kernels a step needs, and cut how, follows from its number of tokens up
     to a factor of two: what none of these compiles would be compiled while requests wait."""
     plans, params = [], SamplingParams(max_tokens=1)
-    most = min(config.max_num_batched_tokens, max_model_len)
+    most = min(most_tokens, max_model_len)
     for exponent in range(most.bit_length()):
         new = 1 << exponent
         blocks = list(range(-(-new // config.block_size)))

@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from engine.compute.kv_cache import bytes_per_token
-from engine.config import EngineConfig
+from engine.config import EngineConfig, largest_step_tokens
 from engine.process import free_memory_bytes
 from engine.runner.build import chosen_device, chosen_dtypes
 from engine.token.models.decoder import Decoder
@@ -41,7 +41,9 @@ def planned(config: EngineConfig, folder: Path) -> MemoryPlan:
         free_bytes=free,
         process_bytes=psutil.Process().memory_info().rss if on_cpu else 0,
         weight_bytes=outline.weight_bytes,
-        work_bytes=work_bytes(config, model, FLOAT_BYTES if on_cpu else dtype.itemsize)
+        work_bytes=work_bytes(
+            config, model, largest_step_tokens(config, device.type), FLOAT_BYTES if on_cpu else dtype.itemsize
+        )
         + model.rope_bytes(max_model_len),
         table_bytes=table_bytes(config.max_num_seqs, model.config.vocab_size),
         kv_bytes=0,
@@ -115,8 +117,9 @@ def table_bytes(max_num_seqs: int, vocab_size: int) -> int:
     return rows * 3 // 2 * vocab_size * TABLE_BYTES
 
 
-def work_bytes(config: EngineConfig, model: Decoder, bytes_per_number: int) -> int:
-    """Activations and logits of the largest step, estimated: what lies between two layers, and the widest layer."""
-    tokens, rows = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+def work_bytes(config: EngineConfig, model: Decoder, tokens: int, bytes_per_number: int) -> int:
+    """Activations and logits of a step of so many tokens, estimated: what lies between two layers, and the widest
+    layer."""
+    rows = min(config.max_num_seqs, tokens)
     activations = tokens * (4 * model.config.hidden_size + 2 * model.widest_activation) * bytes_per_number
     return activations + LOGIT_COPIES * rows * model.config.vocab_size * 4

@@ -11,7 +11,7 @@ from engine.compute.attention.backend import AttentionInputs
 from engine.compute.backends import make_attention, make_operations
 from engine.compute.buffers import to_device, to_host
 from engine.compute.kv_cache import KVCache, allocate, clear_blocks, copy_blocks
-from engine.config import EngineConfig
+from engine.config import EngineConfig, largest_step_tokens
 from engine.request.plan import LaunchedStep, StepOutcome, StepPlan
 from engine.request.request import Request
 from engine.runner.batch import OVERFLOWED, Batch, finishes, prompt_logprobs, prompt_rows, sampled_logprobs
@@ -69,7 +69,8 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         has_graphs = wants_graphs(config, self.device, self.attention, self.operations)
         self.graph_sizes = graph_sizes(config.max_num_seqs) if has_graphs else []
-        self.attention.reserve(config.max_num_seqs, config.max_num_batched_tokens)
+        self.most_tokens = largest_step_tokens(config, self.device.type)
+        self.attention.reserve(config.max_num_seqs, self.most_tokens)
         packed = self.model.packed_format is not None  # then a CPU computes, with any kernels
         self.threads = step_threads(self.model, self.shape) if packed else None
         if on_cuda:
@@ -251,7 +252,8 @@ class ModelRunner:
     def _measured(self, config: EngineConfig) -> MemoryPlan:
         """The plan of a GPU, after its largest steps were computed and its graphs captured. They compile and load what
         the first requests would wait for. Raises ModelError if they do not fit."""
-        plans = costliest_plans(config, self.max_model_len) + warm_up_plans(config, self.max_model_len)
+        sizes = config, self.most_tokens, self.max_model_len
+        plans = costliest_plans(*sizes) + warm_up_plans(*sizes)
         self.kv_cache = self._allocate(-(-self.max_model_len // self.block_size))
 
         def run(plan: StepPlan) -> None:

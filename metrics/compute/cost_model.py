@@ -122,18 +122,29 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
 
 def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled: int = 0) -> int:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
-    pairs = sum(layers * num_pairs(new_tokens, past_tokens, window) for window, layers in shape.windows)
+    pairs = prompt_pairs(shape, new_tokens, past_tokens)
     linear = new_tokens * shape.linear_flops_per_token + sampled * shape.head_flops_per_row
     return linear + shape.pair_flops * pairs
 
 
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
     """FLOPs of a step in which each of so many sequences computes one token and draws the next."""
+    linear = len(past_tokens) * (shape.linear_flops_per_token + shape.head_flops_per_row)
+    return linear + shape.pair_flops * decode_pairs(shape, past_tokens)
+
+
+def decode_pairs(shape: ModelShape, past_tokens: Sequence[int]) -> int:
+    """Pairs of a query and a key that it sees, over all layers, where each of so many sequences computes one token."""
     count, pairs = len(past_tokens), 0
     for window, layers in shape.windows:
         seen = sum(past_tokens) + count if window is None else sum([min(past + 1, window) for past in past_tokens])
         pairs += layers * seen
-    return count * (shape.linear_flops_per_token + shape.head_flops_per_row) + shape.pair_flops * pairs
+    return pairs
+
+
+def prompt_pairs(shape: ModelShape, new_tokens: int, past_tokens: int) -> int:
+    """... where one sequence computes `new_tokens` after `past_tokens`."""
+    return sum([layers * num_pairs(new_tokens, past_tokens, window) for window, layers in shape.windows])
 
 
 def num_pairs(new: Count, past: Count, window: int | None) -> Count:

@@ -10,6 +10,8 @@ and a device that has become slower is believed slowly. It tells unexpected time
 from a slow kernel, and it does not know what the draws ask for: penalties and sorting show as residual.
 """
 
+from operator import mul
+
 import numpy as np
 
 from metrics.compute.cost_model import Count, StepWork
@@ -45,6 +47,7 @@ class StepTimeModel:
         self.steps = 0
         self._coefficients = np.zeros(NUM_FEATURES)  # nanoseconds
         self._unknown = np.arange(NUM_FEATURES)
+        self._coefficient_list, self._unknown_list = [0.0] * NUM_FEATURES, list(range(NUM_FEATURES))
         self._seen = np.zeros(NUM_FEATURES)
         self._gram = np.zeros((NUM_FEATURES, NUM_FEATURES))
         self._moment = np.zeros(NUM_FEATURES)
@@ -57,6 +60,16 @@ class StepTimeModel:
         """Nanoseconds of a step, or None while it has seen too few steps, or too few like this one."""
         (predicted,) = self._predicted(found[None])
         return None if np.isnan(predicted) else float(predicted)
+
+    def predict_work(self, work: StepWork, *, eager: bool = True) -> float | None:
+        """What `predict` says of one step without padding, in a tenth of the time: for a scheduler's search."""
+        rows = work.tokens
+        counts = [1, eager, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows]
+        for begin, end in _SEGMENTS:
+            counts.append(min(max(rows - begin, 0), end - begin))
+        if self.steps < self.MIN_STEPS or any([counts[index] for index in self._unknown_list]):
+            return None
+        return sum(map(mul, counts, self._coefficient_list))
 
     def observe_all(self, found: np.ndarray, device_ns: np.ndarray) -> np.ndarray:
         """Predicts steps, [steps, NUM_FEATURES], and keeps them to learn from: whole nanoseconds [steps], NaN where
@@ -102,6 +115,7 @@ class StepTimeModel:
         self._seen[np.diagonal(self._gram) < _NEGLIGIBLE_WEIGHT] = 0
         self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN)
         self._coefficients = self._solve()
+        self._coefficient_list, self._unknown_list = self._coefficients.tolist(), self._unknown.tolist()
 
     def _solve(self) -> np.ndarray:
         """The coefficients, none below nought, that fit best."""

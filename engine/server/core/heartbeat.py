@@ -1,6 +1,6 @@
 """When a core counts as hung: judged by how long it gave no sign of life. Pure: no process, no clock."""
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, largest_step_tokens
 from engine.messages import Ready
 from metrics.compute.cost_model import request_flops
 
@@ -53,8 +53,9 @@ class Heartbeat:
 def longest_step_seconds(config: EngineConfig, ready: Ready) -> float:
     """A bound of the longest step's duration: all its tokens at the end of a context of max_model_len, and logits for
     every sequence, on a very slow device of that kind."""
-    new = min(config.max_num_batched_tokens, ready.max_model_len)
+    most = largest_step_tokens(config, "cpu" if ready.device == "cpu" else "cuda")
+    new = min(most, ready.max_model_len)
     flops = request_flops(ready.shape, new, ready.max_model_len - new, sampled=config.max_num_seqs)
-    flops += (config.max_num_batched_tokens - new) * ready.shape.linear_flops_per_token
+    flops += (most - new) * ready.shape.linear_flops_per_token
     speed = SLOWEST_CPU_THREAD_FLOPS * ready.threads if ready.device == "cpu" else SLOWEST_CUDA_FLOPS
     return flops / speed

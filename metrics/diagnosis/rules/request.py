@@ -106,7 +106,9 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
     steps, model, short = facts.steps, facts.steps.model, facts.waits.get("token_budget", 0.0)
     budget, bound = facts.engine.get("max_num_batched_tokens"), tightest(facts, "tpot_ms")
-    if not budget or model.step_ns < model.token_ns * budget:  # a full step already pays mostly for its tokens
+    if (
+        not isinstance(budget, int) or model.step_ns < model.token_ns * budget
+    ):  # a full step already pays mostly for its tokens
         return None
     room = (bound * 1e6 - model.step_ns) / max(model.token_ns, 1) if bound else 8 * budget
     value = int(min(8 * budget, room)) // SMALLEST_BUDGET * SMALLEST_BUDGET
@@ -170,7 +172,7 @@ def _smaller_chunks(facts: Facts, excess: Excess, statement: str, *blamed: Evide
     room = (target_ms * 1e6 - steps.model.predict(0, context)) / max(steps.model.token_ns, 1)
     value = max(SMALLEST_BUDGET, int(room) // SMALLEST_BUDGET * SMALLEST_BUDGET)
     removed = max(0.0, 1 - value / steps.prefill_tokens_p95)
-    if removed <= 0 or (budget is not None and value >= budget):
+    if removed <= 0 or (isinstance(budget, int) and value >= budget):
         return None
     longest = float(facts.rows.server_prompt_tokens.astype("float64").max())
     longest_s = longest / value * target_ms / 1e3

@@ -322,7 +322,7 @@ def test_every_policy_can_be_chosen_and_no_other():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"max_prefill_chunk_tokens": 600}, "max_num_batched_tokens=512"),
+        ({"max_prefill_chunk_tokens": 600, "max_num_batched_tokens": 512}, "max_num_batched_tokens=512"),
         ({"max_long_prefills": 2}, "go together"),
         ({"long_prefill_tokens": 2}, "go together"),
         ({"max_long_prefills": 9, "long_prefill_tokens": 5, "max_num_seqs": 8}, "above max_num_seqs=8"),
