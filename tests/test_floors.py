@@ -84,7 +84,8 @@ MAY_IMPORT = {
         "engine.engine", "engine.request", "engine.memory", "engine.sampling", "engine.config", "metrics",
     },
     "engine.core": {
-        "engine.telemetry", "engine.engine", "engine.profile_burst", "engine.runner", "engine.messages",
+        "engine.telemetry", "engine.engine", "engine.request.token_budget", "engine.profile_burst", "engine.runner",
+        "engine.messages",
         "engine.faults", "engine.config", "engine.process", "metrics.errors",
     },
     "engine.llm": {
