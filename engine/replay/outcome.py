@@ -88,8 +88,8 @@ def figures(
         seconds = max(window_s, float(answers.due_ns.max() - answers.due_ns.min()) / 1e9)
     found = {
         "attainment": float(good.mean()) if count else math.nan,
-        "goodput_rps": float(good.sum()) / seconds if seconds > 0 else math.nan,
-        "output_tokens_per_s": float(answers.output_tokens.sum()) / span_s if span_s > 0 else math.nan,
+        "goodput_rps": float(good.sum() / seconds) if seconds > 0 else math.nan,
+        "output_tokens_per_s": float(answers.output_tokens.sum() / span_s) if span_s > 0 else math.nan,
     }
     for klass in sorted(set(answers.klass.tolist())):
         found[f"attainment:{klass}"] = float(good[answers.klass == klass].mean())

@@ -1,12 +1,12 @@
 """The predictor of one run: its replays, their intervals, and whether they can be trusted."""
 
 import math
+import time
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
 from engine.replay import trust
 from engine.replay.material import material_of
 from engine.replay.outcome import LATENCIES, QUANTILES, Answers, figures, recorded_answers
@@ -23,6 +23,7 @@ NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 8
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
 # run's own; of the others two are at the bounds of 80 %.
 ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.5, 3.1))
+LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
 Figures = dict[str, float]
 
 
@@ -46,26 +47,66 @@ class ReplayPredictor:
         self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
         self.spread: Spread = spread_of(run, self._meta, self._material, requests)
         self._known: dict[bytes, Prediction] = {}
+        self._seconds = 0.0  # of one replay
         self._doubts: list[str] | None = None
 
-    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
-        """One prediction a change, in their order. Raises ReplayError for a change that cannot be replayed."""
-        jobs: list[tuple[Change, EngineConfig]] = []
-        for change in changes:
-            check(change, is_closed=self._material.load.slots is not None)
-            jobs.append((change, changed_config(self._config, change, self._meta)))
-        missing = [job for job in jobs if _key(job[0]) not in self._known]
-        for (change, _), outcomes in zip(missing, self._replay(missing), strict=True):
-            self._known[_key(change)] = self._prediction(change, outcomes)
-        return [self._known[_key(change)] for change in changes]
+    def check(self, change: Change) -> None:
+        """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
+        check(change, is_closed=self._material.load.slots is not None)
+        changed_config(self._config, change, self._meta)
 
-    def _replay(self, jobs: Sequence[tuple[Change, EngineConfig]]) -> list[list[Replayed]]:
-        accidents = [Accident(math.exp(z * self.spread.speed), seconds * 1e9) for z, seconds in ACCIDENTS]
-        return self._processes.replay(self._replayer, jobs, accidents)
+    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
+        """One prediction a change, in their order.
+
+        A change that cannot be replayed (see `check`) has the figures of the unchanged run, and says so as a doubt.
+        """
+        self._predict_all([Change()], list(ACCIDENTS))
+        refused: dict[int, str] = {}
+        missing: list[Change] = []
+        for place, change in enumerate(changes):
+            try:
+                self.check(change)
+            except ReplayError as error:
+                refused[place] = str(error)
+            else:
+                if _key(change) not in self._known:
+                    missing.append(change)
+        self._predict_all(missing, self._affordable(len(missing)))
+        return [
+            self._unreplayed(change, refused[place]) if place in refused else self._known[_key(change)]
+            for place, change in enumerate(changes)
+        ]
+
+    def _predict_all(self, changes: Sequence[Change], accidents: Sequence[tuple[float, float]]) -> None:
+        jobs = [(each, changed_config(self._config, each, self._meta)) for each in changes
+                if _key(each) not in self._known]  # fmt: skip
+        if not jobs:
+            return
+        disturbed = [Accident(math.exp(z * self.spread.speed), seconds * 1e9) for z, seconds in accidents]
+        begin = time.monotonic()
+        outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
+        if not self._seconds:
+            self._seconds = (time.monotonic() - begin) / (len(jobs) * len(disturbed))
+        for (change, _), found in zip(jobs, outcomes, strict=True):
+            self._known[_key(change)] = self._prediction(change, found)
+
+    def _affordable(self, count: int) -> list[tuple[float, float]]:
+        """Five replays of each change, or three where that would take long."""
+        return list(ACCIDENTS if count * len(ACCIDENTS) * self._seconds <= LONG_SECONDS else ACCIDENTS[:3])
+
+    def _unreplayed(self, change: Change, why: str) -> Prediction:
+        unchanged = self._known[_key(Change())]
+        doubt = f"This change cannot be replayed, and the figures are those of the unchanged run: {why}."
+        return msgspec.structs.replace(unchanged, change=change, is_trusted=False, doubts=[doubt, *unchanged.doubts])
 
     def _prediction(self, change: Change, outcomes: Sequence[Replayed]) -> Prediction:
         found = [self._figures(each.answers, change) for each in outcomes]
-        doubts = self.doubts() + trust.of_change(change, outcomes[0], self._material)
+        if self._doubts is None:  # the first prediction is that of the unchanged run
+            self._doubts = trust.of_run(self._meta, self._material, self._measured)
+            self._doubts += trust.of_unchanged(
+                self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions
+            )
+        doubts = self._doubts + trust.of_change(change, outcomes[0], self._material)
         named = {name: self._interval(name, found) for name in found[0]}
         return Prediction(
             change=change,
@@ -80,16 +121,6 @@ class ReplayPredictor:
             is_trusted=not doubts,
             doubts=doubts,
         )
-
-    def doubts(self) -> list[str]:
-        """Why no replay of this run can be trusted: found once, from the run and from its unchanged replay."""
-        if self._doubts is None:
-            unchanged = self._replayer.replay(Change(), changed_config(self._config, Change(), self._meta))
-            found = self._figures(unchanged.answers, Change())
-            self._doubts = trust.of_run(self._meta, self._material, self._measured) + trust.of_unchanged(
-                self.recorded, found, self.recorded_preemptions, unchanged.preemptions
-            )
-        return self._doubts
 
     def _figures(self, answers: Answers, change: Change) -> Figures:
         objectives = change.objectives if change.objectives is not None else self.objectives
@@ -125,4 +156,4 @@ def _key(change: Change) -> bytes:
     try:
         return msgspec.json.encode(change, order="deterministic")
     except (TypeError, ValueError) as error:
-        raise ReplayError(f"a change holds a value that is no setting: {error}") from None
+        raise ReplayError(f"a change has a value that is not a setting: {error}") from None

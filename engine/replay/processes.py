@@ -1,7 +1,6 @@
 """Replays of many changes at a time, in processes of their own where that is worth their start."""
 
 import multiprocessing
-import time
 from collections.abc import Sequence
 
 from engine.config import EngineConfig
@@ -21,17 +20,13 @@ class ReplayProcesses:
         self._material, self._most = material, most
 
     def replay(
-        self, replayer: Replayer, jobs: Sequence[Job], accidents: Sequence[Accident]
-    ) -> list[list[Replayed]]:  # fmt: skip
-        """The outcomes of each job, one an accident. The first job tells whether the rest is worth processes."""
-        found: list[list[Replayed]] = []
-        begin = time.monotonic()
-        for place, (change, config) in enumerate(jobs):
-            left = len(jobs) - place
-            if place and self._most > 1 and left > 1 and (time.monotonic() - begin) / place * left > START_SECONDS:
-                return found + self._spread(jobs[place:], accidents)
-            found.append([replayer.replay(change, config, accident) for accident in accidents])
-        return found
+        self, replayer: Replayer, jobs: Sequence[Job], accidents: Sequence[Accident], seconds: float
+    ) -> list[list[Replayed]]:
+        """The outcomes of each job, one an accident; `seconds` is what one replay takes in this process."""
+        expected = seconds * len(jobs) * len(accidents)
+        if self._most > 1 and len(jobs) > 1 and expected > START_SECONDS:
+            return self._spread(jobs, accidents)
+        return [[replayer.replay(change, config, accident) for accident in accidents] for change, config in jobs]
 
     def _spread(self, jobs: Sequence[Job], accidents: Sequence[Accident]) -> list[list[Replayed]]:
         context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of pyarrow

@@ -1,5 +1,6 @@
 """One replay: the load of a run, its settings with a change, and the model of its turns; what its clients saw."""
 
+import gc
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,16 @@ class Replayer:
         self._hashes: dict[int, BlockHashes] = {}
 
     def replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
+        """Without the garbage collector: what a replay makes has no cycles, and a run's lists take long to walk."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._replay(change, config, accident)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _replay(self, change: Change, config: EngineConfig, accident: Accident = UNDISTURBED) -> Replayed:
         material = self._material
         assert config.num_kv_blocks is not None, "the size of the pool is part of the change"
         overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"

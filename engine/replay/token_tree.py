@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 
 def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
-    """Sets `token_ids` (prompt and output) and `shared_tokens` of each request. They are in order of `due_ns`.
+    """Sets `token_ids` (prompt and output) and `shared_tokens` of each request, in order of `due_ns`.
 
     A run's `prefix_source` and `prefix_shared_tokens` tell which earlier request shares the longest prefix. Older runs
     lack them: then the tokens that a cache without eviction would have hit are shared with the turn before, with a
@@ -18,7 +19,12 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
     fresh = count(1)
     rooms: dict[tuple[str, int], int] = {}  # class and shared prefix → a request that has it
     exact = "prefix_source" in frame and frame.prefix_source.notna().any()
-    for place, (request, row) in enumerate(zip(requests, frame.itertuples(index=False), strict=True)):
+    rows = list(frame.itertuples(index=False))
+    order = range(len(rows))
+    if exact:  # a source got a place before, which may be another order than that of the due moments
+        order = np.argsort(frame.scheduled_ns.astype("float64").fillna(np.inf).to_numpy(), kind="stable")
+    for place in map(int, order):
+        request, row = requests[place], rows[place]
         room = (request.klass, -1 if pd.isna(row.shared_prefix) else int(row.shared_prefix))
         if exact:
             source = places.get(row.prefix_source) if isinstance(row.prefix_source, str) else None
@@ -26,7 +32,7 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
         else:
             source = request.follows if request.follows is not None else rooms.get(room)
             shared = _shared_tokens(row)
-        known = requests[source].token_ids if source is not None and source < place else []
+        known = requests[source].token_ids if source is not None else []
         beginning = known[: min(shared, request.prompt_tokens)]
         lacking = request.prompt_tokens + request.output_tokens - len(beginning)
         request.token_ids = [*beginning, *islice(fresh, lacking)]
