@@ -50,6 +50,21 @@ class ReplayPredictor:
         self._seconds = 0.0  # of one replay
         self._doubts: list[str] | None = None
 
+    @property
+    def model_error(self) -> float:
+        """Relative error of the step model on stretches of the run that it did not see."""
+        return self._material.times.error
+
+    def sentence(self) -> str:
+        """On what the intervals rest."""
+        spread = self.spread
+        beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
+        return (
+            f"{len(self._material.step_begins_ns):,} steps; the step model misses stretches that it did not see by "
+            f"{100 * self.model_error:.1f} %; runs differ by {100 * spread.speed:.1f} % in speed ({beside}); an "
+            "interval holds 8 of 10 outcomes"
+        )
+
     def check(self, change: Change) -> None:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
         check(change, is_closed=self._material.load.slots is not None)

@@ -1,0 +1,124 @@
+"""`sojourn replay`: what a recorded run would have been with something changed."""
+
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from commands.cli import RunArgument, need, open_run, out, print_json, table
+from commands.replay_changes import grid, label
+
+if TYPE_CHECKING:
+    from engine.replay.predictor import ReplayPredictor
+    from metrics.replay.prediction import Interval, Prediction
+
+COLUMNS = (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99"), ("TPOT p50", "tpot_ms", "p50"),
+           ("E2E p50", "e2e_ms", "p50"))  # fmt: skip
+
+
+def replay(
+    run: RunArgument,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="a setting of the scheduler or the memory, device_speed, kv_scale, arrival_rate, arrivals, replicas, "
+            "routing, objective_ttft_ms or removed.ACCOUNT; values with commas make a grid; repeatable",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the predictions as JSON")] = False,
+    processes: Annotated[
+        int, typer.Option(min=0, max=256, help="processes for a long grid; 0 is one for each core")
+    ] = 0,
+) -> None:
+    """Replay a recorded run with something changed, through the real scheduler on a virtual clock.
+
+    Prints the recorded run, the run replayed unchanged as its own check, and each change, with the interval in which 8
+    of 10 outcomes are expected. Starts no server and computes nothing with the model.
+    """
+    need("engine", "pydantic", "msgspec")
+    from engine.replay.predictor import predictor_of
+    from metrics.replay.prediction import Change
+
+    changes = grid(set_ or [])
+    predictor = predictor_of(open_run(run), processes=processes or len(os.sched_getaffinity(0)))
+    for change in changes:
+        predictor.check(change)
+    unchanged, *predictions = predictor.predict([Change(), *changes])
+    if json:
+        print_json(_document(predictor, unchanged, predictions))
+    else:
+        _print(predictor, unchanged, predictions)
+
+
+def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> dict[str, Any]:
+    return _finite(
+        {
+            "run": str(predictor.run.path),
+            "recorded": predictor.recorded | {"preemptions": predictor.recorded_preemptions},
+            "step_model_error": predictor.model_error,
+            "run_to_run": {"speed": predictor.spread.speed, "repeats": predictor.spread.repeats},
+            "unchanged": msgspec.to_builtins(unchanged),
+            "predictions": [msgspec.to_builtins(each) for each in predictions],
+        }
+    )
+
+
+def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
+    rows = table("", *(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted", text=[""])
+    recorded = predictor.recorded
+    rows.add_row(
+        "recorded",
+        *(_ms(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
+        _rate(recorded["goodput_rps"]), _share(recorded["attainment"]), f"{predictor.recorded_preemptions:,}",
+    )  # fmt: skip
+    for name, prediction in [("replayed unchanged", unchanged), *((label(p.change), p) for p in predictions)]:
+        rows.add_row(
+            name if prediction.is_trusted else f"{name} [bold]![/bold]",
+            *(_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS),
+            _interval(prediction.goodput_rps, _rate),
+            _interval(prediction.attainment, _share),
+            f"{prediction.preemptions:,}",
+        )
+    out.print(rows)
+    out.print(f"latencies in ms, goodput in requests/s; {predictor.sentence()}", markup=False)
+    shown: list[str] = []
+    for prediction in (unchanged, *predictions):
+        for doubt in prediction.doubts:
+            if doubt not in shown:
+                shown.append(doubt)
+                which = "" if doubt in unchanged.doubts else f"{label(prediction.change)}: "
+                out.print(f"! {which}{doubt}", markup=False)
+
+
+def _interval(interval: "Interval", shown: Callable[[float], str]) -> str:
+    """The median, and below it the bounds where they read differently."""
+    if math.isnan(interval.median):
+        return "–"
+    low, median, high = shown(interval.low), shown(interval.median), shown(interval.high)
+    return median if low == median == high else f"{median}\n[dim]{low}–{high}[/dim]"
+
+
+def _ms(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rate(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.0%}"
+
+
+def _finite(content: Any) -> Any:
+    """The same with null for what is no number: JSON has none."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -1,0 +1,77 @@
+"""KEY=VALUE words of a command line as changes of a replay. A comma makes a grid over all keys."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import yaml
+
+from metrics.errors import InputError
+from metrics.replay.prediction import Change
+
+FACTORS = ("device_speed", "kv_scale", "arrival_rate")
+WORDS = {"arrivals": ("recorded", "even"), "routing": ("round-robin", "least-loaded", "prefix")}
+REMOVED = "removed."  # removed.client.network=1 takes all time of that account away
+MOST_CHANGES = 500
+
+
+def grid(words: Sequence[str], option: str = "--set") -> list[Change]:
+    """One change for each combination of the values. Raises InputError with a sentence."""
+    axes: list[list[tuple[str, Any]]] = []
+    for word in words:
+        key, equals, values = word.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key or not values.strip():
+            raise InputError(f"{option} {word!r} is not KEY=VALUE, such as max_num_seqs=32,64")
+        if any(axis[0][0] == key for axis in axes):
+            raise InputError(f"{option} names {key} twice; give its values together: {key}=A,B")
+        axes.append([(key, _value(key, value.strip(), option)) for value in values.split(",") if value.strip()])
+    combinations = list(product(*axes)) if axes else []
+    if len(combinations) > MOST_CHANGES:
+        raise InputError(f"{option} makes {len(combinations):,} combinations; at most {MOST_CHANGES} are replayed")
+    return [_change(combination) for combination in combinations]
+
+
+def label(change: Change) -> str:
+    """What a change changes, as its words: `max_num_seqs=32 device_speed=2`."""
+    words = [f"{name}={_shown(value)}" for name, value in change.settings.items()]
+    words += [f"{name}={getattr(change, name):g}" for name in FACTORS if getattr(change, name) != 1.0]
+    words += [f"{REMOVED}{account}={share:g}" for account, share in change.removed.items()]
+    if change.arrivals != "recorded":
+        words.append(f"arrivals={change.arrivals}")
+    if change.replicas != 1:
+        words.append(f"replicas={change.replicas}")
+    if change.routing != "round-robin":
+        words.append(f"routing={change.routing}")
+    return " ".join(words) or "unchanged"
+
+
+def _value(key: str, text: str, option: str) -> Any:
+    if key in WORDS:
+        if text not in WORDS[key]:
+            raise InputError(f"{option} {key}={text}: give one of {', '.join(WORDS[key])}")
+        return text
+    value = yaml.safe_load(text)
+    if key in FACTORS or key.startswith(REMOVED):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{option} {key}={text}: give a number, such as {key}={1 if '.' in key else 2}")
+        return float(value)
+    if key == "replicas" and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InputError(f"{option} replicas={text}: give a whole number, such as replicas=2")
+    return value
+
+
+def _change(pairs: Sequence[tuple[str, Any]]) -> Change:
+    fields: dict[str, Any] = {"settings": {}, "removed": {}}
+    for key, value in pairs:
+        if key in (*FACTORS, *WORDS, "replicas"):
+            fields[key] = value
+        elif key.startswith(REMOVED):
+            fields["removed"][key.removeprefix(REMOVED)] = value
+        else:
+            fields["settings"][key] = value
+    return Change(**fields)
+
+
+def _shown(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
