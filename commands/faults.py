@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.cli import RUNS, need, out, table
+from commands.faults_score import score
 
 if TYPE_CHECKING:
     from loadgen.faults.run_cases import FinishedRun
@@ -16,6 +17,9 @@ faults = typer.Typer(
     help="Plant faults of known truth, and score the diagnosis of their runs.", no_args_is_help=True,
     rich_markup_mode="markdown",
 )  # fmt: skip
+
+
+faults.command("score")(score)
 
 
 @faults.command("list")

@@ -1,0 +1,132 @@
+"""`sojourn faults score`: how often the diagnosis names what was planted."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands.cli import out, print_json, table, writing
+from metrics.errors import InputError, SojournError
+
+if TYPE_CHECKING:
+    from metrics.diagnosis.score.accuracy import Accuracy
+    from metrics.diagnosis.verdict import Diagnosis
+    from metrics.replay.prediction import Predictor
+    from metrics.run.directory import RunDirectory
+
+PAGE = Path("docs/diagnosis_accuracy.md")
+# Criterion → its column on a terminal, which has less room than the page.
+COLUMNS = {"lifecycle": "lifecycle", "first": "first", "among_three": "in 3", "kind": "kind", "remedy": "remedy",
+           "both": "both", "false_alarm": "alarms"}  # fmt: skip
+
+
+def score(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder with recorded runs of `sojourn faults run`")],
+    levels: Annotated[
+        list[str] | None, typer.Option("--level", help="an evidence level to score; repeatable; by default all")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help=f"write {PAGE}")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the score as JSON")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="fit the confidence of verdicts to this score and store it")
+    ] = False,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="runs diagnosed at a time")] = 2,
+) -> None:
+    """Diagnose recorded runs with planted faults at each evidence level, and show how often that was right.
+
+    A verdict that is known is not made again, unless the run or the program changed.
+    """
+    from metrics.diagnosis.score.accuracy import accuracy_of
+    from metrics.diagnosis.score.document import page
+    from metrics.diagnosis.score.scoring import SCORED
+    from metrics.diagnosis.score.scoring import score as score_runs
+    from metrics.diagnosis.score.threshold_rules import BASELINE
+
+    known = (*SCORED, BASELINE)
+    if unknown := [level for level in levels or () if level not in known]:
+        raise InputError(f"--level {unknown[0]}: give one of {', '.join(known)}")
+    with _progress(not json) as progress:
+        judgements = score_runs(folder, diagnose_at, levels=levels or known, processes=processes, progress=progress)
+    accuracy = accuracy_of(folder, judgements, f"sojourn faults score {folder} --write")
+    if calibrate:
+        _store(accuracy)
+    if write:
+        with writing(PAGE, "run it in Sojourn's folder"):
+            PAGE.write_text(page(accuracy), encoding="utf-8")
+    if json:
+        print_json(accuracy)
+    else:
+        _show(accuracy)
+
+
+def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
+    """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
+    of the module, since other processes call it."""
+    from metrics.diagnosis.diagnose import diagnose
+    from metrics.diagnosis.evidence_level import seen, tables_of
+
+    predictor = _predictor(seen(run, level)) if "steps" in tables_of(level) else None
+    return diagnose(run, predictor=predictor, level=level)
+
+
+def _predictor(run: "RunDirectory") -> "Predictor | None":
+    """None where the engine is not installed, or the run cannot be replayed."""
+    if importlib.util.find_spec("engine.replay") is None:
+        return None
+    from engine.replay.predictor import predictor_of
+
+    try:
+        return predictor_of(run)
+    except SojournError:
+        return None
+
+
+@contextmanager
+def _progress(is_shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar of the diagnosed runs."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("diagnosing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=out,
+                  transient=True, disable=not is_shown) as bar:  # fmt: skip
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _store(accuracy: "Accuracy") -> None:
+    """Writes the coefficients that `metrics.diagnosis.confidence` reads."""
+    import msgspec
+
+    from metrics.diagnosis.confidence import COEFFICIENTS
+
+    if accuracy.fit is None:
+        raise InputError("--calibrate needs more runs: too few findings carry the features of a confidence")
+    fit = accuracy.fit
+    note = f"fitted by `sojourn faults score --calibrate` to {fit.samples} findings on {accuracy.scored_on}"
+    document = {"note": note, "cases": fit.faults, "coefficients": fit.coefficients}
+    with writing(COEFFICIENTS, "the program's own folder has to be writable"):
+        COEFFICIENTS.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+def _show(accuracy: "Accuracy") -> None:
+    from metrics.diagnosis.score.accuracy import MAIN
+
+    rows = table("level", "faults", *COLUMNS.values(), "none named", "s", text=("level",))
+    for each in accuracy.levels:
+        shares = [*(each.shares[name] for name in COLUMNS), each.no_cause]
+        cells = ["–" if share.share is None else f"{share.share:.0%}" for share in shares]
+        rows.add_row(each.level, str(each.faults), *cells, f"{each.median_seconds:.1f}")
+    out.print(rows)
+    out.print(f"{accuracy.levels[0].controls} controls; s: time to a verdict in seconds, median")
+    level = MAIN if accuracy.misses.get(MAIN) is not None else next(iter(accuracy.misses))
+    missed = table("miss", "runs", "truth", "said first", "truth stood",
+                   text=("miss", "truth", "said first", "truth stood"))  # fmt: skip
+    for miss in accuracy.misses[level]:
+        missed.add_row(f"{miss.case}/{miss.severity}", str(len(miss.runs)), miss.wanted, miss.said, miss.stood)
+    out.print(f"\nmisses at the level {level}: {len(accuracy.misses[level])}")
+    if accuracy.misses[level]:
+        out.print(missed)
+    if accuracy.unhurt:
+        out.print(f"\ndid not hurt, and count in no share: {', '.join(accuracy.unhurt)}")
