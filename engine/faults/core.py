@@ -78,7 +78,9 @@ def slow_device(engine: Engine, fault: SlowDevice, clock: Callable[[], float] = 
 
 
 def slow_attention(engine: Engine, fault: SlowAttention) -> None:
+    """Layers that one call computes as a whole have no attention to repeat: they are computed part by part."""
     attention, window, attend = engine.runner.attention, Window(fault), engine.runner.attention.attend
+    engine.runner.model.joined = lambda *_: None
 
     def repeated(*arguments: Any) -> Any:
         if window.is_open():

@@ -40,7 +40,7 @@ class CaseTruth(Block):
     keys: list[str] = Field(min_length=1)
     lifecycles: list[Lifecycle] = Field(min_length=1)
     kinds: list[Kind] = Field(min_length=1)
-    fix: dict[str, Any] = Field(default_factory=dict, description="settings that mend it")
+    fix: dict[str, Any] = Field(default_factory=dict, description="settings that mend it; null takes one back")
     remedies: list[dict[str, str]] = Field(default_factory=list, description="settings that would mend it as well")
 
 
@@ -156,7 +156,11 @@ def _located(value: Any) -> Any:
 
 
 def _truth(truth: CaseTruth, planted: dict[str, Any]) -> Truth:
-    remedies = [Remedy(setting=key, direction=_direction(planted.get(key), value)) for key, value in truth.fix.items()]
+    remedies = [
+        Remedy(setting=key, direction=_direction(planted.get(key), value))
+        for key, value in truth.fix.items()
+        if value is not None
+    ]
     remedies += [Remedy(**remedy) for remedy in truth.remedies]
     return Truth(keys=truth.keys, lifecycles=truth.lifecycles, kinds=truth.kinds, remedies=remedies)
 

@@ -1,0 +1,87 @@
+"""Faults of the core, on the real engine with the bundled model: what the records of its steps say."""
+
+import statistics
+
+import pytest
+
+from engine.faults.core import core_death
+from engine.faults.plan import CoreDeath
+from metrics.records import STAGES
+from tests.engine.harness import drain, hand_over, make_engine, submit
+
+MODEL = "scenarios/tiny-model"
+
+
+def records_with(faults: str | None, num_requests: int = 2, max_tokens: int = 6):
+    engine, published = make_engine(MODEL, faults=faults)
+    hand_over(engine, [submit(f"r{index}", list(range(3, 40)), max_tokens) for index in range(num_requests)])
+    drain(engine)
+    return engine, published
+
+
+def median_ms(published, column: str) -> float:
+    return statistics.median(getattr(record, column) for record in published.records) / 1e6
+
+
+def stage_ns(published, index: int) -> float:
+    return statistics.median(record.stages[index] for record in published.records)
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    return records_with(None)[1]
+
+
+@pytest.mark.parametrize(
+    ("faults", "stage"),
+    [
+        ("slow_host:ms=5", "schedule"),
+        ("slow_host:ms=5,stage=prepare,by=sleep", "prepare"),
+        ("slow_host:ms=5,stage=commit", "commit"),
+        ("slow_sampler:ms=3,us_per_row=1000", "sample"),
+    ],
+)
+def test_a_slow_part_shows_in_its_own_stage(healthy, faults, stage):
+    _, slow = records_with(faults)
+    grown = {name: stage_ns(slow, index) - stage_ns(healthy, index) for index, name in enumerate(STAGES)}
+    assert max(grown, key=grown.get) == stage and grown[stage] > 4.5e6
+    assert slow.tokens == healthy.tokens
+
+
+def test_a_slow_device_stretches_the_steps_that_it_should(healthy):
+    _, slow = records_with("slow_device:factor=20,steps=decodes")
+    assert median_ms(slow, "device_ns") > 5 * median_ms(healthy, "device_ns")
+    assert slow.tokens == healthy.tokens
+
+
+def test_slow_attention_gives_the_same_tokens_later(healthy):
+    _, slow = records_with("slow_attention:times=60")
+    assert median_ms(slow, "device_ns") > 1.3 * median_ms(healthy, "device_ns")
+    assert slow.tokens == healthy.tokens
+
+
+def test_a_leak_is_bounded():
+    engine, published = records_with("block_leak:blocks=2,most=0.02", num_requests=6)
+    counts = engine.scheduler.pool.counts()
+    assert counts.active == 5 == int(0.02 * counts.active + 0.02 * (counts.free + counts.reusable))
+    assert len(published.tokens) == 6
+
+
+def test_without_the_setting_nothing_leaks(healthy):
+    engine, _ = records_with(None)
+    assert engine.scheduler.pool.counts().active == 0
+
+
+def test_a_core_dies_at_its_moment_and_the_next_one_lives():
+    ends = []
+    engine, _ = make_engine(MODEL)
+    core_death(engine, CoreDeath(at_s=0), ends.append)
+    hand_over(engine, [submit("r", [5, 6, 7], 1)])
+    drain(engine)
+    assert ends == [86]
+    next_core, _ = make_engine(MODEL)
+    next_core.step_number = 1
+    core_death(next_core, CoreDeath(at_s=0), ends.append)
+    hand_over(next_core, [submit("r", [5, 6, 7], 1)])
+    drain(next_core)
+    assert ends == [86]

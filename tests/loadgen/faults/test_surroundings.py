@@ -1,0 +1,140 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from loadgen.faults.planted import SurroundingFault
+from loadgen.faults.surroundings import PlantedSurroundings
+from loadgen.target.endpoint import Endpoint
+
+READ = TypeAdapter(list[SurroundingFault])
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"fault": "network"}, "changes nothing; give delay_ms, jitter_ms or kib_per_s"),
+        (
+            {"fault": "noisy_neighbour", "from_s": 3, "until_s": 2},
+            "has until_s 2, which is not after from_s 3; raise it",
+        ),
+        (
+            {"fault": "starved_load_generator", "pause_ms": 9, "every_ms": 9},
+            "pauses for 9 of every 9 ms; raise every_ms",
+        ),
+        ({"fault": "noisy_neighbour", "processes": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_bad_fault_gets_a_sentence(fault, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        READ.validate_python([fault])
+
+
+@pytest.fixture
+def echo():
+    """A server that answers each line with itself, and with 64 KiB where it is `much`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            while line := connection.recv(100):
+                connection.sendall(b"x" * 65_536 if line == b"much" else line)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=[connection], daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield Endpoint("http", "127.0.0.1", listener.getsockname()[1], "")
+    listener.close()
+
+
+def behind(endpoint: Endpoint, tmp_path, *faults: dict) -> tuple[PlantedSurroundings, Endpoint]:
+    surroundings = PlantedSurroundings(READ.validate_python(list(faults)))
+    return surroundings, surroundings.begin(endpoint, tmp_path)
+
+
+def asked(endpoint: Endpoint, line: bytes, size: int) -> float:
+    """Seconds until all of the answer is there."""
+    with socket.create_connection((endpoint.host, endpoint.port)) as connection:
+        begin = time.monotonic()
+        connection.sendall(line)
+        answer = b""
+        while len(answer) < size:
+            answer += connection.recv(65_536)
+        return time.monotonic() - begin
+
+
+def test_a_network_delays_both_ways_and_is_as_narrow_as_it_says(echo, tmp_path):
+    fault = {"fault": "network", "delay_ms": 40, "kib_per_s": 256, "share": 0.5}
+    surroundings, target = behind(echo, tmp_path, fault)
+    try:
+        assert target.port != echo.port
+        # Of two connections the second one is hit; the check that the proxy listens was the first.
+        assert asked(target, b"a", 1) >= 0.08
+        assert asked(target, b"a", 1) < 0.08
+        assert asked(target, b"much", 65_536) >= 0.08 + 64 / 256 * 0.9
+    finally:
+        surroundings.end()
+    with pytest.raises(OSError):
+        asked(target, b"a", 1)
+
+
+def test_a_neighbour_and_pauses_end_with_the_run_and_leave_the_load_going(tmp_path):
+    load = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    faults = [
+        {"fault": "noisy_neighbour", "processes": 2, "duty": 0.1},
+        {"fault": "starved_load_generator", "pause_ms": 400, "every_ms": 401},
+    ]
+    surroundings, _ = behind(Endpoint("http", "127.0.0.1", 1, ""), tmp_path, *faults)
+    try:
+        surroundings.loading(load.pid)
+        surroundings.sending()
+        children = [child for child in psutil.Process().children() if child.pid != load.pid]
+        assert len(children) == 3
+        process, deadline = psutil.Process(load.pid), time.monotonic() + 5
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.status() == psutil.STATUS_STOPPED
+        surroundings.end()
+        assert process.status() != psutil.STATUS_STOPPED
+        assert not any(child.is_running() for child in children)
+    finally:
+        surroundings.end()
+        os.kill(load.pid, signal.SIGKILL)
+        load.wait()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from loadgen.faults.planted import NoisyNeighbour
+from loadgen.faults.surroundings import PlantedSurroundings
+from loadgen.target.endpoint import Endpoint
+surroundings = PlantedSurroundings([NoisyNeighbour(fault="noisy_neighbour", duty=0.1)])
+surroundings.begin(Endpoint("http", "127.0.0.1", 1, ""), Path(sys.argv[1]))
+surroundings.sending()
+print(surroundings._children[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_neighbour_ends_with_its_parent_however_that_ends(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    psutil.wait_procs([child], timeout=5)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
