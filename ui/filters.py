@@ -13,6 +13,7 @@ from metrics.request.objectives import OBJECTIVE_NAMES, OBJECTIVES, short
 from ui.tables.request import accounts_ms
 from ui.text import percent
 
+SERVED = "served"  # as an objective: every request has it
 UNTIL = ("ledger", "ttft")  # to the last byte, or to the first token
 MOST_IDS = 50  # that a link carries
 
@@ -22,7 +23,7 @@ class RequestFilter:
     """Which requests a page shows. An empty field lets all pass."""
 
     klass: str = ""
-    missed: str = ""  # of OBJECTIVES: those that miss it
+    missed: str = ""  # of OBJECTIVES, or SERVED: those that miss it
     account: str = ""  # with `min_share` of their time, up to `until`, in this account
     min_share: float = 0.0  # 0 to 1
     until: str = "ledger"
@@ -35,7 +36,7 @@ class RequestFilter:
         account = query.get("account", "")
         return cls(
             klass=query.get("class", ""),
-            missed=missed if (missed := query.get("missed", "")) in OBJECTIVES else "",
+            missed=missed if (missed := query.get("missed", "")) in (*OBJECTIVES, SERVED) else "",
             account=account if account in (*ACCOUNT_BY_NAME, UNACCOUNTED) else "",
             min_share=min(1.0, max(0.0, share or 0.0)),
             until=until if (until := query.get("until", "")) in UNTIL else "ledger",
@@ -55,7 +56,9 @@ class RequestFilter:
         if self.klass:
             found["class"] = f"class {self.klass}"
         if self.missed:
-            found["missed"] = f"misses its {OBJECTIVE_NAMES[self.missed]}"
+            found["missed"] = (
+                "was not served" if self.missed == SERVED else f"misses its {OBJECTIVE_NAMES[self.missed]}"
+            )
         if self.account:
             until = "time to first token" if self.until == "ttft" else "time"
             found["account"] = f"{percent(self.min_share)} or more of its {until} in {self.account}"
@@ -75,7 +78,9 @@ class RequestFilter:
         rows = requests
         if self.klass:
             rows = rows[rows.klass.fillna("") == self.klass]
-        if self.missed and len(rows):
+        if self.missed == SERVED:
+            rows = rows[rows.status != "ok"]
+        elif self.missed and len(rows):
             met = judged(rows, objectives)[f"{short(self.missed)}_met"]
             rows = rows[(~met.fillna(True)).to_numpy(dtype=bool)]
         if self.account:
@@ -119,6 +124,8 @@ class StepFilter:
 
 def missed_by(objective: str) -> tuple[str, str]:
     """The objective and the class in the words of a finding: `ttft ≤ 500 ms for chat` → ("ttft_ms", "chat")."""
+    if lost := re.match(r"served: “.*”(?: for (.+))?$", objective):
+        return SERVED, lost[1] or ""
     found = re.match(r"(\w+) ≤ .* ms(?: for (.+))?$", objective)
     name = f"{found[1]}_ms" if found else ""
     return (name, found[2] or "") if name in OBJECTIVES else ("", "")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from metrics.diagnosis.verdict import Finding
-from ui.filters import MOST_IDS, RequestFilter, StepFilter, missed_by
+from ui.filters import MOST_IDS, SERVED, RequestFilter, StepFilter, missed_by
 from ui.run_data import RunData
 from ui.tables.request import accounts_ms
 from ui.text import markdown
@@ -32,8 +32,9 @@ def links_of(run: RunData, found: Finding) -> list[Link]:
     late = all_late.apply(run.requests, objectives)
     links = []
     if missed and len(late):
-        links.append(_requests(run, f"{len(late):,} requests that miss {found.objective}", all_late))
-    ids = tuple(getattr(found, "request_ids", ()) or ())[:MOST_IDS]
+        what = "were not served" if missed == SERVED else f"miss {found.objective}"
+        links.append(_requests(run, f"{len(late):,} requests that {what}", all_late))
+    ids = tuple(found.request_ids)[:MOST_IDS]
     if ids:
         links.append(_requests(run, f"{len(ids)} requests that show it worst", RequestFilter(ids=ids)))
     until = "ttft" if missed == "ttft_ms" else "ledger"
@@ -70,10 +71,10 @@ def _steps(run: RunData, found: Finding, late, missed: str) -> StepFilter | None
     """The worst stretch that the finding names, or the steps of its slowest request."""
     if run.steps.empty:
         return None
-    if (named := getattr(found, "steps", None)) is not None:
+    if (named := found.steps) is not None:
         return StepFilter(*named)
     known = late[late.first_step.notna()] if len(late) else late
     if known.empty:
         return None
-    worst = known.loc[known[missed or "e2e_ms"].astype("float64").idxmax()]
+    worst = known.loc[known[missed if missed in known else "e2e_ms"].astype("float64").idxmax()]
     return StepFilter(int(worst.first_step), int(worst.last_step))

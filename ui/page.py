@@ -7,7 +7,9 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from metrics.errors import RunDataError
+from metrics.run.server_alone import MARK
 from ui.drawings import Drawing
+from ui.filters import RequestFilter, StepFilter
 from ui.markup import fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
@@ -38,6 +40,8 @@ def open_page(title: str, shows: str, reading: str) -> RunData:
         st.error(markdown(error), icon=":material/error:")
         st.stop()
     st.html(fragments.about(run))
+    if run.server_alone:
+        st.info(f"{MARK[0].upper()}{MARK[1:]}.", icon=":material/dns:")
     if run.recording:
         st.info(
             "This run is still being recorded, or was cut short: the tables are shown up to the last whole second. "
@@ -53,6 +57,26 @@ def stop_with(sentence: str, icon: str) -> NoReturn:
     """Ends a page with a sentence in place of what it cannot show."""
     st.info(sentence, icon=f":material/{icon}:")
     st.stop()
+
+
+def show_filter(chosen: RequestFilter | StepFilter, passed: int, of: int, what: str) -> None:
+    """What the address filters, each part with a button that takes it away; nothing without a filter."""
+    labels = chosen.labels()
+    if not labels:
+        return
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="filter"):
+        st.markdown(f":material/filter_alt: **{passed:,} of {of:,} {what}**", width="content")
+        for part, words in labels.items():
+            st.button(
+                markdown(words), key=f"without-{part}", icon=":material/close:", on_click=_keep,
+                args=(chosen, chosen.without(part)), help="take this part of the filter away",
+            )  # fmt: skip
+
+
+def _keep(before: RequestFilter | StepFilter, after: RequestFilter | StepFilter) -> None:
+    for name in before.query():
+        st.query_params.pop(name, None)
+    st.query_params.update(after.query())
 
 
 def draw(title: str, figure: go.Figure, caption: str) -> None:

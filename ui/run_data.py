@@ -17,6 +17,7 @@ from metrics.request.goodput import measured, measured_steps
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.run.directory import RunDirectory, engine_settings
 from metrics.run.segments import STREAM
+from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import timeline
 
 
@@ -42,6 +43,7 @@ class RunData:
     ceilings: Ceilings | None  # of the device of the run
     no_ceilings: str  # why there are none, "" where there are some
     precision: str  # of the run's arithmetic, as the ceilings name it
+    server_alone: bool = False  # no client measured it: the server's stamps stand in for a client's
 
     @property
     def has_ledger(self) -> bool:
@@ -71,7 +73,8 @@ def fingerprint(path: Path) -> tuple[tuple[str, int, int], ...]:
 def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
     """Reads a run directory, and its diagnosis unless one is given. Raises RunDataError if it cannot be read."""
     run = RunDirectory.open(path)
-    meta, recorded = run.meta(), _numeric(run.requests())
+    meta = meta_of(run)
+    recorded = _numeric(requests_of(run, run.meta()))
     requests = measured(recorded, meta)
     steps = measured_steps(_numeric(run.table("steps")), requests).sort_values("step", ignore_index=True)
     reason = ""
@@ -98,6 +101,7 @@ def load(path: Path | str, diagnosis: Diagnosis | None = None) -> RunData:
         no_book=no_book,
         ceilings=ceilings,
         no_ceilings=no_ceilings,
+        server_alone=is_server_alone(run, run.meta()),
         precision=arithmetic(meta) or str(engine_settings(meta).get("dtype") or "float32"),
     )
 

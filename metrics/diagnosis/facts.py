@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.request.waits import reasons
 from metrics.results.load import is_closed
 from metrics.run.directory import RunDirectory, engine_settings
+from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import ServerView, observe
 
 VARIED = 1.5  # coefficient of variation of the gaps; Poisson arrivals have 1, and 200 of them stay below 1.3
@@ -59,6 +60,7 @@ class Facts:
     server: ServerView | None = None  # what its own metrics show of a server that recorded nothing for us
     scraped: bool = False  # whether it had a /metrics at all
     level: Level = "all"  # what was read
+    measured_by: Literal["client", "server"] = "client"  # whose stamps `rows` has; a server alone knows no network
     served_rps: float | None = None  # over the whole run: the server can do so much at least; None for a few requests
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
 
@@ -103,9 +105,9 @@ class Prefix:
 def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
     """Reads the tables of a run that a level allows. Empty tables, missing tables and a run under way are all fine."""
     run = seen(run, level)
-    meta = run.meta()
+    meta = meta_of(run)
     objectives = meta.get("objectives") or []
-    requests = run.requests()
+    requests = requests_of(run, run.meta())
     rows = judged(measured(requests, meta), objectives)
     steps = measured_steps(run.table("steps"), rows)
     found = step_facts(steps)
@@ -145,6 +147,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         server=observe(run, requests, rows) if not joined else None,
         scraped=bool(run.sources("scrapes")),
         level=level,
+        measured_by="server" if is_server_alone(run, run.meta()) else "client",
         served_rps=_served_rps(rows, served),
         steal=steal_within(run.table("system"), *span) if span else None,
     )

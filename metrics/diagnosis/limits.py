@@ -9,6 +9,7 @@ from metrics.machine.steal import steal_sentence
 from metrics.records import NO_END
 from metrics.results.load import load_notes
 from metrics.run.join import uncertainty_sentence
+from metrics.run.server_alone import MARK
 from metrics.sources.registry import SOURCES
 
 CLIENT_LAG_WARNS = 0.02  # of the tightest objective
@@ -16,7 +17,8 @@ CLOSURE_WARNS = 0.95  # share of the joined requests that must close before the 
 
 
 def warnings(facts: Facts, closed: Closure) -> list[str]:
-    found = load_notes(facts.meta)
+    found = [MARK] if facts.measured_by == "server" else []
+    found += load_notes(facts.meta)
     bound = tightest(facts, "ttft_ms") or tightest(facts, "e2e_ms")
     if 0 < facts.sent < FEWEST_REQUESTS:
         found.append(f"only {facts.sent} requests were measured; shares of fewer than {FEWEST_REQUESTS} mean little")

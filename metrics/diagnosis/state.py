@@ -15,12 +15,18 @@ from metrics.request.objectives import short
 from metrics.results.load import rate_was_to_change
 from metrics.statistics.steadiness import Steadiness
 
+_ADD_OBJECTIVES = {
+    "client": "Add `objectives` to the scenario",
+    "server": "Start the server with --objective-ttft-ms and --objective-tpot-ms",
+}
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
 
 
 def state_of(facts: Facts, findings: Sequence[Finding], steady: Steadiness, late: Lateness) -> tuple[State, str]:
     """The state and its sentence. A run that is not valid has them, too, if its lateness could not change them."""
     state, sentence = _measured(facts, findings, steady)
+    if facts.measured_by == "server" and facts.sent:
+        sentence += " (as the server measured it: no client)"
     if not late.reasons:
         return state, sentence
     why = "; ".join(late.reasons)
@@ -45,8 +51,8 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
         return "degraded", f"{failed:.0%} of the requests failed: {ended}"
     if not facts.objectives:
         return "inconclusive", (
-            f"{facts.served} of {facts.sent} requests were served; the scenario names no objective, so nobody can say "
-            "whether that is good. Add `objectives`"
+            f"{facts.served} of {facts.sent} requests were served; the run names no objective, so nobody can say "
+            f"whether that is good. {_ADD_OBJECTIVES[facts.measured_by]}"
         )
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
     costly = [finding for finding in findings if finding.goodput_lost]

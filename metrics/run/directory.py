@@ -123,7 +123,7 @@ class RunDirectory:
         for table in SCHEMAS:
             compact(self.path, table)
 
-    def requests(self) -> pd.DataFrame:
+    def requests(self, client: pd.DataFrame | None = None) -> pd.DataFrame:
         """One row a request that was due, client and server joined by `request_id`, in order of `due_ns`.
 
         Columns: those of `client` and of `requests` (the server's share of a common name as `server_<name>`), the
@@ -132,8 +132,10 @@ class RunDirectory:
         first read with text to the last, a token that came after the first read. NaN where the request has none: not
         served, one token, or all tokens in one read, so that no client could see how fast they were made.
         `front_turns_ns` is the part of the way in that was spent in the server's socket: see `with_front_turns`.
+        `client` stands in for the run's own table of that name.
         """
-        client, server = self.table("client"), self.table("requests")
+        client = self.table("client") if client is None else client
+        server = self.table("requests")
         client = client.drop_duplicates("request_id")  # parsed under way and again at the end, for a moment
         clash = {name: f"server_{name}" for name in server.columns if name in client.columns and name != "request_id"}
         server = server.rename(columns=clash).drop_duplicates("request_id", keep="last")

@@ -10,6 +10,7 @@ from streamlit.components.v2 import manifest_scanner
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.run.directory import REQUIRED, RunDirectory
+from metrics.run.server_alone import SERVER_ALONE
 from tests.metrics.foreign import Life, VllmPage, foreign_run
 from tests.metrics.search.search_documents import sweep_of
 from tests.metrics.synthetic import PLANTS, synthetic_run
@@ -65,7 +66,7 @@ def runs(tmp_path_factory) -> Path:
     foreign_run(folder / "vllm", crowd, VllmPage())
     synthetic_run(folder / "hostile", requests=15, name=HOSTILE_NAME, keep=_hostile)
     alone = synthetic_run(folder / "server-only", requests=10, keep=lambda records: records.client.clear())
-    alone.update_meta(valid=False, invalid_reasons=["recorded by a server alone: no client measured it"])
+    alone.update_meta(valid=False, invalid_reasons=[SERVER_ALONE])
     failing = replace(PLANTS["healthy"], failing_share=0.5)
     synthetic_run(folder / "failing", plant=failing, requests=20)
     RunDirectory.create(folder / "empty", dict.fromkeys(REQUIRED))

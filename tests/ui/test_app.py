@@ -57,8 +57,9 @@ def test_page_has_a_sentence_for_what_a_run_lacks(runs, run, page, monkeypatch):
     app = opened(runs, page, run, monkeypatch)
     assert not app.exception, app.exception
     assert app.title[0].value == page.capitalize()
-    if run == "server-only" and page in ("overview", "diagnose"):
-        assert "no client measured it" in html(app) and "nothing to diagnose" not in html(app)
+    if run == "server-only":
+        assert "No client measured this run" in messages(app)
+        assert "nothing to diagnose" not in html(app) and "No request has been recorded" not in messages(app)
     expected = {
         "under-way": "still being recorded",
         "empty": "no request and no step",

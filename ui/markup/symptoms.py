@@ -9,11 +9,11 @@ from metrics.diagnosis.symptom_tree.tree import (
 )
 from metrics.ledger import COLOURS
 from ui.markup.fragments import STATUS_COLOURS, chip, dot, html_table, wrap
-from ui.markup.fragments import STATUS_WORDS as SYMPTOM_WORDS
 from ui.text import percent, prose, safe
 from ui.theme import ACCOUNT_COLOURS
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
+SHOWS = {"present": "this run shows it", "absent": "this run does not", "unknown": "this run alone cannot tell"}
 LABELLED = 0.12  # of the bar: room for the name of an account
 
 
@@ -21,7 +21,7 @@ def shows(status: str, reason: str) -> str:
     """Whether the run shows a symptom, below its complaint."""
     colour = STATUS_COLOURS[status]
     return wrap(
-        f'<p class="sj-small sj-shows">{dot(colour)}<b>this run {SYMPTOM_WORDS[status]} it</b> '
+        f'<p class="sj-small sj-shows">{dot(colour)}<b>{SHOWS[status]}</b> '
         f'<span class="sj-muted">{prose(reason)}</span></p>'
     )
 
@@ -83,8 +83,11 @@ def next_measurement(tree: SymptomTree) -> str:
     return wrap(measure(tree.next_measurement, tree.next_command)) if tree.next_measurement else ""
 
 
-def ruled_out(branches: list[ObjectBranch]) -> str:
-    """A table of the objects that this run rules out, each with the number that does."""
-    rows = [[f'<span class="sj-muted">{safe(each.name)}</span>', f'<span class="sj-muted">{prose(each.reason)}</span>']
-            for each in branches]  # fmt: skip
-    return html_table(["ruled out", "because"], rows)
+def listed(branches: list[ObjectBranch]) -> str:
+    """A table of objects that this run rules out, or cannot know, each with its reason and its measurement."""
+    rows = [
+        [safe(each.name), badge(each.status), f'<span class="sj-muted">{prose(each.reason)}</span>',
+         f'<span class="sj-muted">{prose(each.measurement)}</span>']
+        for each in branches
+    ]  # fmt: skip
+    return html_table(["object", "", "because", "measure"], rows)

@@ -3,6 +3,7 @@
 import streamlit as st
 
 from metrics.diagnosis.verdict import without_finding
+from ui import links
 from ui.markup import fragments
 from ui.page import open_page
 
@@ -24,6 +25,7 @@ if not diagnosis.findings:
     st.markdown(without_finding(diagnosis))
 for place, found in enumerate(diagnosis.findings, start=1):
     st.html(fragments.finding(place, found))
+    links.show(links.links_of(run, found), key=f"links-{place}")
 if diagnosis.findings:
     st.caption(
         "`diagnosis.json` findings, most goodput lost first; each fact names the table and columns it came from."

@@ -1,5 +1,7 @@
 """Requests: the ledger of each request as a waterfall, and one request in full."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from metrics.errors import RunDataError
@@ -8,8 +10,9 @@ from metrics.request.token_gaps import explain_gap, slowest_gaps, why
 from ui import drawings
 from ui.figures import blame as blame_figures
 from ui.figures import ledger
+from ui.filters import RequestFilter
 from ui.markup import fragments
-from ui.page import draw, open_page, stop_with
+from ui.page import draw, open_page, show_filter, stop_with
 from ui.tables.blame import TRAITS, slowed_steps, traits, worst_offenders
 from ui.tables.request import chosen, classes, failures, request_facts
 from ui.text import label, markdown, number
@@ -37,6 +40,9 @@ if run.requests.empty:
 if not run.has_ledger:
     st.info("No server recorded these requests: only the client’s own times are shown.", icon=":material/info:")
 
+chosen_filter = RequestFilter.of(st.query_params.to_dict())
+filtered = chosen_filter.apply(run.requests, run.meta.get("objectives"))
+show_filter(chosen_filter, len(filtered), len(run.requests), "requests")
 names = classes(run.requests)
 with st.container(horizontal=True, gap="medium"):
     order = st.segmented_control(
@@ -49,15 +55,15 @@ with st.container(horizontal=True, gap="medium"):
     picked = names
     if len(names) > 1:
         picked = st.pills("Classes", names, selection_mode="multi", default=names, key="classes", format_func=markdown)
-rows = chosen(run.requests[run.requests.klass.fillna("").isin(picked)], order, count)
+rows = chosen(filtered[filtered.klass.fillna("").isin(picked)], order, count)
 draw(
-    f"{len(rows)} of {len(run.requests):,} requests",
+    f"{len(rows)} of {len(filtered):,} {'filtered ' if chosen_filter.labels() else ''}requests",
     ledger.waterfall(rows, until),
     f"`client.parquet` joined with `requests.parquet` by `request_id`: `{until}_*_ns` and what is left over.",
 )
 st.html(fragments.clocks(run.meta))
-if run.has_ledger:
-    draw(*drawings.waits(run))
+if run.has_ledger and len(filtered):
+    draw(*drawings.waits(replace(run, requests=filtered)))
 st.subheader("Who delayed whom", anchor=False)
 if run.book is None:
     st.info(run.no_book, icon=":material/info:")
@@ -77,11 +83,18 @@ if not failed.empty:
     st.subheader(f"{(run.requests.status != 'ok').sum():,} requests were not served", anchor=False)
     st.html(fragments.data_table(failed))
     st.caption("`client.parquet` `status`, `error`, in the order of `due_ns`; the first 20.")
-if rows.empty:
+known = rows.request_id.tolist()
+wanted = st.query_params.get("request", "")
+if wanted and wanted not in known:
+    if (run.requests.request_id == wanted).any():
+        known = [wanted, *known]  # a link may name any request of the run
+    else:
+        st.warning(f"This run has no request {markdown(wanted)}.", icon=":material/warning:")
+if not known:
     st.stop()
 st.subheader("One request", anchor=False)
-name = st.selectbox("Request", rows.request_id.tolist(), key="request", bind="query-params")
-request = rows[rows.request_id == name].iloc[0]
+name = st.selectbox("Request", known, key="request", bind="query-params")
+request = run.requests[run.requests.request_id == name].iloc[0]
 st.html(fragments.pairs(request_facts(request), "sj-facts"))
 draw(
     "",

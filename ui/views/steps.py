@@ -1,9 +1,12 @@
 """Steps: what the engine did from step to step."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from ui import drawings
-from ui.page import NO_STEPS, draw, draw_all, open_page
+from ui.filters import StepFilter
+from ui.page import NO_STEPS, draw, draw_all, open_page, show_filter, stop_with
 from ui.tables.request import longest_steps
 
 run = open_page(
@@ -20,6 +23,12 @@ if run.steps.empty:
     if not run.server.empty:
         draw(*drawings.scraped_metrics(run))
     st.stop()
+chosen = StepFilter.of(st.query_params.to_dict())
+filtered = chosen.apply(run.steps)
+show_filter(chosen, len(filtered), len(run.steps), "steps")
+if filtered.empty:
+    stop_with("No step passes the filter.", "filter_alt_off")
+run = replace(run, steps=filtered)
 draw_all(drawings.of_steps(run))
 st.subheader("Longest steps", anchor=False)
 table = longest_steps(run.steps, run.begin_ns)

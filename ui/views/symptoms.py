@@ -54,9 +54,8 @@ def draw_lifecycles(symptom: str, branches: list[LifecycleBranch], chosen: str |
 
 def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> None:
     st.subheader(f"3 · Which object in {branch.lifecycle}?", anchor=False)
-    for each in branch.objects:
-        if each.status == "ruled_out":
-            continue
+    open_ = [each for each in branch.objects if each.status in ("leads_here", "possible") or each.key == chosen]
+    for each in open_:
         left, right = st.columns([6, 1], vertical_alignment="center")
         left.html(symptoms.thing(each, branch.lifecycle, each.key == chosen))
         right.button(
@@ -64,9 +63,12 @@ def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> N
             width="stretch", on_click=choose, type="primary" if each.key == chosen else "secondary",
             kwargs={"symptom": symptom, "lifecycle": branch.lifecycle, "object": each.key},
         )  # fmt: skip
-    if gone := [each for each in branch.objects if each.status == "ruled_out"]:
-        with st.expander(f"{len(gone)} objects are ruled out", expanded=len(gone) == len(branch.objects)):
-            st.html(symptoms.ruled_out(gone))
+    if rest := [each for each in branch.objects if each not in open_]:
+        unknown = sum(each.status == "unknown" for each in rest)
+        counts = [f"{count} {words}" for count, words in
+                  ((len(rest) - unknown, "ruled out"), (unknown, "cannot be known")) if count]  # fmt: skip
+        with st.expander(f"Other objects: {', '.join(counts)}", expanded=not open_):
+            st.html(symptoms.listed(rest))
 
 
 def draw_end(each: ObjectBranch) -> None:

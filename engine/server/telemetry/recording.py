@@ -14,6 +14,7 @@ from metrics.errors import RunDataError
 from metrics.machine.host import hardware, versions
 from metrics.run.directory import RunDirectory, wall_anchor
 from metrics.run.recorder import Recorder
+from metrics.run.server_alone import SERVER_ALONE
 
 log = logging.getLogger(__name__)
 TABLES = ("steps", "requests", "system", "kernels")
@@ -108,7 +109,7 @@ def _begin_run(run: RunDirectory, config: EngineConfig) -> dict[str, Any] | None
         "objectives": [{"klass": "all", "source": "set by hand"} | bounds] if bounds else [],
         "client_error": None,
         "valid": False,
-        "invalid_reasons": ["recorded by a server alone: no client measured it"],
+        "invalid_reasons": [SERVER_ALONE],
     }
     try:
         RunDirectory.create(run.path, meta)

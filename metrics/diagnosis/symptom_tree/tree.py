@@ -165,13 +165,14 @@ def _largest(spent: _Spent) -> str:
 
 
 def _key(finding: Finding) -> str:
-    return getattr(finding, "key", "") or finding.object
+    return finding.key or finding.object
 
 
 def _of_finding(facts: Facts, place: int, found: Finding) -> ObjectBranch:
     leaf = OBJECTS.get(_key(found))
     return ObjectBranch(
-        key=_key(found), name=found.object, asks=leaf.asks if leaf else "", status="leads_here", reason=found.cause,
+        key=_key(found), name=found.object, asks=leaf.asks if leaf else "", reason=found.cause,
+        status="leads_here" if found.role == "cause" else "possible",
         figures=[Figure(statement=fact.statement, source=fact.source,
                         share=min(1.0, max(0.0, fact.value)) if fact.unit == "share" else None)
                  for fact in found.evidence if fact.supports],
@@ -216,7 +217,9 @@ def _status(
     check = next(each for each in diagnosis.checks if each.symptom == symptom)
     own = [each for each in diagnosis.findings if _is_of(each, symptom)]
     if named:
-        return "leads_here", "; ".join(filter(None, (named[0][1].cause, holds)))
+        leads = [each for _, each in named if each.role == "cause"]
+        status = "leads_here" if leads else "possible"
+        return status, "; ".join(filter(None, ((leads or [named[0][1]])[0].cause, holds)))
     if check.status == "absent" and not own:
         return "ruled_out", "; ".join(filter(None, ("nothing is to be explained", holds)))
     if check.status == "present" and diagnosis.bottleneck == name and not own:

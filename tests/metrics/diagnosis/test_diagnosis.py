@@ -11,6 +11,7 @@ from metrics.diagnosis.symptoms import SYMPTOMS
 from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, RECORD_THE_SERVER, Diagnosis, without_finding
 from metrics.ledger import LIFECYCLES
 from metrics.run.directory import RunDirectory
+from metrics.run.server_alone import MARK, SERVER_ALONE
 from tests.further import further
 from tests.metrics.simulated_server import Device, Settings
 from tests.metrics.synthetic import PLANTS, Klass, Plant, synthetic_pair, synthetic_run
@@ -231,14 +232,19 @@ def test_run_without_one_table_has_a_state(tmp_path, table):
     assert diagnose(run).state in ("inconclusive", "degraded")
 
 
-def test_run_of_a_server_alone_says_so_and_does_not_deny_its_steps(tmp_path):
-    run = synthetic_run(tmp_path / "run", plant="tiny_kv", keep=lambda records: records.client.clear())
-    run.update_meta(valid=False, invalid_reasons=["recorded by a server alone: no client measured it"])
+def test_run_of_a_server_alone_is_diagnosed_from_the_servers_own_stamps(tmp_path):
+    both = diagnose(synthetic_run(tmp_path / "both", plant="small_batch_cap", requests=80))
+    run = synthetic_run(
+        tmp_path / "run", plant="small_batch_cap", requests=80, keep=lambda records: records.client.clear()
+    )
+    run.update_meta(valid=False, invalid_reasons=[SERVER_ALONE])
     diagnosis = diagnose(run)
-    assert diagnosis.state == "invalid"
-    assert diagnosis.headline.endswith("recorded by a server alone: no client measured it")
-    said = " ".join([*(check.reason for check in diagnosis.checks), *diagnosis.warnings])
-    assert "without the server's records of its steps" not in said and "no step records" not in said
+    assert [each.key for each in diagnosis.findings] == [each.key for each in both.findings]
+    assert diagnosis.state == "degraded" and "no client" in diagnosis.headline and MARK in diagnosis.warnings
+    assert diagnosis.closure.closed == diagnosis.closure.joined == 80
+    assert diagnosis.goodput[0].attainment == both.goodput[0].attainment
+    assert diagnosis.ledger_share["client.network"] == diagnosis.ledger_share["client.lag"] == 0
+    assert not diagnosis.findings[0].probe.command  # nobody can repeat what clients sent
 
 
 def test_empty_run_is_inconclusive(tmp_path):
