@@ -36,11 +36,12 @@ def test_branch_of_every_finding_leads_there_and_no_other_object_does(known, pla
     for place, found in enumerate(diagnosis.findings):
         tree = trees[found.symptom]
         branch = next(each for each in tree.branches if each.lifecycle == found.lifecycles[0])
-        assert branch.status == "leads_here" and found.cause in branch.reason
         leaf = next(each for each in branch.objects if each.finding == place)
-        assert leaf.status == "leads_here" and leaf.measurement == found.probe.measurement
-        assert tree.branches[0].status == "leads_here"
+        assert leaf.measurement == found.probe.measurement and leaf.reason == found.cause
+        assert leaf.status == ("leads_here" if found.role == "cause" else "possible")
+        assert branch.status == "leads_here" or found.role == "alternative"
     first = trees[diagnosis.findings[0].symptom]
+    assert first.branches[0].status == "leads_here" and diagnosis.findings[0].cause in first.branches[0].reason
     assert first.finding == 0 and first.next_measurement == diagnosis.findings[0].probe.measurement
     for tree in trees.values():
         leading = [leaf for branch in tree.branches for leaf in branch.objects if leaf.status == "leads_here"]
