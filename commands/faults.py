@@ -29,6 +29,8 @@ def list_cases() -> None:
 
     text = ("case", "workload", "truth", "kind", "what is planted")
     rows = table("case", "workload", "severities", "truth", "kind", "what is planted", text=text)
+    for column in (0, 3):  # names of a case and of causes are for copying
+        rows.columns[column].no_wrap = True
     num_faults = num_controls = 0
     for name in case_names():
         case = load_case(name)

@@ -77,8 +77,10 @@ class PromptWriter:
         else:
             prefix, size, shared = self._prefix(request), request.prompt_tokens, prefix_tokens(request)
         if klass.content == "random":
-            return Prompt(prefix, " ".join(self._source.by_name.words(("random", request.index), size - shared)))
-        return self._source.prompt(size, prefix, shared)
+            prompt = Prompt(prefix, " ".join(self._source.by_name.words(("random", request.index), size - shared)))
+        else:
+            prompt = self._source.prompt(size, prefix, shared)
+        return prompt if klass.shared_part == "first" else Prompt(prompt.body, prompt.prefix)
 
     def skip(self, request: ScheduledRequest) -> None:
         """Replaces `prompt` for a request of another process, so that later prompts use the same prose."""

@@ -34,7 +34,8 @@ _CUT_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`prefix` is shared word for word, `body` belongs to this request alone; one space joins them."""
+    """`prefix` is shared word for word, `body` belongs to this request alone; one space joins them. Where the shared
+    part stands last it is the other way round."""
 
     prefix: str
     body: str

@@ -111,6 +111,9 @@ class RequestClass(Sampling):
     shared_prefix_tokens: Whole = Field(0, ge=0, le=10_000_000)
     num_shared_prefixes: Whole = Field(1, ge=1, le=1_000_000)
     prefix_tree: PrefixTree | None = None
+    shared_part: Literal["first", "last"] = Field(
+        "first", description="last: the request's own part stands before the shared one, so that no cache finds it"
+    )
     content: Literal["prose", "random", "blocks", "recorded"] = Field(
         "prose", description="what prompts are made of: prose, random words, a trace's blocks, or its own text"
     )
@@ -158,6 +161,15 @@ class RequestClass(Sampling):
             raise ValueError(
                 f"shared_prefix_tokens {self.shared_prefix_tokens} must be below the shortest prompt, {shortest} "
                 "tokens; shorten the prefix, or raise the lower bound of prompt_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_what_it_places(self):
+        if self.shared_part == "last" and (self.session is not None or not self.shared_prefix_tokens):
+            raise ValueError(
+                "has shared_part last, which is for requests of one turn with shared_prefix_tokens; set those, and "
+                "leave session out, or leave shared_part out"
             )
         return self
 

@@ -48,6 +48,8 @@ def segments_of(request: ScheduledRequest, workload: Workload) -> list[Segment]:
     if request.shared_prefix < 0:
         return []
     klass = next(each for each in workload.classes if each.klass == request.klass)
+    if klass.shared_part == "last":
+        return []
     if klass.prefix_tree is None:
         return [((request.klass, request.shared_prefix), request.shared_prefix_tokens)]
     return [((request.klass, node), klass.prefix_tree.node_tokens) for node in tree_path(klass.prefix_tree, request)]

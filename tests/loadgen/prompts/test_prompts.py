@@ -1,11 +1,12 @@
 """Prompts have the wanted length, differ from one another, and share exactly the prefix that they are told to share."""
 
+import itertools
 import json
 
 import pytest
 
 from loadgen.errors import ScenarioError
-from loadgen.prompts.bodies import build_wire_requests
+from loadgen.prompts.bodies import PromptWriter, build_wire_requests
 from loadgen.prompts.build import CORPUS, PromptSource, load_tokenizer
 from loadgen.schedule.build import build_schedule
 from loadgen.target.endpoint import EndpointError, parse_base_url
@@ -88,6 +89,28 @@ def test_body_says_what_the_scenario_asks_for():
     assert (body["model"], body["max_tokens"], body["stream"]) == ("some-model", 5, True)
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert len({wire_request.split(b"\r\n\r\n", 1)[1] for wire_request in wire.values()}) == len(wire)
+
+
+def common_beginning(texts: list[str]) -> str:
+    return "".join(
+        letters[0] for letters in itertools.takewhile(lambda all_: len(set(all_)) == 1, zip(*texts, strict=False))
+    )
+
+
+def test_a_shared_part_that_stands_last_follows_what_is_the_requests_own():
+    texts = {}
+    for part in ("first", "last"):
+        own = CHAT | {"prompt_tokens": 60, "shared_prefix_tokens": 40, "shared_part": part}
+        chosen = scenario(classes=[own])
+        schedule = build_schedule(chosen, 1, "t")
+        source = PromptWriter(chosen, PromptSource(1))
+        texts[part] = [source.prompt(request).text for request in schedule]
+    first, last = texts["first"], texts["last"]
+    shared = common_beginning(first).rsplit(" ", 1)[0]
+    assert len(shared) > 100 and all(text.endswith(shared) for text in last)
+    assert len(common_beginning(last)) < 10
+    with pytest.raises(ValueError, match="has shared_part last, which is for requests of one turn"):
+        scenario(classes=[CHAT | {"shared_part": "last"}])
 
 
 def test_what_is_no_tokenizer_and_no_address_is_refused_with_a_sentence(tmp_path):
