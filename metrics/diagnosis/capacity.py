@@ -45,7 +45,8 @@ def batch_within_tpot(facts: Facts, model: StepModel | None = None) -> float:
 def load(
     facts: Facts, *, batch: float | None = None, work: Work | None = None, model: StepModel | None = None
 ) -> float:
-    """Offered load / capacity (ρ) with the batch given, else with the batch that the batch cap and the KV pool allow.
+    """Offered load / capacity (ρ) with the batch given, else with the batch that the batch cap, the KV pool and the
+    token budget allow.
 
     NaN where the steps do not suffice for a model, and where no rate was offered. What this cannot show: variation; a
     ρ below 1 can still queue.
@@ -54,7 +55,20 @@ def load(
         return math.nan
     cap = facts.engine.get("max_num_seqs") or LARGEST_BATCH
     within = min(cap, kv_batch(facts)) if batch is None else batch
-    return facts.offered_rps * request_ns(model or facts.steps.model, work or facts.work, within) / 1e9
+    model, work = model or facts.steps.model, work or facts.work
+    needed_ns = request_ns(model, work, within)
+    if batch is None:  # as the run was set: a step holds no more tokens than its budget
+        needed_ns = max(needed_ns, budget_ns(facts, model, work))
+    return facts.offered_rps * needed_ns / 1e9
+
+
+def budget_ns(facts: Facts, model: StepModel, work: Work) -> float:
+    """Server time that one request costs when every step is full: with a tiny budget the fixed cost is most of it."""
+    budget = facts.token_budget
+    if not budget:
+        return 0.0
+    context = budget * work.context_tokens * work.output_tokens / (work.computed_tokens + work.output_tokens)
+    return (work.computed_tokens + work.output_tokens) / budget * model.predict(budget, context)
 
 
 def best_load(facts: Facts) -> float:

@@ -107,14 +107,14 @@ def _excess(rows: pd.DataFrame, klass: str, objective: str, bound: float) -> Exc
 
 def losses(facts: Facts) -> list[Excess]:
     """The lost requests, one for each class and error; most requests first. Those never sent are not the server's."""
-    rows = facts.rows[facts.rows.status != "ok"]
+    rows = facts.rows[(facts.rows.status != "ok") & (facts.rows.error != NO_END)]
     ended = rows.error.fillna(rows.status).astype(str)
+    alike = ended.str.replace(r"\d+", "N", regex=True)  # "try again in 3 s" and "… in 4 s" are one error
     sent = facts.rows.groupby("klass").size()
     found = [
         Excess(objective=SERVED, klass=klass, bound_ms=0.0, missed=len(same), sent=int(sent[klass]), mean_ms=0.0,
-               baseline="the served requests", accounts={}, missing=same.index, error=error)
-        for (klass, error), same in rows.groupby([rows.klass, ended])
-        if error != NO_END
+               baseline="the served requests", accounts={}, missing=same.index, error=ended[same.index].mode()[0])
+        for (klass, _), same in rows.groupby([rows.klass, alike])
     ]  # fmt: skip
     return sorted(found, key=lambda loss: -loss.missed)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
 from metrics.diagnosis.step_facts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
@@ -61,8 +62,17 @@ class Facts:
     scraped: bool = False  # whether it had a /metrics at all
     level: Level = "all"  # what was read
     measured_by: Literal["client", "server"] = "client"  # whose stamps `rows` has; a server alone knows no network
+    chunks: Chunks | None = None  # how prompts were cut; None without step records
     served_rps: float | None = None  # over the whole run: the server can do so much at least; None for a few requests
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens that a step may hold: the setting, or what most steps had where the server chooses it."""
+        setting = self.engine.get("max_num_batched_tokens")
+        if isinstance(setting, int):
+            return setting
+        return int(self.steps.budget_p50) or None if self.steps is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         scraped=bool(run.sources("scrapes")),
         level=level,
         measured_by="server" if is_server_alone(run, run.meta()) else "client",
+        chunks=_chunks(steps, served, meta),
         served_rps=_served_rps(rows, served),
         steal=steal_within(run.table("system"), *span) if span else None,
     )
@@ -160,6 +171,12 @@ def _arrivals(gaps_ns: np.ndarray) -> Arrivals:
         cv=float(gaps_ns.std() / gaps_ns.mean()), local_cv=float(around.std()),
         peak_rps=max(len(stretch) / (stretch.sum() / 1e9 or math.inf) for stretch in stretches),
     )  # fmt: skip
+
+
+def _chunks(steps: pd.DataFrame, served: pd.DataFrame, meta: dict[str, Any]) -> Chunks | None:
+    known = served[served.server_prompt_tokens.notna()]
+    prompts = dict(zip(known.request_id, known.server_prompt_tokens.astype("int64"), strict=True))
+    return chunks_of(steps, prompts, engine_settings(meta))
 
 
 def _served_rps(rows: pd.DataFrame, served: pd.DataFrame) -> float | None:

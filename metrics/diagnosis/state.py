@@ -7,7 +7,7 @@ from metrics.diagnosis.capacity import load
 from metrics.diagnosis.excess import Excess, attainment, excesses
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.foreign_server import what_is_seen
-from metrics.diagnosis.rules.request import OFFERED_LOAD
+from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.symptoms import TOLERATED_MISSES, significant
 from metrics.diagnosis.validity import Lateness
 from metrics.diagnosis.verdict import NEEDS_SERVER_RECORDS, Finding, State

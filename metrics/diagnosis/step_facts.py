@@ -59,6 +59,8 @@ class StepFacts:
     decode_step_p50_ns: float | None  # ... of steps with decodes only
     prefill_tokens_p95: float | None  # prompt tokens in the steps that carry both
     model: StepModel | None
+    budget_p50: float = 0.0  # tokens that a step could have held
+    starved_share: float = 0.0  # of the wall time, in steps of prompts only while others were decoding
 
 
 def step_facts(steps: pd.DataFrame) -> StepFacts | None:
@@ -109,7 +111,22 @@ def step_facts(steps: pd.DataFrame) -> StepFacts | None:
         decode_step_p50_ns=float(np.median(wall[alone])) if alone.any() else None,
         prefill_tokens_p95=float(np.quantile(prompt_tokens[both], 0.95)) if both.any() else None,
         model=fit(tokens, batch.context.to_numpy(), wall),
+        budget_p50=float(steps.budget.median()),
+        starved_share=float(wall[_starved(steps, prompt_tokens > 0, batch.decoding.to_numpy())].sum() / whole),
     )
+
+
+def _starved(steps: pd.DataFrame, has_prompts: np.ndarray, decoding: np.ndarray) -> np.ndarray:
+    """[steps] bool: steps of prompts alone, though requests decoded before and go on to decode after them."""
+    last: dict[str, int] = {}
+    first_gap = np.zeros(len(steps), dtype=bool)
+    for at, names in enumerate(steps.request_ids):
+        for name in names:
+            before = last.get(name)
+            if before is not None and at - before > 1:
+                first_gap[before + 1 : at] = True
+            last[name] = at
+    return first_gap & has_prompts & (decoding == 0)
 
 
 def fit(tokens: np.ndarray, context: np.ndarray, wall: np.ndarray) -> StepModel | None:

@@ -1,10 +1,10 @@
 """Causes in the lifecycle of compute, and in the front process that no device time can hide."""
 
-from metrics.diagnosis.capacity import FULL, batch_within_tpot, best_load, load
+from metrics.diagnosis.capacity import FULL, best_load, load
 from metrics.diagnosis.excess import Excess
-from metrics.diagnosis.facts import Facts, tightest
+from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import CONTENTION, EXPLAINS_ENOUGH, WAITS, Proposal, all_of, cause
-from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
+from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence
 from metrics.diagnosis.step_facts import DEVICE_STAGES
 from metrics.diagnosis.symptoms import LOW_DEVICE_BUSY
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -141,58 +141,6 @@ def slow_network(facts: Facts, excess: Excess) -> Proposal:
         if_rival="client.network stays, and falls with fewer streams for each load process",
         change="shorten the network path, or give the load generator another process",
         fixes=(Change(removed=all_of(NETWORK)),),
-    )
-
-
-@cause(lifecycles=("compute",), object="decode step", kind="capacity", accounts=DECODE,
-       needs=("excess", "step model", "work"), rival="a fault of the device")  # fmt: skip
-def slow_decode(facts: Facts, excess: Excess) -> Proposal | None:
-    """A step of the normal length is longer than the objective: by its batch, or even alone."""
-    bound = tightest(facts, "tpot_ms")
-    if bound is None or excess.objective == "ttft_ms":
-        return None
-    model, batch, context = facts.steps.model, facts.steps.mean_batch, facts.work.context_tokens
-    alone_ms, now_ms = model.predict(1, context) / 1e6, model.predict(batch, batch * context) / 1e6
-    fits = int(batch_within_tpot(facts))
-    too_slow = alone_ms > bound
-    feasible = not too_slow and load(facts, batch=fits) < 1
-    larger = "a faster device, a smaller model or lower precision; or an objective that this device can meet"
-    return Proposal(
-        cause=f"a decode step takes {alone_ms:.1f} ms for a single request, above the objective of {bound:g} ms"
-        if too_slow else
-        f"a decode step of {batch:.0f} requests takes {now_ms:.1f} ms; {fits} would meet the {bound:g} ms",
-        kind="policy" if feasible else "capacity",
-        evidence=[
-            *excess_evidence(excess, DECODE),
-            evidence(f"step model: {model.step_ns / 1e6:.2f} ms + {model.token_ns / 1e3:.1f} µs a token + "
-                     f"{model.context_ns:.0f} ns a token of context", model.step_ns / 1e6, "ms", "steps: fit"),
-        ],
-        measurement="the same scenario with a smaller batch",
-        settings={"max_num_seqs": max(1, fits)},
-        if_cause=f"decode steps fall to about {model.predict(fits, fits * context) / 1e6:.1f} ms",
-        if_rival=f"decode steps stay near {now_ms:.1f} ms",
-        change="" if feasible else larger,
-        claims=all_of(DECODE),
-        fixes=(Change(settings={"max_num_seqs": max(1, fits)}) if feasible else Change(device_speed=now_ms / bound),),
-    )  # fmt: skip
-
-
-@cause(lifecycles=("compute", "token"), object="prompt", kind="capacity", accounts=PREFILL,
-       needs=("excess", "work"), rival="other requests' prompts in the same steps")  # fmt: skip
-def own_prefill(facts: Facts, excess: Excess) -> Proposal:
-    """The request's own prompt takes longer than the objective allows."""
-    late = facts.rows.loc[excess.missing]
-    prompt = float(late.server_prompt_tokens.astype("float64").median())
-    own_ms = float((late.ttft_compute_prefill_ns.astype("float64") / 1e6).mean())
-    return Proposal(
-        cause=f"a prompt of {prompt:,.0f} tokens costs {own_ms:,.0f} ms of its own, with nobody in its way",
-        evidence=excess_evidence(excess, PREFILL),
-        measurement="one of the late requests alone on an idle server",
-        settings={"max_num_seqs": 1},
-        if_cause=f"its own prefill stays near {own_ms:,.0f} ms",
-        if_rival=f"{missing_share(excess)} falls to none",
-        change="a faster prefill, a shared prefix, or an objective that grows with the prompt",
-        fixes=(Change(device_speed=max(1.0, own_ms / max(excess.bound_ms, 1.0))),),
     )
 
 

@@ -1,5 +1,7 @@
 """Evidence that several causes give: excess, load, residual, and the requests that caused the waiting."""
 
+from dataclasses import dataclass
+
 import pandas as pd
 
 from metrics.diagnosis.excess import Excess
@@ -11,6 +13,8 @@ from metrics.request.offenders import Book, described
 # Device time above what the composition of the steps explains. The step model is good to about 10 %, a shared machine
 # jitters as much again; a third more over a quarter of the run is neither.
 SLOW_DEVICE = 1.3
+NAMED_ONE_HALF = 0.5  # of the late requests: a group of which most late ones are delays itself
+MOST_IDS = 50  # of offenders that a finding links to
 NAMED = 0.3  # of the waiting: a group that caused less is one among several
 SPARED = 0.01  # of the excess, time that other accounts save: above it, the excess is not the whole difference
 LONGER = {
@@ -58,8 +62,9 @@ def missing_share(excess: Excess | None) -> str:
     return f"{which} ({excess.missed / excess.sent:.0%})"
 
 
-def load_evidence(statement: str, load: float, *, supports: bool = True) -> Evidence:
-    return evidence(statement, load, "ratio", "steps: fit of wall time; client: due_ns", supports=supports)
+def load_evidence(statement: str, load: float, *, supports: bool = True, weight: float = 1.0) -> Evidence:
+    source = "steps: fit of wall time; client: due_ns"
+    return evidence(statement, load, "ratio", source, supports=supports, weight=weight)
 
 
 def residual_evidence(facts: Facts) -> list[Evidence]:
@@ -71,6 +76,47 @@ def residual_evidence(facts: Facts) -> list[Evidence]:
     statement = f"steps take {slowdown:.2f} times what their composition explains: the device "
     statement += f"{'may be' if at_fault else 'is not'} at fault"
     return [evidence(statement, slowdown, "ratio", "steps: device_ns, predicted_ns", supports=not at_fault)]
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A group of requests that others waited for."""
+
+    name: str
+    who: str  # "the 31 requests of document"
+    share: float  # of the waiting of the late requests, 0 to 1
+    of_requests: float  # its share of all requests
+    of_others: bool  # most of the late requests are not of the group itself
+    prompt_tokens: float  # median
+    request_ids: tuple[str, ...]  # those that delayed others most
+
+
+def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
+    """The groups by `tenant`, `klass` or `band` of the prompt that late requests waited for, most first; [] where all
+    requests are of one group, or nobody knows who delayed whom."""
+    book = facts.book()
+    if book is None:
+        return []
+    traits = described(book.requests)
+    group_of = traits[trait].astype(str)
+    late = _late_ids(facts, excess, book)
+    waited = float(waited_ns(book).loc[late].sum().sum())
+    if group_of.nunique() < 2 or waited <= 0:
+        return []
+    caused = matrix(book, largest_groups(book, group_of)).loc[late].sum()
+    own = group_of[~group_of.index.duplicated()].reindex(late).value_counts(normalize=True)
+    worst = offenders(book)
+    found = []
+    for name in caused.index.intersection(group_of.unique()):
+        members = group_of[group_of == name].index
+        ids = tuple(worst[worst.request_id.isin(members)].request_id.head(MOST_IDS))
+        which = {"tenant": f"of tenant {name}", "klass": f"of {name}", "band": f"with prompts of {name}"}[trait]
+        found.append(Blamed(
+            name=str(name), who=f"the {len(members)} requests {which}", share=float(caused[name] / waited),
+            of_requests=len(members) / len(group_of), of_others=float(own.get(name, 0.0)) < NAMED_ONE_HALF,
+            prompt_tokens=float(traits.prompt_tokens[members].median()), request_ids=ids,
+        ))  # fmt: skip
+    return sorted(found, key=lambda each: -each.share)
 
 
 def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:

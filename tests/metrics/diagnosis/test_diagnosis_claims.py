@@ -11,8 +11,8 @@ from rich.console import Console
 
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts, shares
+from metrics.diagnosis.rules.arrivals import overload
 from metrics.diagnosis.rules.cause import rerun
-from metrics.diagnosis.rules.request import overload
 from metrics.diagnosis.terminal.report import render
 from metrics.records import NO_END
 from metrics.run.directory import RunDirectory
