@@ -11,6 +11,7 @@ from loadgen.exit_code import MOST_FAILED, exit_code
 
 if TYPE_CHECKING:
     from metrics.diagnosis.verdict import Diagnosis
+    from metrics.replay.prediction import Predictor
     from metrics.run.directory import RunDirectory
 
 
@@ -18,12 +19,25 @@ def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> 
     """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
     from metrics.diagnosis.diagnose import diagnose
 
-    diagnosis = diagnose(run, against)
+    diagnosis = diagnose(run, against, predictor=predictor(run))
     try:
         run.write_json("diagnosis.json", msgspec.to_builtins(diagnosis))
     except OSError as error:
         print(f"sojourn: {run.path / 'diagnosis.json'} cannot be written: {error.strerror}", file=sys.stderr)
     return diagnosis
+
+
+def predictor(run: "RunDirectory") -> "Predictor | None":
+    """Who replays the run with its fixes; None where the engine is not installed, or the run cannot be replayed."""
+    if importlib.util.find_spec("engine.replay") is None:
+        return None
+    from engine.replay.predictor import predictor_of
+    from metrics.errors import SojournError
+
+    try:
+        return predictor_of(run)
+    except SojournError:
+        return None
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

@@ -112,7 +112,8 @@ class ReplayPredictor:
     def _unreplayed(self, change: Change, why: str) -> Prediction:
         unchanged = self._known[_key(Change())]
         doubt = f"This change cannot be replayed, and the figures are those of the unchanged run: {why}."
-        return msgspec.structs.replace(unchanged, change=change, is_trusted=False, doubts=[doubt, *unchanged.doubts])
+        doubts = [doubt, *unchanged.doubts]
+        return msgspec.structs.replace(unchanged, change=change, is_trusted=False, doubts=doubts, is_refused=True)
 
     def _prediction(self, change: Change, outcomes: Sequence[Replayed]) -> Prediction:
         found = [self._figures(each.answers, change) for each in outcomes]

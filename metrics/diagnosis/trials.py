@@ -41,7 +41,8 @@ class Trials:
             self.refused, self.usable = doubt, False
             return
         for (key, _), prediction in zip(chosen, found, strict=True):
-            self._of.setdefault(key, []).append(prediction)
+            if not prediction.is_refused:
+                self._of.setdefault(key, []).append(prediction)
 
     def predict(self, changes: Sequence[Change]) -> list[Prediction]:
         """One prediction a change; a change that was replayed before is not replayed again. Raises ReplayError."""

@@ -45,6 +45,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     is_trusted: bool
     doubts: list[str]  # a sentence each: why the replay cannot be trusted, or [] where it can
+    is_refused: bool = False  # the change cannot be replayed: the figures are those of the unchanged run
 
 
 class Predictor(Protocol):
