@@ -8,9 +8,11 @@ import streamlit as st
 
 from metrics.errors import RunDataError
 from metrics.run.server_alone import MARK
+from ui import links
 from ui.drawings import Drawing
+from ui.figures import predictions
 from ui.filters import RequestFilter, StepFilter
-from ui.markup import fragments
+from ui.markup import confidence, fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
 from ui.theme import CONFIG
@@ -85,6 +87,24 @@ def draw(title: str, figure: go.Figure, caption: str) -> None:
         st.subheader(title, anchor=False)
     st.plotly_chart(figure, theme=None, config=CONFIG, key=title or caption)
     st.caption(caption)
+
+
+def show_finding(run: RunData, place: int, key: str) -> None:
+    """A finding as a card, how sure it is, what its fix is predicted to give, and links to what shows it."""
+    found = run.diagnosis.findings[place]
+    st.html(fragments.finding(place + 1, found))
+    if found.prediction is not None:
+        left, right = st.columns([3, 2], gap="large", vertical_alignment="center")
+        with left:
+            draw(
+                "",
+                predictions.now_fix_rival(run.diagnosis, found),
+                f"`diagnosis.json` finding {place + 1}: `prediction`, `rival_prediction`; lines are 80 % intervals.",
+            )
+        right.html(confidence.sentence(run.diagnosis, found))
+    else:
+        st.html(confidence.sentence(run.diagnosis, found))
+    links.show(links.links_of(run, found), key=key)
 
 
 def draw_all(drawings: list[Drawing]) -> None:

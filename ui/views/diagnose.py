@@ -3,9 +3,8 @@
 import streamlit as st
 
 from metrics.diagnosis.verdict import without_finding
-from ui import links
 from ui.markup import fragments
-from ui.page import open_page
+from ui.page import open_page, show_finding
 
 run = open_page(
     "Diagnose",
@@ -23,9 +22,8 @@ if diagnosis is None:
 st.subheader("Findings", anchor=False)
 if not diagnosis.findings:
     st.markdown(without_finding(diagnosis))
-for place, found in enumerate(diagnosis.findings, start=1):
-    st.html(fragments.finding(place, found))
-    links.show(links.links_of(run, found), key=f"links-{place}")
+for place in range(len(diagnosis.findings)):
+    show_finding(run, place, key=f"links-{place}")
 if diagnosis.findings:
     st.caption(
         "`diagnosis.json` findings, most goodput lost first; each fact names the table and columns it came from."

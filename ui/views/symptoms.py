@@ -4,9 +4,8 @@ import streamlit as st
 
 from metrics.diagnosis.symptom_tree.complaints import BY_SYMPTOM, COMPLAINTS
 from metrics.diagnosis.symptom_tree.tree import LifecycleBranch, ObjectBranch
-from ui import links
 from ui.markup import fragments, symptoms
-from ui.page import open_page
+from ui.page import open_page, show_finding
 from ui.symptom_trees import trees_of
 
 run = open_page(
@@ -77,10 +76,8 @@ def draw_end(each: ObjectBranch) -> None:
         st.html(symptoms.wrap(symptoms.measure(each.measurement, each.command)))
         st.caption("No finding of this run is in this object, so no request or step can be named.")
         return
-    found = run.diagnosis.findings[each.finding]
     st.subheader("The finding", anchor=False)
-    st.html(fragments.finding(each.finding + 1, found))
-    links.show(links.links_of(run, found), key="links")
+    show_finding(run, each.finding, key="links")
 
 
 def named(parameter: str, known: list[str]) -> str | None:

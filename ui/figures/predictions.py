@@ -1,0 +1,60 @@
+"""Figures of what replays predict: attainment now, with the fix and with its rival's fix, each with its interval."""
+
+import plotly.graph_objects as go
+
+from metrics.diagnosis.verdict import Diagnosis, Finding
+from metrics.ledger import COLOURS
+from metrics.replay.prediction import Interval, Prediction
+from ui import theme
+from ui.text import label, percent
+
+NOW_COLOUR, RIVAL_COLOUR = "#334155", "#94A3B8"
+LABEL_CHARACTERS = 44
+
+
+def now_fix_rival(diagnosis: Diagnosis, found: Finding) -> go.Figure:
+    """One row each: measured, replayed unchanged, the fix, the fix of the rival; the lines are 80 % intervals."""
+    rows = _rows(diagnosis, found)
+    fig = theme.figure(70 + 30 * len(rows), showlegend=False, margin=dict(l=8, r=56, t=8, b=8))
+    for name, interval, colour in rows:
+        fig.add_scatter(
+            name=name, y=[name], x=[100 * interval.median], mode="markers+text", marker=dict(size=11, color=colour),
+            text=[percent(interval.median)], textposition="top center", textfont=dict(size=12), cliponaxis=False,
+            error_x=dict(
+                type="data", symmetric=False, array=[100 * (interval.high - interval.median)],
+                arrayminus=[100 * (interval.median - interval.low)], thickness=3, width=0, color=colour,
+            ),
+            hovertemplate=f"<b>{name}</b><br>{percent(interval.median)}, {percent(interval.low)} to "
+            f"{percent(interval.high)}<extra></extra>",
+        )  # fmt: skip
+    fig.update_xaxes(title_text="attainment (% of sent requests)", range=[-3, 103])
+    return fig.update_yaxes(
+        autorange="reversed", ticks="", showgrid=False, categoryorder="array",
+        categoryarray=[name for name, _, _ in rows],
+    )  # fmt: skip
+
+
+def _rows(diagnosis: Diagnosis, found: Finding) -> list[tuple[str, Interval, str]]:
+    now = diagnosis.goodput[0].attainment
+    rows = [("now, measured", Interval(low=now, median=now, high=now), NOW_COLOUR)]
+    if diagnosis.predicted is not None:
+        rows.append(("now, replayed", diagnosis.predicted.attainment, NOW_COLOUR))
+    first = found.lifecycles[0] if found.lifecycles else "client"
+    if found.prediction is not None:
+        rows.append((_named("fix", found.prediction), found.prediction.attainment, COLOURS.get(first, NOW_COLOUR)))
+    if found.rival_prediction is not None:
+        name = _named("rival", found.rival_prediction)
+        rows.append((name, found.rival_prediction.attainment, RIVAL_COLOUR))
+    return rows
+
+
+def _named(role: str, prediction: Prediction) -> str:
+    change = prediction.change
+    parts = [f"{name}={value}" for name, value in change.settings.items()]
+    parts += [f"device ×{change.device_speed:g}"] if change.device_speed != 1 else []
+    parts += [f"{name} −{percent(share)}" for name, share in change.removed.items()]
+    parts += [f"KV ×{change.kv_scale:g}"] if change.kv_scale != 1 else []
+    parts += [f"rate ×{change.arrival_rate:g}"] if change.arrival_rate != 1 else []
+    parts += ["even arrivals"] if change.arrivals == "even" else []
+    parts += [f"{change.replicas} replicas"] if change.replicas != 1 else []
+    return label(f"{role}: {', '.join(parts) or 'as now'}", LABEL_CHARACTERS)

@@ -1,0 +1,45 @@
+"""How sure a verdict is, in a word and a number, and what its replay says in a sentence."""
+
+from metrics.diagnosis.verdict import Diagnosis, Finding
+from ui.markup.fragments import wrap
+from ui.text import percent, prose, safe
+
+# Lower bounds of calibrated confidence: of verdicts said with 0.8, eight in ten are right.
+WORDS = ((0.85, "very likely"), (0.65, "likely"), (0.4, "open"), (0.0, "unlikely"))
+
+
+def in_words(confidence: float) -> str:
+    return next(word for bound, word in WORDS if confidence >= bound)
+
+
+def sentence(diagnosis: Diagnosis, found: Finding) -> str:
+    """Confidence, how much of the excess it explains, and what the fix and its rival would give."""
+    parts = []
+    if found.confidence > 0:
+        word = safe(in_words(found.confidence).capitalize())
+        role = "a cause" if found.role == "cause" else "an alternative: its fix adds nothing to that of the causes"
+        parts.append(f"<b>{word}</b> ({percent(found.confidence)} confidence) as {role}.")
+    if found.explains_share > 0:
+        parts.append(f"It explains {percent(found.explains_share)} of the time above the objective.")
+    parts += [prose(_predicted(diagnosis, found))]
+    html = f"<p>{' '.join(filter(None, parts))}</p>"
+    if found.unsafe:
+        html += f'<div class="sj-warning">{prose(found.unsafe)}</div>'
+    for doubt in (found.prediction.doubts if found.prediction is not None else [])[:2]:
+        html += f'<div class="sj-warning">{prose(doubt)}</div>'
+    return wrap(html)
+
+
+def _predicted(diagnosis: Diagnosis, found: Finding) -> str:
+    if found.prediction is None:
+        why = diagnosis.replay_refused or "no replay can show this fix"
+        return f"The gain is an estimate: {why}." if found.gain_is_estimate else ""
+    fix, now = found.prediction.attainment, diagnosis.goodput[0].attainment
+    said = (
+        f"Replayed with the fix, {percent(fix.median)} of the requests meet their objectives ({percent(fix.low)} to "
+        f"{percent(fix.high)} in eight of ten cases); now {percent(now)} do."
+    )
+    if found.rival_prediction is not None:
+        rival = found.rival_prediction.attainment
+        said += f" With the fix of the rival it would be {percent(rival.median)}."
+    return said
