@@ -18,6 +18,7 @@ import yaml
 from loadgen.client.event_log import read_progress, recording
 from loadgen.prompts.build import load_tokenizer
 from loadgen.record.live_table import LiveTable
+from loadgen.run.load_use import LoadUse
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule
@@ -223,7 +224,7 @@ def _load(
     log = run.path / LOAD_LOG
     options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
-    live, live_due_s = LiveTable(run.path), time.monotonic() + LIVE_S
+    live, live_due_s, use = LiveTable(run.path), time.monotonic() + LIVE_S, LoadUse(load.pid)
     told = surroundings is None
     try:
         if surroundings is not None:
@@ -234,6 +235,8 @@ def _load(
                 live_due_s = time.monotonic() + LIVE_S
             counts = read_progress(run.path)
             progress(Progress("sending", **counts) if counts else Progress("preparing load"))
+            if counts:
+                use.look()
             if not told and counts and counts["sent"]:
                 surroundings.sending()
                 told = True
@@ -249,6 +252,8 @@ def _load(
             raise ExperimentError(f"{reasons[-1]}; its last lines:\n{tail(log)}")
     finally:
         stop(load)
+        with suppress(RunDataError, OSError):  # a folder that is gone is noticed where the run is finished
+            run.update_meta(load_use=use.summary())
 
 
 @contextmanager

@@ -71,6 +71,12 @@ class StepTimeModel:
             return None
         return sum(map(mul, counts, self._coefficient_list))
 
+    def coefficients(self) -> np.ndarray:
+        """Nanoseconds of each feature [NUM_FEATURES]; NaN of those that too few steps had."""
+        known = self._coefficients.copy()
+        known[self._unknown] = np.nan
+        return known
+
     def observe_all(self, found: np.ndarray, device_ns: np.ndarray) -> np.ndarray:
         """Predicts steps, [steps, NUM_FEATURES], and keeps them to learn from: whole nanoseconds [steps], NaN where
         `predict` says None."""

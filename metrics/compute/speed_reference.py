@@ -1,0 +1,182 @@
+"""The normal speed of a model on a device: what steps and stages took in earlier runs, and in calibrations.
+
+Nothing within one run tells whether all of it was slow. So each run of our own engine leaves an entry: how the time of
+its steps follows from what they held, and what the host's stages, the draws and the texts cost. A later run of the
+same model, device and build is compared with the entries on its own composition. An entry may be of a slow run, so the
+reference is the fast end of what was seen, not its mean. `sojourn calibrate-device --model` makes an entry on purpose.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from metrics.compute.cost_model import ModelShape
+from metrics.compute.step_costs import batch_work
+from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, features
+from metrics.machine.store import store, store_path
+from metrics.records import STAGES
+from metrics.steps import Steps
+
+# The first quartile of the entries: neither a minority of slow runs nor one lucky entry becomes the norm.
+FAST_END = 25
+MOST_ENTRIES = 12  # of one group of settings; the oldest go first
+# Settings that decide how fast the same arithmetic is. Entries of other settings tell what these cost.
+SPEED_SETTINGS = ("threads", "dtype", "weights", "attention_backend", "fused_operations", "kv_cache_dtype", "graphs",
+                  "overlap")  # fmt: skip
+HOST_STAGES = tuple(stage for stage in STAGES if stage not in ("wait", "sample"))
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A cost: so much once, and so much for each unit. Nanoseconds."""
+
+    once_ns: float
+    unit_ns: float
+
+    def at(self, units: np.ndarray | float) -> np.ndarray | float:
+        return self.once_ns + self.unit_ns * units
+
+
+class SpeedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run, or one calibration, showed."""
+
+    name: str  # of the run; "calibration"
+    identity: int  # a run is never its own reference: the time of its anchor
+    measured_at: str  # ISO 8601, UTC
+    settings: dict[str, Any]  # SPEED_SETTINGS
+    step_ns: list[float | None]  # of each feature of step_time.features; None where too few steps had it
+    steps: int
+    host: dict[str, Line] = {}  # stage → by sequences of the step
+    sampling: Line | None = None  # by rows of logits
+    encoding: Line | None = None  # by characters of the prompt
+    decoding: Line | None = None  # by output tokens
+    writing: Line | None = None  # by output tokens
+
+
+class SpeedFile(msgspec.Struct, frozen=True):
+    """All entries of one model on one device with one build."""
+
+    family: str
+    entries: list[SpeedEntry]
+
+
+class Expected(NamedTuple):
+    """What steps should take at normal speed [steps]; NaN where no entry knows such a step."""
+
+    device_ns: np.ndarray  # without sampling
+    sampling_ns: np.ndarray
+
+
+def family_of(meta: Mapping[str, Any]) -> str | None:
+    """What entries must have in common, as text: model, device and versions. None of a run that does not tell them."""
+    shape, core, hardware = (meta.get(name) for name in ("model_shape", "core", "hardware"))
+    if not (isinstance(shape, Mapping) and isinstance(core, Mapping) and isinstance(hardware, Mapping)):
+        return None
+    same = {name: value for name, value in shape.items() if name not in ("weight_bytes", "kv_bytes_per_token")}
+    digest = hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:12]
+    device = core["device"] if core["device"] != "cpu" else f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
+    versions = meta.get("server_versions") or meta.get("versions") or {}
+    built = ", ".join(f"{package} {versions.get(package)}" for package in ("sojourn", "torch"))
+    return f"model {digest} on {device} with {built}"
+
+
+def settings_of(meta: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """SPEED_SETTINGS of a run: `engine` are its settings in force."""
+    core = meta.get("core") or {}
+    return {name: core.get(name, engine.get(name)) for name in SPEED_SETTINGS}
+
+
+def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> SpeedEntry | None:
+    """What the records of steps show (StepRecord, or rows of the table `steps`); None for too few."""
+    if len(records) < StepTimeModel.MIN_STEPS:
+        return None
+    steps, model = Steps(records), StepTimeModel()
+    found, sampling = step_features(shape, steps), sampling_ns(steps)
+    model.observe_all(found, np.maximum(steps["device_ns"] - sampling, 0))
+    known = model.coefficients()
+    sequences = steps.sequences.astype(float)
+    return SpeedEntry(
+        step_ns=[None if np.isnan(value) else float(value) for value in known],
+        steps=len(records),
+        host={stage: line(sequences, _stage(records, stage)) for stage in HOST_STAGES},
+        sampling=line(steps["logit_rows"].astype(float), sampling.astype(float)) if sampling.any() else None,
+        **described,
+    )
+
+
+def step_features(shape: ModelShape, steps: Steps) -> np.ndarray:
+    """[steps, NUM_FEATURES] of step_time.features."""
+    return features(batch_work(shape, steps), steps["padding_tokens"], eager=steps.is_eager.astype(float))
+
+
+def sampling_ns(steps: Steps) -> np.ndarray:
+    """[steps] of the device's time, what the draws took; 0 where a graph has them within itself."""
+    return np.maximum(steps["sampling_ns"], 0)
+
+
+def line(units: np.ndarray, ns: np.ndarray) -> Line:
+    """Least squares with no coefficient below nought. The slowest twentieth counts as its bound, so that a stall teaches
+    nothing."""
+    spent = np.minimum(ns, np.quantile(ns, 0.95))
+    mean, spread = units.mean(), units - units.mean()
+    slope = max(0.0, float((spread * spent).sum() / max((spread**2).sum(), 1e-9)))
+    once = float(spent.mean() - slope * mean)
+    if once < 0:
+        return Line(0.0, float((units * spent).sum() / max((units**2).sum(), 1e-9)))
+    return Line(once, slope)
+
+
+def expected(entries: Sequence[SpeedEntry], found: np.ndarray, logit_rows: np.ndarray) -> Expected:
+    """The fast end of what entries, at least one, expect of steps with such features [steps, NUM_FEATURES]."""
+    coefficients = np.array([[np.nan if ns is None else ns for ns in entry.step_ns] for entry in entries], dtype=float)
+    guesses = np.full((len(entries), len(found)), np.nan)
+    for place, row in enumerate(coefficients):
+        unknown = np.isnan(row)
+        usable = ~found[:, unknown].any(axis=1)
+        guesses[place, usable] = found[usable] @ np.nan_to_num(row)
+    drawn = [entry.sampling.at(logit_rows) for entry in entries if entry.sampling is not None]
+    return Expected(_fast_end(guesses), _fast_end(np.array(drawn)) if drawn else np.full(len(found), np.nan))
+
+
+def expected_line(lines: Iterable[Line | None], units: np.ndarray) -> np.ndarray | None:
+    """The fast end of what lines expect [units]; None without any."""
+    known = [each.at(units) for each in lines if each is not None]
+    return _fast_end(np.array(known)) if known else None
+
+
+def read_entries(family: str, path: Path | None = None) -> list[SpeedEntry]:
+    """The stored entries, the oldest first; [] where there are none, or none that can be read."""
+    try:
+        stored = msgspec.json.decode((path or store_path("speed", family)).read_bytes(), type=SpeedFile)
+    except (OSError, msgspec.DecodeError):
+        return []
+    usable = stored.family == family
+    return [entry for entry in stored.entries if len(entry.step_ns) == NUM_FEATURES] if usable else []
+
+
+def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
+    """Stores one more entry. Of each group of settings the newest MOST_ENTRIES stay. Raises OSError."""
+    entries = [each for each in read_entries(family, path) if each.identity != entry.identity] + [entry]
+    same = [each for each in entries if each.settings == entry.settings]
+    dropped = {id(each) for each in same[:-MOST_ENTRIES]}
+    left = [each for each in entries if id(each) not in dropped]
+    return store(SpeedFile(family, left), path or store_path("speed", family))
+
+
+def _fast_end(guesses: np.ndarray) -> np.ndarray:
+    """[entries, steps] → [steps]."""
+    found = np.full(guesses.shape[1], np.nan)
+    known = ~np.isnan(guesses).all(axis=0)
+    if known.any():
+        found[known] = np.nanpercentile(guesses[:, known], FAST_END, axis=0)
+    return found
+
+
+def _stage(records: Sequence[Any], stage: str) -> np.ndarray:
+    if hasattr(records[0], "stages"):
+        place = STAGES.index(stage)
+        return np.array([record.stages[place] for record in records], dtype=float)
+    return np.array([getattr(record, f"stage_{stage}_ns") for record in records], dtype=float)
