@@ -118,7 +118,7 @@ def sampling_ns(steps: Steps) -> np.ndarray:
 
 
 def line(units: np.ndarray, ns: np.ndarray) -> Line:
-    """Least squares with no coefficient below nought. The slowest twentieth counts as its bound, so that a stall teaches
+    """Least squares with no coefficient below nought. The slowest twentieth counts as its bound: a stall teaches
     nothing."""
     spent = np.minimum(ns, np.quantile(ns, 0.95))
     mean, spread = units.mean(), units - units.mean()

@@ -1,0 +1,116 @@
+"""Measures the normal speed of a model on this device: real steps on synthetic prompts, for a few seconds.
+
+`sojourn calibrate-device --model` calls `measure`. A run without a reference starts this file as a process of its own
+(`measure_apart`): neither the run's environment nor what was planted in its server may be in the figure.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.process import let_threads_sleep
+from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, fit_entry, line
+from metrics.errors import CalibrationError
+from metrics.records import StepRecord
+
+SECONDS = 3.0
+WARM_WAVES = 2  # memory is faulted in, kernels are chosen
+BATCHES = (1, 2, 4, 8, 16, 32)
+PROMPTS = (6, 12, 40, 130, 300, 700, 1500)  # tokens
+WAVE_TOKENS = 3000  # of the prompts of a wave at most: decodes get their share of the time
+OUTPUTS = (2, 24)
+MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
+TEXT_TOKENS = (16, 64, 256, 1024)
+ROOT = Path(__file__).parents[1]
+
+
+def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> SpeedEntry:
+    """One entry of the speed reference. `settings` are those of EngineConfig that decide the speed.
+
+    Raises what LLM raises, and CalibrationError where too few steps fit into the time.
+    """
+    let_threads_sleep(os.environ, sys.modules)
+    from engine.llm import LLM
+
+    records: list[StepRecord] = []
+    with LLM(model, on_steps=records.extend, prefix_caching=False, max_num_seqs=max(BATCHES), **settings) as llm:
+        dice, end = random.Random(0), time.monotonic() + seconds
+        for wave in range(10_000):
+            if wave == WARM_WAVES:
+                records.clear()
+                end = time.monotonic() + seconds
+            if wave > WARM_WAVES and time.monotonic() >= end:
+                break
+            _wave(llm, dice)
+        shape, tokenizer = llm.ready.shape, llm._tokenizer
+    entry = fit_entry(
+        shape, records, name="calibration", identity=time.time_ns(),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"), settings=settings | {"threads": llm.ready.threads},
+        **_texts(tokenizer, records),
+    )  # fmt: skip
+    if entry is None:
+        raise CalibrationError(f"only {len(records)} steps fit into {seconds:g} s, too few; give it more seconds")
+    return entry
+
+
+def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
+    """The same in a process of its own, isolated from PYTHONPATH and what it may load; None if that fails."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.measure_speed import main; main()"
+    command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings})]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=MOST_SECONDS, check=True)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=SpeedEntry)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return None
+
+
+def main() -> None:
+    """The process of `measure_apart`: its argument is JSON, its last line of output the entry."""
+    sys.stdout.buffer.write(msgspec.json.encode(measure(**json.loads(sys.argv[1]))) + b"\n")
+
+
+def _wave(llm: Any, dice: random.Random) -> None:
+    """Requests of several sizes at once."""
+    from engine.sampling import SamplingParams
+
+    capacity = min(llm.ready.max_model_len, llm.ready.num_kv_blocks * llm.ready.block_size) - OUTPUTS[1]
+    length = dice.choice([length for length in PROMPTS if length <= capacity] or [max(1, capacity)])
+    batch = min(dice.choice(BATCHES), max(1, WAVE_TOKENS // length))
+    vocabulary = range(3, llm._tokenizer.vocab_size)
+    prompts = [dice.choices(vocabulary, k=length) for _ in range(batch)]
+    sampling = [SamplingParams(max_tokens=dice.randint(*OUTPUTS), temperature=0.8, ignore_eos=True) for _ in prompts]
+    llm.generate(prompts, sampling)
+
+
+def _texts(tokenizer: Any, records: Sequence[StepRecord]) -> dict[str, Any]:
+    """What texts cost: characters → ids, and ids → characters."""
+    if not tokenizer.stop_token_ids and not hasattr(tokenizer, "decode"):  # a model without a tokenizer
+        return {}
+    dice, characters, encoding, tokens, decoding = random.Random(0), [], [], [], []
+    for count in TEXT_TOKENS * 4:
+        ids = [dice.randrange(3, tokenizer.vocab_size) for _ in range(count)]
+        stream, begin = tokenizer.stream(), time.perf_counter_ns()
+        text = "".join(stream.push(token) for token in ids)
+        middle = time.perf_counter_ns()
+        tokenizer.encode(text)
+        encoding.append(time.perf_counter_ns() - middle)
+        decoding.append(middle - begin)
+        characters.append(len(text))
+        tokens.append(count)
+    as_line = {"encoding": (characters, encoding), "decoding": (tokens, decoding)}
+    return {name: line(np.array(units, float), np.array(ns, float)) for name, (units, ns) in as_line.items()}
+
+
+def speed_settings(engine: dict[str, Any]) -> dict[str, Any]:
+    """Of the settings of a run, those that `measure` takes."""
+    return {name: engine[name] for name in (*SPEED_SETTINGS, "device", "load_format") if engine.get(name) is not None}
