@@ -1,25 +1,24 @@
 """Measures the normal speed of a model on this device: real steps on synthetic prompts, for a few seconds.
 
-`sojourn calibrate-device --model` calls `measure`. A run without a reference starts this file as a process of its own
-(`measure_apart`): neither the run's environment nor what was planted in its server may be in the figure.
+`sojourn calibrate-device --model` calls `measure`. A run without a reference starts `main` in a process of its own
+(loadgen/run/speed.py), so that neither the run's environment nor a fault of its server is in the figure.
 """
 
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from engine.config import EngineConfig
 from engine.process import let_threads_sleep
-from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, fit_entry, line
+from metrics.compute.speed_reference import SpeedEntry, fit_entry, line, settings_of
 from metrics.errors import CalibrationError
 from metrics.records import StepRecord
 
@@ -29,9 +28,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (6, 12, 40, 130, 300, 700, 1500)  # tokens
 WAVE_TOKENS = 3000  # of the prompts of a wave at most: decodes get their share of the time
 OUTPUTS = (2, 24)
-MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
 TEXT_TOKENS = (16, 64, 256, 1024)
-ROOT = Path(__file__).parents[1]
 
 
 def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> SpeedEntry:
@@ -52,10 +49,12 @@ def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> S
             if wave > WARM_WAVES and time.monotonic() >= end:
                 break
             _wave(llm, dice)
-        shape, tokenizer = llm.ready.shape, llm._tokenizer
+        ready, tokenizer = llm.ready, llm._tokenizer
+    core = {"threads": ready.threads, "dtype": ready.dtype, "weights": ready.weights}
+    in_force = settings_of({"core": core}, EngineConfig(model=model, **settings).model_dump())
     entry = fit_entry(
-        shape, records, name="calibration", identity=time.time_ns(),
-        measured_at=datetime.now(UTC).isoformat(timespec="seconds"), settings=settings | {"threads": llm.ready.threads},
+        ready.shape, records, name="calibration", identity=time.time_ns(),
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"), settings=in_force,
         **_texts(tokenizer, records),
     )  # fmt: skip
     if entry is None:
@@ -63,19 +62,8 @@ def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> S
     return entry
 
 
-def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
-    """The same in a process of its own, isolated from PYTHONPATH and what it may load; None if that fails."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.measure_speed import main; main()"
-    command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings})]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=MOST_SECONDS, check=True)
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=SpeedEntry)
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
-        return None
-
-
 def main() -> None:
-    """The process of `measure_apart`: its argument is JSON, its last line of output the entry."""
+    """The process beside a run: its argument is JSON, its last line of output the entry."""
     sys.stdout.buffer.write(msgspec.json.encode(measure(**json.loads(sys.argv[1]))) + b"\n")
 
 
@@ -109,8 +97,3 @@ def _texts(tokenizer: Any, records: Sequence[StepRecord]) -> dict[str, Any]:
         tokens.append(count)
     as_line = {"encoding": (characters, encoding), "decoding": (tokens, decoding)}
     return {name: line(np.array(units, float), np.array(ns, float)) for name, (units, ns) in as_line.items()}
-
-
-def speed_settings(engine: dict[str, Any]) -> dict[str, Any]:
-    """Of the settings of a run, those that `measure` takes."""
-    return {name: engine[name] for name in (*SPEED_SETTINGS, "device", "load_format") if engine.get(name) is not None}

@@ -77,7 +77,7 @@ def run_planned(planned: PlannedRun, run_dir: Path, progress: OnProgress = lambd
     """One run of a case, with its faults around it. A server that was planted to die leaves its run. Raises
     SojournError."""
     scenario = planned.variant.scenario.with_path(run_dir / "scenario.yaml")
-    surroundings = PlantedSurroundings(planned.variant.around)
+    surroundings = PlantedSurroundings(planned.variant.around) if planned.variant.around else None
     try:
         return run_scenario(
             scenario, run_dir, seed=planned.seed, scrapes=True, progress=progress, surroundings=surroundings

@@ -20,6 +20,7 @@ from loadgen.prompts.build import load_tokenizer
 from loadgen.record.live_table import LiveTable
 from loadgen.run.load_use import LoadUse
 from loadgen.run.run_files import begin_run, finish_run, repeat_command
+from loadgen.run.speed import add_reference
 from loadgen.scenario.scenario import Scenario
 from loadgen.schedule.build import build_schedule
 from loadgen.schedule.facts import repeated_texts, workload_facts
@@ -43,7 +44,9 @@ SERVER_LOG, LOAD_LOG, SCENARIO_FILE = "server.log", "loadgen.log", "scenario.yam
 class Progress:
     """The progress of an experiment. Counts are of requests, 0 before the load starts."""
 
-    stage: Literal["starting server", "preparing load", "sending", "stopping server", "gathering"]
+    stage: Literal[
+        "starting server", "preparing load", "sending", "stopping server", "gathering", "measuring normal speed"
+    ]
     sent: int = 0
     finished: int = 0
     failed: int = 0
@@ -116,6 +119,9 @@ def run_scenario(
             stop(server)
             if server.returncode == 1 and not reasons:
                 reasons.append(f"the server ended with exit code 1; its last lines:\n{tail(run.path / SERVER_LOG)}")
+    with suppress(RunDataError, OSError):  # a run without it is a run all the same
+        add_reference(run, may_measure=True, planted=surroundings is not None,
+                      progress=lambda: progress(Progress("measuring normal speed")))  # fmt: skip
     return run
 
 

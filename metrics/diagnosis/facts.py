@@ -12,6 +12,8 @@ import pandas as pd
 
 from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
+from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
+from metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
 from metrics.diagnosis.step_facts import StepFacts, step_facts
 from metrics.diagnosis.verdict import Closure
 from metrics.ledger import ACCOUNTS, LIFECYCLES, UNACCOUNTED, closes
@@ -65,6 +67,8 @@ class Facts:
     chunks: Chunks | None = None  # how prompts were cut; None without step records
     served_rps: float | None = None  # over the whole run: the server can do so much at least; None for a few requests
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
+    speed: Callable[[], SpeedFacts | None] = lambda: None  # against normal speed; worked out at its first use
+    machine: MachineFacts | None = None  # who had the CPUs
 
     @property
     def token_budget(self) -> int | None:
@@ -119,7 +123,7 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
     objectives = meta.get("objectives") or []
     requests = requests_of(run, run.meta())
     rows = judged(measured(requests, meta), objectives)
-    steps = measured_steps(run.table("steps"), rows)
+    steps, system = measured_steps(run.table("steps"), rows), run.table("system")
     found = step_facts(steps)
     span = window_ns(rows)
     served = rows[rows.status == "ok"]
@@ -160,7 +164,9 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         measured_by="server" if is_server_alone(run, run.meta()) else "client",
         chunks=_chunks(steps, served, meta),
         served_rps=_served_rps(rows, served),
-        steal=steal_within(run.table("system"), *span) if span else None,
+        steal=steal_within(system, *span) if span else None,
+        speed=cache(lambda: speed_facts(meta, steps, rows)),
+        machine=machine_facts(meta, system, steps, rows, span),
     )
 
 

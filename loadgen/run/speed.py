@@ -1,0 +1,90 @@
+"""The normal speed beside a finished run: what `run.json` says of it, and what the run adds to the store.
+
+The reference stands in the run itself, so that a diagnosis needs no other file and says the same everywhere. Where this
+machine has none, and requests were late, it is measured once: real steps in a process of its own, after the run.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, add_entry, family_of, read_entries, settings_of
+from metrics.compute.speed_run import entry_of_run
+from metrics.diagnosis.symptoms import TOLERATED_MISSES
+from metrics.request.goodput import judged, measured
+from metrics.run.directory import RunDirectory, engine_settings, section
+
+ROOT = Path(__file__).parents[2]
+MOST_SECONDS = 120.0  # of the process that measures, with the start of torch and the load of the model
+MOST_OWN, MOST_OTHER = 8, 4  # entries in `run.json`: of the run's own settings, and of others
+# The fastest kernels that compute the same, and all cores: what other settings cost is worth knowing.
+FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
+
+
+def add_reference(run: RunDirectory, *, may_measure: bool, planted: bool, progress: Callable[[], None]) -> None:
+    """Writes `speed_reference` into `run.json`, and adds a valid run to the store unless faults were planted.
+
+    `progress` is called where it measures: that takes seconds. A run without records of steps gets nothing.
+    """
+    meta = run.meta()
+    family, engine = family_of(meta), engine_settings(meta)
+    if family is None:
+        return
+    own = entry_of_run(run, meta)
+    entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
+    if may_measure and any_late(run, meta):
+        for settings in _lacking(engine, settings_of(meta, engine), entries, cores):
+            progress()
+            if (found := measure_apart(str(engine["model"]), settings)) is not None:
+                add_entry(family, found)
+        entries = read_entries(family)
+    same = [each for each in entries if own is not None and each.settings == own.settings][-MOST_OWN:]
+    others = [each for each in entries if own is None or each.settings != own.settings][-MOST_OTHER:]
+    run.update_meta(speed_reference={"family": family, "entries": msgspec.to_builtins([*others, *same])})
+    if own is not None and meta["valid"] and not planted and not engine.get("faults"):
+        add_entry(family, own)
+
+
+def any_late(run: RunDirectory, meta: dict[str, Any]) -> bool:
+    """Whether more requests of some class miss an objective than a healthy run may have."""
+    rows = judged(measured(run.requests(), meta), meta.get("objectives") or [])
+    return bool(len(rows)) and float(rows.groupby("klass").good.mean().min()) < 1 - TOLERATED_MISSES
+
+
+def measure_apart(model: str, settings: dict[str, Any]) -> SpeedEntry | None:
+    """An entry for these settings, from a process isolated from PYTHONPATH and from what that may load; None if it
+    fails."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from engine.measure_speed import main; main()"
+    command = [sys.executable, "-I", "-c", code, json.dumps({"model": model, "settings": settings})]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=MOST_SECONDS, check=True)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=SpeedEntry)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return None
+
+
+def _lacking(
+    engine: dict[str, Any], own: dict[str, Any], entries: list[SpeedEntry], cores: int
+) -> list[dict[str, Any]]:
+    """Settings to measure: those of the run, and the fastest that compute the same, where no entry has them."""
+    options, found = _options(engine), []
+    if not any(each.settings == own for each in entries):
+        found.append(options)
+    fastest = own | FASTEST_KERNELS | {"threads": max(cores, own["threads"] or 0)}
+    if own != fastest and not any(each.settings == fastest for each in entries):
+        found.append(options | FASTEST_KERNELS | {"threads": fastest["threads"]})
+    return found
+
+
+def _options(engine: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run as options of an engine: what the server reports of its device is more than an option holds."""
+    found = {name: engine[name] for name in (*SPEED_SETTINGS, "load_format") if engine.get(name) is not None}
+    found["device"] = "cpu" if engine.get("device") == "cpu" else "auto"
+    if found["device"] != "cpu":
+        found.pop("weights", None)
+    return found

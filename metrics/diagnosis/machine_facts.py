@@ -1,0 +1,185 @@
+"""Who had the CPUs during a run: our processes, others, and nobody; and what kept the front's event loop busy.
+
+A slow step or a slow front has three explanations that look alike in its wall time: it computed longer, it waited for a
+core that another process had, or it slept. The kernel tells them apart, thread by thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from metrics.run.directory import section
+from metrics.run.front_turns import Turns
+
+PARTS = 4  # of the window, to see what was there only for a while
+LONG_TURN_NS = 10_000_000  # of the front's loop: a pause that a reader of text may notice
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLoop:
+    """The front's event loop over the window. Shares are 0 to 1."""
+
+    busy: float  # of the time, it ran callbacks
+    busy_worst: float  # ... in the busiest second
+    on_cpu: float | None  # of its busy time, on a core
+    queued: float | None  # ... ready, and waiting for a core; the rest it slept within a callback
+    long_turns: int  # of at least LONG_TURN_NS
+    long_share: float  # of the time, in those
+    longest_ms: float
+    encoding: float  # of its busy time, templates and tokenizer; more than 1 where threads do it beside the loop
+    decoding: float  # ... ids → text
+    writing: float  # ... handing chunks to sockets, with waits for readers: these do not keep the loop busy
+
+    @property
+    def slept(self) -> float:
+        """Of its busy time: it held everybody up and did nothing."""
+        return 0.0 if self.on_cpu is None else max(0.0, 1.0 - self.on_cpu - (self.queued or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """The window of the measured requests. Cores are means; None where nothing was sampled or the kernel is silent."""
+
+    cores: int
+    front_cores: float | None
+    core_cores: float | None  # of the core process
+    load_cores: float | None  # of the load generator, on the same machine
+    load_cores_worst: float | None
+    load_queued: float | None  # run-queue time of its threads / time
+    others_cores: float | None  # of all processes that are not ours
+    others_cores_worst: float | None  # ... in the worst quarter of the window
+    core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
+    core_queued_worst: float | None  # ... in the worst quarter
+    core_slept: float | None  # of the steps' time, in which the loop's thread was neither on a core nor in the queue
+    pressure_percent: float | None
+    front: FrontLoop | None
+
+
+def machine_facts(
+    meta: Mapping[str, Any], system: pd.DataFrame, steps: pd.DataFrame, rows: pd.DataFrame,
+    window_ns: tuple[float, float] | None,
+) -> MachineFacts | None:  # fmt: skip
+    """`steps` and `rows` are those that were measured. None where nothing was sampled within the window."""
+    if window_ns is None or len(system) < 2:
+        return None
+    samples = system.sort_values("ns", ignore_index=True)
+    margin = 1e9  # a sample is of the second before it
+    samples = samples[(samples.ns >= window_ns[0] - margin) & (samples.ns <= window_ns[1] + margin)]
+    if len(samples) < 2:
+        return None
+    cores = int(section(meta, "hardware").get("cores") or 1)
+    load = section(meta, "load_use")
+    span = _values(samples, "ns")
+    lasted = np.diff(span)
+    walls = _walls(steps, span)
+    threads = int(section(meta, "core").get("threads") or 1)
+    front, core = (_rate(samples, f"{name}_cpu_seconds", 1e9, lasted) for name in ("front", "core"))
+    others = _others(samples, cores, front, core, load.get("cpu_cores"))
+    queued = _gain(samples, "core_queued_ns")
+    possible = np.maximum(walls * threads, 1.0)
+    return MachineFacts(
+        cores=cores,
+        front_cores=_mean(front, lasted),
+        core_cores=_mean(core, lasted),
+        load_cores=load.get("cpu_cores"),
+        load_cores_worst=load.get("cpu_cores_max"),
+        load_queued=load.get("queued_share"),
+        others_cores=_mean(others, lasted),
+        others_cores_worst=_worst(others, lasted),
+        core_queued=None if queued is None else float(queued.sum() / possible.sum()),
+        core_queued_worst=None if queued is None else max(
+            (float(queued[part].sum() / possible[part].sum()) for part in _parts(len(queued))), default=0.0),
+        core_slept=_slept(samples, walls),
+        pressure_percent=_mean(_column(samples, "cpu_pressure_percent"), lasted),
+        front=_front_loop(samples, rows, lasted),
+    )  # fmt: skip
+
+
+def _front_loop(samples: pd.DataFrame, rows: pd.DataFrame, lasted: np.ndarray) -> FrontLoop | None:
+    busy = _gain(samples, "loop_busy_ns")
+    if busy is None or busy.sum() <= 0:
+        return None
+    whole, time_ns = float(busy.sum()), float(lasted.sum())
+    cpu, queued = (_gain(samples, f"front_loop_{name}_ns") for name in ("cpu", "queued"))
+    turns = Turns(samples.iloc[1:])
+    long = turns.lasted_ns[turns.lasted_ns >= LONG_TURN_NS]
+    work = {name: float(rows[f"{name}_ns"].astype("float64").fillna(0).sum()) / whole if f"{name}_ns" in rows else 0.0
+            for name in ("encoding", "decoding", "writing")}  # fmt: skip
+    return FrontLoop(
+        busy=min(1.0, whole / time_ns),
+        busy_worst=min(1.0, float((busy / lasted).max())),
+        on_cpu=None if cpu is None else min(1.0, float(cpu.sum()) / whole),
+        queued=None if queued is None else min(1.0, float(queued.sum()) / whole),
+        long_turns=len(long),
+        long_share=min(1.0, float(long.sum()) / time_ns),
+        longest_ms=float(turns.lasted_ns.max(initial=0.0)) / 1e6,
+        **work,
+    )
+
+
+def _others(
+    samples: pd.DataFrame, cores: int, front: np.ndarray | None, core: np.ndarray | None, load: float | None
+) -> np.ndarray | None:
+    """Cores of other processes in each second. Without the load generator's share its cores count as theirs."""
+    host = _column(samples, "host_cpu_percent")
+    if host is None or front is None or core is None:
+        return None
+    return np.maximum(0.0, host / 100 * cores - front - core - (load or 0.0))
+
+
+def _slept(samples: pd.DataFrame, walls: np.ndarray) -> float | None:
+    cpu, queued = (_gain(samples, f"core_loop_{name}_ns") for name in ("cpu", "queued"))
+    if cpu is None or queued is None or walls.sum() <= 0:
+        return None
+    return float(max(0.0, 1.0 - (cpu.sum() + queued.sum()) / walls.sum()))
+
+
+def _walls(steps: pd.DataFrame, span: np.ndarray) -> np.ndarray:
+    """Nanoseconds of steps between each two samples."""
+    if not len(steps):
+        return np.zeros(len(span) - 1)
+    begins, ends = (_values(steps.sort_values("step"), name) for name in ("begin_ns", "end_ns"))
+    corners = np.column_stack([begins, np.maximum(ends, begins)]).ravel()
+    spent = np.repeat(np.concatenate([[0.0], np.cumsum(ends - begins)]), 2)[1:-1]
+    return np.diff(np.interp(span, np.maximum.accumulate(corners), spent))
+
+
+def _values(table: pd.DataFrame, name: str) -> np.ndarray:
+    return table[name].astype("float64").to_numpy(dtype="float64", na_value=np.nan)
+
+
+def _column(samples: pd.DataFrame, name: str) -> np.ndarray | None:
+    """Of each sample but the first; None unless all have it."""
+    values = _values(samples, name)[1:]
+    return None if np.isnan(values).any() else values
+
+
+def _gain(samples: pd.DataFrame, name: str) -> np.ndarray | None:
+    """What a counter gained from sample to sample. A process that began anew counts from 0."""
+    values = _values(samples, name)
+    if np.isnan(values).any():
+        return None
+    gained = np.diff(values)
+    return np.where(gained < 0, values[1:], gained)
+
+
+def _rate(samples: pd.DataFrame, name: str, unit: float, lasted: np.ndarray) -> np.ndarray | None:
+    gained = _gain(samples, name)
+    return None if gained is None else gained * unit / lasted
+
+
+def _mean(values: np.ndarray | None, lasted: np.ndarray) -> float | None:
+    return None if values is None or not len(values) else float(np.average(values, weights=lasted))
+
+
+def _worst(values: np.ndarray | None, lasted: np.ndarray) -> float | None:
+    if values is None:
+        return None
+    return max((float(np.average(values[part], weights=lasted[part])) for part in _parts(len(values))), default=None)
+
+
+def _parts(count: int) -> list[np.ndarray]:
+    return [part for part in np.array_split(np.arange(count), PARTS) if len(part)]
