@@ -15,7 +15,7 @@ from ui.filters import RequestFilter, StepFilter
 from ui.markup import confidence, fragments
 from ui.run_data import RunData, fingerprint, load
 from ui.text import markdown
-from ui.theme import CONFIG
+from ui.theme import CONFIG, in_the_dark
 
 NO_STEPS = "The server recorded no step: a foreign server, one without a run directory, or with telemetry=off."
 
@@ -26,9 +26,27 @@ def read(path: str, stamps: tuple[tuple[str, int, int], ...]) -> RunData:
     return load(path)
 
 
+DARK_CSS = """<style>
+.sj { --sj-ink: #E6EAEE; --sj-text: #C5CCD5; --sj-muted: #9AA5B1; --sj-line: #303A45; --sj-line-strong: #4A5663;
+  --sj-line-bold: #6B7785; --sj-soft: #1A2129; --sj-paper: #11161C; --sj-track: #242D37; --sj-focus: #CBD5E1; }
+.sj-greyed { filter: grayscale(0.6); }
+</style>"""
+
+
+def style() -> None:
+    """The look of all fragments, on light or dark paper."""
+    st.html(fragments.CSS_FILE)
+    if is_dark():
+        st.html(DARK_CSS)
+
+
+def is_dark() -> bool:
+    return st.context.theme.type == "dark"
+
+
 def open_page(title: str, shows: str, reading: str) -> RunData:
     """Draws the head of a page and returns the chosen run; ends the page with a sentence where there is none."""
-    st.html(fragments.CSS_FILE)
+    style()
     st.title(title, anchor=False)
     st.markdown(shows)
     with st.expander("How to read this page"):
@@ -85,7 +103,7 @@ def draw(title: str, figure: go.Figure, caption: str) -> None:
     """A figure below its title, with the tables and columns that it was made from."""
     if title:
         st.subheader(title, anchor=False)
-    st.plotly_chart(figure, theme=None, config=CONFIG, key=title or caption)
+    st.plotly_chart(in_the_dark(figure) if is_dark() else figure, theme=None, config=CONFIG, key=title or caption)
     st.caption(caption)
 
 

@@ -5,6 +5,7 @@ accounts, token kinds and stages of a lifecycle are shades of its colour.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
@@ -20,6 +21,12 @@ from ui.text import percent
 
 FONT = "'Source Sans', Inter, 'Segoe UI', 'DejaVu Sans', Roboto, Helvetica, Arial, sans-serif"
 INK, MUTED, LINE, PAPER = "#1F2933", "#5F6B7A", "#E3E7EC", "#FFFFFF"
+# Ink and paper of a reader with a dark theme: what each colour of the light one becomes. Data keep their colours.
+DARK = {
+    INK: "#E6EAEE", MUTED: "#9AA5B1", LINE: "#303A45", "#C5CCD5": "#4A5663", "#334155": "#CBD5E1", "#64748B": "#94A3B8",
+    "#E8ECF1": "#2A333D", "#B42318": "#F07167",
+}  # fmt: skip
+DARK_PAPER = "#11161C"
 OBJECTIVE_COLOUR = "#B42318"  # the line that an objective draws, and nothing else
 UNACCOUNTED_COLOUR = "#D5DAE1"
 STATE_COLOURS = {
@@ -218,3 +225,12 @@ def objective_lines(fig: go.Figure, bounds: dict[float, str], top: float) -> go.
             line=dict(color=OBJECTIVE_COLOUR, width=1.5, dash=dash),
         )  # fmt: skip
     return fig
+
+
+def in_the_dark(light: go.Figure) -> go.Figure:
+    """The same figure for a dark theme: its ink and paper change, the colours of the data do not."""
+    text = light.to_json()
+    for colour, other in DARK.items():
+        text = text.replace(f'"{colour}"', f'"{other}"').replace(f":{colour}'", f":{other}'")
+    dark = go.Figure(json.loads(text))
+    return dark.update_layout(paper_bgcolor=DARK_PAPER, plot_bgcolor=DARK_PAPER, hoverlabel_bgcolor=DARK_PAPER)

@@ -4,11 +4,11 @@ import streamlit as st
 
 from metrics.errors import RunDataError
 from metrics.search.points import sweeps
-from ui.markup import fragments, sweep_report
-from ui.page import draw, stop_with
+from ui.markup import sweep_report
+from ui.page import draw, stop_with, style
 from ui.text import markdown
 
-st.html(fragments.CSS_FILE)
+style()
 st.title("Sweep", anchor=False)
 st.markdown("How goodput and latency change with the offered rate, from one run at each.")
 with st.expander("How to read this page"):

@@ -90,7 +90,7 @@ _MEMORY = (
     TreeObject("prefix_order", "memory", "order inside the prompts",
                "Does a changing part stand before the shared one?",
                "sojourn lint of the run, or the same prompts with the shared part first",
-               (prefix_outcome("miss_diverged", what="follow a part that differs"),), (*PREFILL, *WAITS),
+               (reading.shared_part_comes_late,), (*PREFILL, *WAITS),
                evidence=OUTCOMES),
     TreeObject("prefix_sub_block", "memory", "block size against the prefix", "Is the shared prefix below one block?",
                "the same scenario with half the block_size",

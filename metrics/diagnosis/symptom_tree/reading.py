@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from metrics.diagnosis.capacity import FULL, best_load
 from metrics.diagnosis.facts import VARIED, Facts, tightest
+from metrics.diagnosis.memory_facts import prompt_order
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
 from metrics.ledger import ACCOUNT_BY_NAME
 
@@ -112,6 +113,19 @@ def prefix_cache_is_on(facts: Facts) -> Reading | None:
     if setting:
         return Reading("prefix_caching is on", True, "run.json: engine")
     return found and Reading(f"prefix_caching is off; {found.statement}", found.rules_out, found.source, found.share)
+
+
+def shared_part_comes_late(facts: Facts) -> Reading | None:
+    """What prompts have in common behind something that differs."""
+    found = prompt_order(facts.rows) if facts.joined else None
+    if found is None:
+        return prefix_outcome("miss_diverged", what="follow a part that differs")(facts)
+    return Reading(
+        f"{found.movable_share:.0%} of the prompt tokens stood in an earlier prompt, behind a part that differs",
+        found.movable_share < NEGLIGIBLE,
+        "requests: movable_tokens, prefix_shared_tokens",
+        found.movable_share,
+    )
 
 
 def half_blocks(facts: Facts) -> Reading | None:
@@ -311,19 +325,26 @@ def order(facts: Facts) -> Reading | None:
     policy = facts.engine.get("policy")
     if policy is None:
         return None
-    return Reading(f"the order is {policy}", policy == "fcfs", "run.json: policy")
+    starved = 0.0 if facts.steps is None else facts.steps.starved_share
+    return Reading(
+        f"the order is {policy}; answers stood still for prompts in {starved:.0%} of the time of steps",
+        policy == "fcfs" and starved < NEGLIGIBLE,
+        "run.json: policy; steps: kinds, request_ids",
+        starved,
+    )
 
 
 def chunk_limit(facts: Facts) -> Reading | None:
-    budget, chunk = facts.engine.get("max_num_batched_tokens"), facts.engine.get("max_prefill_chunk_tokens")
+    chunk, budget = facts.engine.get("max_prefill_chunk_tokens"), facts.token_budget
     if budget is None:
         return None
-    if chunk is None or chunk >= budget:
+    if not isinstance(chunk, int) or chunk >= budget:
         return Reading(f"no chunk limit is below the token budget of {budget}", True, "run.json: engine")
+    taken = "" if facts.chunks is None else f"; a prompt took {facts.chunks.per_prompt:.1f} steps"
     return Reading(
-        f"a prompt advances by at most {chunk} tokens a step, of a budget of {budget}",
+        f"a prompt advances by at most {chunk} tokens a step, of a budget of {budget}{taken}",
         False,
-        "run.json: max_prefill_chunk_tokens",
+        "run.json: max_prefill_chunk_tokens; steps: new_tokens",
         1 - chunk / budget,
     )
 
