@@ -16,7 +16,7 @@ named if it still regains something, or explains what is left.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from metrics.diagnosis.excess import Excess, attainment
+from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.suspects import Claims, Suspect, added, divide
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
@@ -45,6 +45,7 @@ class Judged:
     marginal: float | None = None  # ... on top of the causes before it
     regained: float = 0.0  # of what any fix regains, 0 to 1
     score: float = 0.0
+    alone: float = 0.0  # its score before any cause was certain
     role: str = "cause"
 
     @property
@@ -85,9 +86,9 @@ def adjudicate(
         open_ = _on_top(open_, lost, taken, fix, trials)
         if best.change is not None and trials.usable:
             result.with_all = trials.predict([fix])[0]
-    first = result.causes[0].score if result.causes else 0.0
-    rest = sorted(open_, key=lambda each: -each.score)
-    result.alternatives = [each for each in rest if each.score >= ALTERNATIVE * first][:MOST_ALTERNATIVES]
+    first = result.causes[0].alone if result.causes else 0.0
+    rest = sorted(open_, key=lambda each: -each.alone)
+    result.alternatives = [each for each in rest if each.alone >= ALTERNATIVE * first][:MOST_ALTERNATIVES]
     for each in result.alternatives:
         each.role = "alternative"
     return result
@@ -119,6 +120,7 @@ def _score(judged: Sequence[Judged], trials: Trials) -> None:
             KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support
             * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
         )  # fmt: skip
+        each.alone = each.score
 
 
 def _worth(each: Judged, trials: Trials) -> float:
@@ -163,7 +165,3 @@ def _still_lost(excess: Excess, mended: Prediction | None) -> bool:
         return True
     kept = mended.attainment_by_class.get(excess.klass)
     return kept is None or kept.median < 1 - TOLERATED_MISSES
-
-
-def now(facts: Facts) -> float:
-    return attainment(facts)

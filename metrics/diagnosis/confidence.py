@@ -47,7 +47,7 @@ def confidence(found: Mapping[str, float]) -> float:
 
 def _margin(each: Judged, judgement: Judgement) -> float:
     """How far the next best suspect is behind, as a share of this one's score; 1 if there is none."""
-    behind = [other.score for other in judgement.alternatives if other is not each]
+    behind = [other.alone for other in judgement.alternatives if other is not each]
     if not behind:
         return 1.0
-    return max(0.0, min(1.0, 1 - max(behind) / max(each.score, 1e-9)))
+    return max(0.0, min(1.0, 1 - max(behind) / max(each.alone, 1e-9)))

@@ -11,8 +11,7 @@ from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, gain, proposals_of_symptom
 from metrics.diagnosis.suspects import support_of
 from metrics.diagnosis.symptoms import BY_KEY, Symptom, cohort, symptom_of
-from metrics.diagnosis.verdict import Finding, Fix
-from metrics.replay.prediction import Prediction
+from metrics.diagnosis.verdict import Finding, Fix, predicted
 from metrics.request.objectives import short
 
 MOST_REQUESTS = 50  # that a finding links to
@@ -94,13 +93,6 @@ def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -
         gain=f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}",
         basis=f"this run replayed with the change; replayed unchanged it has {predicted(judgement.unchanged)}",
     )
-
-
-def predicted(prediction: Prediction) -> str:
-    """An attainment with its bounds: "87 % (80–93 %)"."""
-    low, median, high = (100 * bound for bound in (prediction.attainment.low, prediction.attainment.median,
-                                                   prediction.attainment.high))  # fmt: skip
-    return f"{median:.0f} % ({low:.0f}–{high:.0f} %)"
 
 
 def causes_of(found: Sequence[Finding]) -> list[Finding]:

@@ -19,6 +19,8 @@ _ADD_OBJECTIVES = {
     "client": "Add `objectives` to the scenario",
     "server": "Start the server with --objective-ttft-ms and --objective-tpot-ms",
 }
+SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
+CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be behind: what evidence is good to
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
 
 
@@ -61,6 +63,8 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
         if min(attained, least) >= 1 - TOLERATED_MISSES:
             return _healthy(facts, attained, findings, steady)
         return "degraded", _lost_in_all(facts, klass)
+    if costly and (open_ := _undecided(costly)):
+        return "inconclusive", open_
     if costly:
         first = costly[0]
         return "degraded", (
@@ -68,6 +72,17 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
             f"{first.lifecycles[0]} lifecycle, because {first.cause}"
         )
     return "inconclusive", _inconclusive(facts, misses[0])
+
+
+def _undecided(costly: Sequence[Finding]) -> str:
+    """The sentence where two causes explain the same about as well; "" where the first one stands."""
+    first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]
+    if not rivals or first.confidence >= SURE_ENOUGH or first.confidence_features.get("margin", 1.0) >= CLEAR_MARGIN:
+        return ""
+    return (
+        f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and it cannot be said why. Either "
+        f"{first.cause}; or {rivals[0].cause}. Measure first: {first.probe.measurement}"
+    )
 
 
 def _lost_in_all(facts: Facts, klass: str) -> str:

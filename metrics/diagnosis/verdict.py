@@ -137,12 +137,33 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unsafe: list[str] = []  # verdicts that the lateness of the client could change
 
 
+def predicted(prediction: Prediction) -> str:
+    """An attainment with its bounds: "87 % (80–93 %)"."""
+    found = prediction.attainment
+    return f"{100 * found.median:.0f} % ({100 * found.low:.0f}–{100 * found.high:.0f} %)"
+
+
+def sureness(found: Finding) -> str:
+    """How sure a finding is, and how much it explains: "82 %; explains 120 ms (71 %) of what late requests lost"."""
+    sure = f"{found.confidence:.0%}"
+    if found.explains_ms:
+        shown = f"{found.explains_ms:,.0f}" if found.explains_ms >= 10 else f"{found.explains_ms:,.2f}"
+        return f"{sure}; explains {shown} ms ({found.explains_share:.0%}) of what a late request lost"
+    return f"{sure}; explains {found.explains_share:.0%} of what was lost" if found.explains_share else sure
+
+
+def rivals_fix(found: Finding) -> str:
+    """What the rival's fix would give, where it was replayed; else ""."""
+    rival = found.rival_prediction
+    return f"the rival's fix replayed: attainment {predicted(rival)}" if rival is not None else ""
+
+
 def without_finding(diagnosis: Diagnosis) -> str:
     """What to say where the findings would stand; "" where there are some."""
     if diagnosis.findings:
         return ""
     if diagnosis.state == "invalid":
-        return "The run is not valid, so no cause is named."
+        return "The run is not valid, and nothing in it points to a cause."
     shows = any(check.status == "present" for check in diagnosis.checks)
     served, seen = bool(diagnosis.ledger_share), bool(diagnosis.closure.joined)
     if served and not seen and (shows or diagnosis.state in ("degraded", "overloaded")):

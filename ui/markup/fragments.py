@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck
+from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix, sureness
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from metrics.machine.client_error import client_error_sentence
 from metrics.memory.prefix_share import prefix_share
@@ -165,7 +165,7 @@ def finding(number_: int, found: Finding) -> str:
     kind = f'<span class="sj-chip sj-kind">{safe(found.kind)}</span>'
     return wrap(
         f'<article class="sj-card" style="--lifecycle:{COLOURS.get(first, MUTED)}">'
-        f"<header>{lost}<h3>{number_}. {safe(found.title)}</h3>"
+        f"<header>{lost}<h3>{number_}. {_role(found)}{safe(found.title)}</h3>"
         f'<div class="sj-small sj-muted">{who}&nbsp;</div></header>'
         f'<div class="sj-path">{safe(found.title)}{arrow}{lifecycles}{arrow}{safe(found.object)}{arrow}'
         f'<b>{prose(found.cause)}</b> {kind} <span class="sj-small sj-muted">{KIND_MEANING[found.kind]}</span></div>'
@@ -174,8 +174,13 @@ def finding(number_: int, found: Finding) -> str:
     )
 
 
+def _role(found: Finding) -> str:
+    return '<span class="sj-chip sj-kind">or else</span> ' if found.role == "alternative" else ""
+
+
 def _evidence(found: Finding) -> str:
-    parts = []
+    parts = [f'<p class="sj-small">Sure: {prose(sureness(found))}</p>']
+    parts += [f'<div class="sj-warning">{prose(found.unsafe)}</div>'] if found.unsafe else []
     for title, css, supports in (("Evidence for", "sj-for", True), ("Evidence against", "sj-against", False)):
         items = [
             f'<li class="{css}">{prose(item.statement)} <span class="sj-small sj-muted">{safe(item.source)}</span></li>'
@@ -193,7 +198,8 @@ def _probe(found: Finding) -> str:
     return (
         f"<h4>What would prove it</h4><p>{prose(probe.measurement)}</p>{command}"
         f'<dl class="sj-outcomes"><dt>if so</dt><dd>{prose(probe.if_cause)}</dd>'
-        f"<dt>rival</dt><dd>{prose(probe.rival)}</dd><dt>if rival</dt><dd>{prose(probe.if_rival)}</dd></dl>"
+        f"<dt>rival</dt><dd>{prose(probe.rival)}</dd><dt>if rival</dt><dd>{prose(probe.if_rival)}"
+        f"{f'<br>{prose(rivals_fix(found))}' if rivals_fix(found) else ''}</dd></dl>"
     )
 
 

@@ -16,7 +16,7 @@ from metrics.diagnosis.terminal.time_spent import (
     ruled_table,
     section,
 )
-from metrics.diagnosis.verdict import Diagnosis, Finding, without_finding
+from metrics.diagnosis.verdict import Diagnosis, Finding, rivals_fix, sureness, without_finding
 from metrics.ledger import COLOURS
 from metrics.request.deadlines import FLUID_SHARE
 from metrics.request.goodput import ClassGoodput
@@ -53,7 +53,9 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     elif diagnosis.ledger_share:
         parts += [section("Where the time went"), lifecycles(diagnosis), accounts(diagnosis)]
     parts += [section("Findings")]
-    parts += [_finding(place, finding) for place, finding in enumerate(diagnosis.findings, start=1)]
+    causes = [finding for finding in diagnosis.findings if finding.role == "cause"]
+    parts += [_finding(place, finding) for place, finding in enumerate(causes, start=1)]
+    parts += _alternatives([finding for finding in diagnosis.findings if finding.role == "alternative"])
     parts += [Text(sentence)] if (sentence := without_finding(diagnosis)) else []
     parts += [section("The six symptoms"), _checks(diagnosis), _closure(diagnosis)]
     parts += [Text.assemble(("! ", "bold yellow"), warning) for warning in diagnosis.warnings]
@@ -169,6 +171,9 @@ def _finding(place: int, finding: Finding) -> RenderableType:
     if finding.objective:
         grid.add_row("objective", Text(finding.objective))
     grid.add_row("affects", Text(finding.cohort))
+    grid.add_row("sure", Text(sureness(finding)))
+    if finding.unsafe:
+        grid.add_row("", Text.assemble(("! ", "bold yellow"), finding.unsafe))
     for label, supports, mark in (("for", True, ("+ ", "green")), ("against", False, ("– ", "red"))):
         statements = [fact.statement for fact in finding.evidence if fact.supports is supports]
         for number, statement in enumerate(statements):
@@ -178,10 +183,24 @@ def _finding(place: int, finding: Finding) -> RenderableType:
         grid.add_row("", Text(f"$ {finding.probe.command}", style="bold"))
     grid.add_row("if so", Text(finding.probe.if_cause))
     grid.add_row("rival", Text(f"{finding.probe.rival}; then {finding.probe.if_rival}"))
+    if sentence := rivals_fix(finding):
+        grid.add_row("", Text(sentence, style="dim"))
     grid.add_row("fix", Text.assemble((finding.fix.change, "bold")))
     grid.add_row("", Text.assemble(finding.fix.gain, (f"  ({finding.fix.basis})", "dim")))
     title = Text(f"{place} · {finding.title}{lost}", style="bold")
     return Panel(Group(title, Text(""), grid), border_style=colour, padding=(0, 1))
+
+
+def _alternatives(findings: list[Finding]) -> list[RenderableType]:
+    """Causes that the evidence does not rule out, a line each."""
+    if not findings:
+        return []
+    grid = labelled_grid()
+    for number, finding in enumerate(findings):
+        grid.add_row("or else" if not number else "", Text.assemble(
+            finding.cause, (f"  ({finding.kind}, sure {sureness(finding)}; {finding.fix.gain})", "dim")
+        ))  # fmt: skip
+    return [Padding(grid, (0, 2))]
 
 
 def _checks(diagnosis: Diagnosis) -> RenderableType:

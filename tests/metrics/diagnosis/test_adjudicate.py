@@ -1,0 +1,184 @@
+"""Between proposed causes the replays of their fixes decide, and no millisecond is explained twice."""
+
+from dataclasses import replace
+
+import msgspec
+import pandas as pd
+import pytest
+
+from metrics.diagnosis.adjudicate import adjudicate
+from metrics.diagnosis.confidence import FEATURES, coefficients, confidence
+from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.rules.cause import Gain, Proposal
+from metrics.diagnosis.suspects import Suspect, added, divide, support_of
+from metrics.diagnosis.trials import combined
+from metrics.diagnosis.verdict import evidence
+from metrics.replay.prediction import Change, Interval, Prediction
+from tests.metrics.synthetic import synthetic_run
+
+BATCH, FASTER, EVEN = Change(settings={"max_num_seqs": 8}), Change(device_speed=2.0), Change(arrivals="even")
+QUEUE = {"request.queue": 1.0}
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    return read_facts(synthetic_run(tmp_path_factory.mktemp("run") / "run", requests=30))
+
+
+class Scripted:
+    """A predictor with known answers: what each change, or any with its settings, regains of the lost half."""
+
+    def __init__(self, regains, measured: float):
+        self.regains, self.measured, self.asked = regains, measured, []
+
+    def predict(self, changes):
+        self.asked += changes
+        return [self._one(change) for change in changes]
+
+    def _one(self, change: Change) -> Prediction:
+        gained = max((gain for each, gain in self.regains if combined(each, change) == change), default=0.0)
+        gained += sum(extra for each, extra in getattr(self, "extras", ()) if combined(each, change) == change)
+        each = Interval(*[min(1.0, self.measured + gained)] * 3)
+        same = {"p50": each, "p90": Interval(10.0, 10.0, 10.0), "p99": each}
+        return Prediction(change=change, attainment=each, goodput_rps=each, ttft_ms=same, tpot_ms=same, e2e_ms=same,
+                          attainment_by_class={"chat": each}, output_tokens_per_s=1.0, preemptions=0, is_trusted=True,
+                          doubts=[])  # fmt: skip
+
+
+def excess(**accounts) -> Excess:
+    named = {name.replace("_", ".", 1): ms for name, ms in accounts.items()}
+    return Excess(objective="ttft_ms", klass="chat", bound_ms=100.0, missed=15, sent=30, mean_ms=500.0,
+                  baseline="the objective", accounts=named, missing=pd.Index(range(15)))  # fmt: skip
+
+
+def suspect(key, kind, claims, *fixes, over=None, facts_for=1.0, against=0.0) -> Suspect:
+    found = [evidence("for", 1, "share", "a test", weight=facts_for)]
+    found += [evidence("against", 1, "share", "a test", supports=False, weight=against)] if against else []
+    proposal = Proposal(cause=key, evidence=found, measurement="measure", settings=None, if_cause="a", if_rival="b",
+                        claims=claims, fixes=fixes, gain=Gain("some", "a guess", 0.1), lifecycles=("request",),
+                        object=key, kind=kind, key=key)  # fmt: skip
+    return Suspect(key, [(over or excess(request_queue=400.0), proposal)])
+
+
+def judged(facts, suspects, regains, extras=()):
+    lost = [suspects[0].cases[0][0]]
+    divide(lost, suspects, {})
+    now = float(facts.rows.good.mean())
+    facts = with_attainment(facts, now / 2)
+    predictor = Scripted(regains, now / 2)
+    predictor.extras = extras
+    return adjudicate(facts, lost, suspects, predictor), predictor
+
+
+def with_attainment(facts, attained: float):
+    """The same facts with that share of good requests."""
+    rows = facts.rows.copy()
+    rows["good"] = [place < attained * len(rows) for place in range(len(rows))]
+    return replace(facts, rows=rows)
+
+
+def keys(found) -> list[str]:
+    return [each.suspect.key for each in found]
+
+
+def test_fault_beats_the_setting_that_would_make_up_for_it(facts):
+    pair = [suspect("batch_cap", "policy", QUEUE, BATCH), suspect("slow_device", "fault", QUEUE, FASTER)]
+    result, _ = judged(facts, pair, [(BATCH, 0.40), (FASTER, 0.40)])
+    assert keys(result.causes)[0] == "slow_device"
+
+
+def test_fault_whose_repair_regains_nothing_is_not_the_cause(facts):
+    pair = [suspect("batch_cap", "policy", QUEUE, BATCH), suspect("slow_device", "fault", QUEUE, FASTER)]
+    result, _ = judged(facts, pair, [(BATCH, 0.40), (FASTER, 0.0)])
+    assert keys(result.causes)[0] == "batch_cap"
+
+
+@pytest.mark.parametrize(("regained", "first"), [(0.4, "batch_cap"), (0.01, "overload")])
+def test_capacity_is_short_only_if_no_setting_regains(facts, regained, first):
+    pair = [suspect("overload", "capacity", QUEUE, FASTER), suspect("batch_cap", "policy", QUEUE, BATCH)]
+    result, _ = judged(facts, pair, [(BATCH, regained), (FASTER, 0.45)])
+    assert keys(result.causes)[0] == first
+
+
+def test_evidence_against_changes_the_order(facts):
+    pair = [suspect("a", "policy", QUEUE, BATCH, against=4.0), suspect("b", "policy", QUEUE, FASTER)]
+    result, _ = judged(facts, pair, [(BATCH, 0.4), (FASTER, 0.4)])
+    assert keys(result.causes)[0] == "b"
+
+
+@pytest.mark.parametrize(("extra", "named"), [(0.2, True), (0.02, False)])
+def test_second_cause_is_named_if_its_fix_adds_something(facts, extra, named):
+    pair = [suspect("a", "fault", QUEUE, FASTER), suspect("b", "policy", QUEUE, BATCH)]
+    result, _ = judged(facts, pair, [(FASTER, 0.2), (BATCH, 0.02)], extras=[(combined(FASTER, BATCH), extra)])
+    assert ("b" in keys(result.causes)) is named
+
+
+def test_second_cause_of_other_time_is_named_without_a_replay(facts):
+    over = excess(request_queue=300.0, client_network=300.0)
+    pair = [suspect("a", "fault", QUEUE, over=over), suspect("b", "client", {"client.network": 1.0}, over=over)]
+    lost = [over]
+    divide(lost, pair, {})
+    result = adjudicate(facts, lost, pair, None)
+    assert set(keys(result.causes)) == {"a", "b"} and "not installed" in result.refused
+
+
+def test_best_candidate_of_a_setting_is_the_fix(facts):
+    wider = Change(settings={"max_num_seqs": 16})
+    result, _ = judged(facts, [suspect("batch_cap", "policy", QUEUE, BATCH, wider)], [(BATCH, 0.1), (wider, 0.4)])
+    assert result.causes[0].change == wider and result.causes[0].gain == pytest.approx(0.4)
+
+
+def test_no_millisecond_is_explained_twice(facts):
+    over = excess(request_queue=300.0, compute_prefill=100.0)
+    three = [
+        suspect("a", "policy", QUEUE, over=over),
+        suspect("b", "fault", {"request.queue": 0.8, "compute.prefill": 1.0}, over=over, facts_for=3.0),
+        suspect("c", "workload", {"request.queue": 0.2}, over=over),
+    ]
+    divide([over], three, {})
+    assert sum(each.explains_ms[over.name] for each in three) <= 400.0 + 1e-9
+    assert sum(each.explained for each in three) <= 1.0 + 1e-9
+    divide([over], three[1:], added({}, three[0]))
+    assert sum(each.explains_ms[over.name] for each in three[1:]) == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 4.0])
+def test_more_evidence_never_lowers_and_more_against_never_raises(weight):
+    base = [evidence("for", 1, "share", "a test"), evidence("against", 1, "share", "a test", supports=False)]
+    more = evidence("more", 1, "share", "a test", weight=weight)
+    less = evidence("less", 1, "share", "a test", supports=False, weight=weight)
+    assert support_of([*base, less]) < support_of(base) < support_of([*base, more])
+
+
+def test_run_that_a_replay_cannot_repeat_keeps_its_estimates(facts):
+    pair = [suspect("a", "policy", QUEUE, BATCH)]
+    lost = [pair[0].cases[0][0]]
+    divide(lost, pair, {})
+    now = float(facts.rows.good.mean())
+    result = adjudicate(facts, lost, pair, Scripted([(BATCH, 0.4)], now - 0.5))
+    assert result.causes[0].is_estimate and "replayed unchanged" in result.refused
+
+
+def test_refused_change_is_no_trial(facts):
+    class Refuses(Scripted):
+        def _one(self, change):
+            found = super()._one(change)
+            return msgspec.structs.replace(found, is_refused=change.settings != {})
+
+    pair = [suspect("a", "policy", QUEUE, BATCH)]
+    lost = [pair[0].cases[0][0]]
+    divide(lost, pair, {})
+    result = adjudicate(facts, lost, pair, Refuses([], float(facts.rows.good.mean())))
+    assert result.causes[0].is_estimate
+
+
+def test_both_changes_are_in_a_combined_one():
+    both = combined(Change(settings={"a": 1, "b": 2}, device_speed=2.0), Change(settings={"b": 3, "c": 4}, kv_scale=2))
+    assert both.settings == {"a": 1, "b": 2, "c": 4} and both.device_speed == 2.0 and both.kv_scale == 2
+
+
+def test_confidence_has_a_coefficient_for_each_feature_and_grows_with_what_is_regained():
+    assert set(coefficients()) == {"intercept", *FEATURES}
+    least, most = dict.fromkeys(FEATURES, 0.0), dict.fromkeys(FEATURES, 1.0)
+    assert 0 < confidence(least) < confidence(most) < 1
