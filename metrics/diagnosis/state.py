@@ -80,7 +80,7 @@ def _undecided(costly: Sequence[Finding]) -> str:
     if not rivals or first.confidence >= SURE_ENOUGH or first.confidence_features.get("margin", 1.0) >= CLEAR_MARGIN:
         return ""
     return (
-        f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and it cannot be said why. Either "
+        f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and why is open. Either "
         f"{first.cause}; or {rivals[0].cause}. Measure first: {first.probe.measurement}"
     )
 
