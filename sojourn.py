@@ -31,6 +31,7 @@ from commands.sweep import sweep
 from commands.trace import trace
 from commands.ui import ui
 from commands.usage import usage
+from commands.verify import verify
 from loadgen.exit_code import EXIT_CODES
 from metrics.errors import SojournError
 
@@ -62,7 +63,7 @@ register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
 register("Load and search", sweep, capacity)
 register("Diagnose and explain", diagnose, replay, explain, report, ui, trace, join)
-register("Compare", compare, export)
+register("Compare", compare, verify, export)
 register("Compare", bench, **OWN_PARSER)
 register("Calibrate", calibrate, calibrate_device)
 app.add_typer(faults, name="faults", rich_help_panel="Calibrate")

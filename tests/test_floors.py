@@ -49,7 +49,9 @@ MAY_IMPORT = {
         "metrics.diagnosis", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
         "metrics.statistics", "metrics.errors", "metrics.whole_file",
     },
-    "metrics.replay": {"metrics.errors"},
+    "metrics.replay": {
+        "metrics.compare", "metrics.compute", "metrics.request", "metrics.results", "metrics.run", "metrics.errors",
+    },
     "metrics.search": {
         "metrics.results", "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.statistics",
         "metrics.errors",

@@ -12,7 +12,7 @@ from engine.replay.simulate import Material
 from engine.replay.step_fit import StepTimes
 from engine.replay.steps_table import step_columns
 from metrics.errors import ReplayError
-from metrics.run.directory import RunDirectory, section
+from metrics.run.directory import RunDirectory, engine_settings, section
 
 FEWEST_STEPS = 20  # fewer tell nothing of how long steps take
 
@@ -45,6 +45,8 @@ def material_of(
         step_begins_ns=columns.begin_ns,
         first_step_ns=int(steps.begin_ns.min()),
         overlap=overlap,
+        device_type="cpu" if section(meta, "core").get("device", "cpu") == "cpu" else "cuda",
+        objective_tpot_ms=engine_settings(dict(meta)).get("objective_tpot_ms"),
     )
 
 

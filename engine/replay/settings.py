@@ -93,7 +93,7 @@ def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, An
                 settings.pop(name, None)
     if "max_num_batched_tokens" in chosen and "max_prefill_chunk_tokens" not in chosen:
         chunk = settings.get("max_prefill_chunk_tokens")
-        if chunk is not None:
+        if chunk is not None and isinstance(chosen["max_num_batched_tokens"], int):
             settings["max_prefill_chunk_tokens"] = min(chunk, chosen["max_num_batched_tokens"])
     settings["num_kv_blocks"] = _blocks(recorded, chosen, change.kv_scale, meta)
     settings.pop("kv_cache_gib", None)

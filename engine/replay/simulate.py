@@ -14,6 +14,7 @@ from engine.replay.outcome import Answers, replayed_answers
 from engine.replay.recorded import WAY_ACCOUNTS, RecordedLoad
 from engine.replay.routing import Router
 from engine.replay.step_fit import StepTimes
+from engine.replay.token_budget import token_budget
 from engine.replay.turn_model import FittedTurns
 from metrics.replay.prediction import Change
 
@@ -28,6 +29,8 @@ class Material:
     step_begins_ns: np.ndarray  # from the first step
     first_step_ns: int  # on the clock of the run
     overlap: bool
+    device_type: str = "cpu"  # or cuda
+    objective_tpot_ms: float | None = None  # of the server: what max_num_batched_tokens=auto keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,11 @@ class Replayer:
             )
             for _ in range(change.replicas)
         ]  # fmt: skip
+        budget = token_budget(
+            config, change, material.times, accident.slowness, material.device_type, material.objective_tpot_ms
+        )
         replicas = [
-            Replica(make_scheduler(config, config.num_kv_blocks), each, load.on_emitted, overlap=overlap)
+            Replica(make_scheduler(config, config.num_kv_blocks, budget), each, load.on_emitted, overlap=overlap)
             for each in turns
         ]
         sent = load.run(replicas, Router(replicas, change.routing))

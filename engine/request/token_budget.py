@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
-from metrics.compute.cost_model import ModelShape, StepWork, decode_pairs, pairs_and_reads, prompt_pairs
+from metrics.compute.cost_model import ModelShape, StepWork, Windows, decode_pairs, pairs_and_reads, prompt_pairs
 from metrics.compute.step_time import StepTimeModel, features
 
 OBJECTIVE_SHARE = 0.8  # of a time per output token: the rest is for the host's work and the spread of steps
@@ -77,9 +77,9 @@ class TimedBudget:
     It holds all decodes and LEAST_PROMPT_TOKENS at least, and `most` tokens at most.
     """
 
-    def __init__(self, most: int, shape: ModelShape, target: StepTarget, step_time: StepTime):
+    def __init__(self, most: int, windows: Windows, target: StepTarget, step_time: StepTime):
         self.most = most
-        self._shape = shape
+        self._windows = windows
         self._target = target
         self._step_time = step_time
 
@@ -87,13 +87,13 @@ class TimedBudget:
         if not decodes:
             return self.most
         count = len(decodes)
-        pairs = decode_pairs(self._shape, [request.num_computed_tokens for request in decodes])
+        pairs = decode_pairs(self._windows, [request.num_computed_tokens for request in decodes])
         past = prompts[0].num_computed_tokens if prompts else 0
         alone = StepWork(count, count, pairs, 0, 0, 0, count)
         decode_ns = self._step_time.predict_work(alone, eager=False) or self._step_time.predict_work(alone)
 
         def mixed_ns(tokens: int) -> float | None:
-            others = prompt_pairs(self._shape, tokens, past)
+            others = prompt_pairs(self._windows, tokens, past)
             return self._step_time.predict_work(StepWork(count + tokens, count, pairs, 1, others, 0, count + 1))
 
         least, most = LEAST_PROMPT_TOKENS, self.most - count
@@ -124,7 +124,8 @@ class LearningBudget(TimedBudget):
         self, most: int, shape: ModelShape, target: StepTarget, measured: Sequence[tuple[StepWork, bool, int]] = ()
     ):
         self._model = StepTimeModel()
-        super().__init__(most, shape, target, self._model)
+        super().__init__(most, shape.windows, target, self._model)
+        self._shape = shape
         self._steps: list[tuple[list[int], list[int], int, int, bool, int]] = []
         if measured:
             rounds = -(-self.STEPS_OF_MEASURED // len(measured))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+Windows = tuple[tuple[int | None, int], ...]
 PARTS = ("attention", "mlp", "head")  # of a model: a step has the FLOPs of each
 
 
@@ -30,7 +31,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     attention_parameters: int  # projections to queries, keys and values, and from what was mixed
     mlp_parameters: int  # of the feed-forward parts, routers included; of the routed experts only the chosen
     pair_flops: int  # of one query and one key in one layer: their product and the mixing, all heads
-    windows: tuple[tuple[int | None, int], ...]  # (sliding window or None, number of layers that have it)
+    windows: Windows  # (sliding window or None, number of layers that have it)
     kv_bytes_per_token: int  # all layers
     weight_bytes: int  # that every step reads: no embedding table, of which rows are gathered, no routed experts
     experts: ExpertShape | None = None
@@ -122,7 +123,7 @@ def step_cost(shape: ModelShape, work: StepWork) -> StepCost:
 
 def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled: int = 0) -> int:
     """FLOPs of `new_tokens` after `past_tokens` of one sequence, `sampled` of them with logits."""
-    pairs = prompt_pairs(shape, new_tokens, past_tokens)
+    pairs = prompt_pairs(shape.windows, new_tokens, past_tokens)
     linear = new_tokens * shape.linear_flops_per_token + sampled * shape.head_flops_per_row
     return linear + shape.pair_flops * pairs
 
@@ -130,21 +131,21 @@ def request_flops(shape: ModelShape, new_tokens: int, past_tokens: int, sampled:
 def decode_flops(shape: ModelShape, past_tokens: Sequence[int]) -> int:
     """FLOPs of a step in which each of so many sequences computes one token and draws the next."""
     linear = len(past_tokens) * (shape.linear_flops_per_token + shape.head_flops_per_row)
-    return linear + shape.pair_flops * decode_pairs(shape, past_tokens)
+    return linear + shape.pair_flops * decode_pairs(shape.windows, past_tokens)
 
 
-def decode_pairs(shape: ModelShape, past_tokens: Sequence[int]) -> int:
+def decode_pairs(windows: Windows, past_tokens: Sequence[int]) -> int:
     """Pairs of a query and a key that it sees, over all layers, where each of so many sequences computes one token."""
     count, pairs = len(past_tokens), 0
-    for window, layers in shape.windows:
+    for window, layers in windows:
         seen = sum(past_tokens) + count if window is None else sum([min(past + 1, window) for past in past_tokens])
         pairs += layers * seen
     return pairs
 
 
-def prompt_pairs(shape: ModelShape, new_tokens: int, past_tokens: int) -> int:
+def prompt_pairs(windows: Windows, new_tokens: int, past_tokens: int) -> int:
     """... where one sequence computes `new_tokens` after `past_tokens`."""
-    return sum([layers * num_pairs(new_tokens, past_tokens, window) for window, layers in shape.windows])
+    return sum([layers * num_pairs(new_tokens, past_tokens, window) for window, layers in windows])
 
 
 def num_pairs(new: Count, past: Count, window: int | None) -> Count:

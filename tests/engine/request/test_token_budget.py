@@ -64,7 +64,7 @@ objectives = st.none() | st.floats(1, 1000)
 @given(devices, contexts, st.integers(0, 2000), objectives)
 def test_a_mixed_step_is_as_large_as_its_target_allows(device, contexts, past, objective):
     target = StepTarget(objective)
-    budget = TimedBudget(MOST, SHAPE, target, device).beside(running(*contexts), running(past))
+    budget = TimedBudget(MOST, SHAPE.windows, target, device).beside(running(*contexts), running(past))
     prompt_tokens = budget - len(contexts)
     assert LEAST_PROMPT_TOKENS <= prompt_tokens <= MOST - len(contexts)
     least_ns = mixed_ns(device, contexts, LEAST_PROMPT_TOKENS, past)
@@ -81,7 +81,7 @@ def test_a_mixed_step_is_as_large_as_its_target_allows(device, contexts, past, o
 @given(devices, contexts, st.integers(0, 2000), st.floats(1, 500), st.floats(1, 4))
 def test_a_looser_objective_never_gives_a_smaller_budget(device, contexts, past, objective, factor):
     tight, loose = (
-        TimedBudget(MOST, SHAPE, StepTarget(bound), device).beside(running(*contexts), running(past))
+        TimedBudget(MOST, SHAPE.windows, StepTarget(bound), device).beside(running(*contexts), running(past))
         for bound in (objective, factor * objective)
     )
     assert loose >= tight
@@ -95,7 +95,7 @@ def test_targets_come_from_the_objective_or_from_the_decode_step():
 
 
 def test_without_decodes_the_budget_is_the_largest_and_without_knowledge_a_start_value():
-    unknowing = TimedBudget(MOST, SHAPE, StepTarget(), StepTimeModel())
+    unknowing = TimedBudget(MOST, SHAPE.windows, StepTarget(), StepTimeModel())
     assert unknowing.beside([], running(0)) == MOST
     assert unknowing.beside(running(5, 6), running(0)) == 2 + START_PROMPT_TOKENS
     assert FixedBudget(32).beside(running(5, 6), running(0)) == 32
@@ -133,7 +133,7 @@ def test_the_scalar_prediction_is_that_of_the_features(eager):
 
 
 def test_the_scheduler_asks_only_where_prompts_share_a_step_with_decodes():
-    budget = TimedBudget(32, SHAPE, StepTarget(10), Device(step_ns=1_000_000, token_ns=300_000, pair_ns=0))
+    budget = TimedBudget(32, SHAPE.windows, StepTarget(10), Device(step_ns=1_000_000, token_ns=300_000, pair_ns=0))
     simulation = Simulation(max_num_batched_tokens=budget)
     simulation.receive(submit("a", list(range(20)), 12))
     simulation.step()

@@ -1,0 +1,177 @@
+"""`sojourn verify`: whether the run with the fix did what was predicted."""
+
+import importlib.util
+import json as json_module
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands.cli import EXTRAS, RUNS, find_run, open_run, out, print_json, table
+from metrics.errors import InputError, ReplayError, SojournError
+
+if TYPE_CHECKING:
+    from metrics.replay.ledger import LedgerEntry
+    from metrics.replay.prediction import Predictor
+    from metrics.replay.verify import Verified
+    from metrics.run.directory import RunDirectory
+
+MISSED = 1
+
+
+def verify(
+    run: Annotated[Path | None, typer.Argument(help="the run that the prediction is of")] = None,
+    run2: Annotated[Path | None, typer.Argument(help="the same load with the change")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="show the ledger: every prediction, hits and errors")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option(help="ledger to append to or to show; by default predictions.jsonl beside RUN2")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Compare what was predicted of a change with what the run with that change gave, and keep score.
+
+    The prediction is that of RUN's diagnosis, if the settings that differ are those of a fix that it names; else RUN
+    is replayed with the settings that differ. Exit code: 0 hit; 1 miss; 2 wrong use, or runs that cannot be compared.
+    """
+    from metrics.replay.ledger import FILE_NAME
+
+    if list_:
+        if run2 is not None:
+            raise InputError("--list shows a ledger and takes a run or none; leave the second run out")
+        _list(_ledger(ledger, run) if run is not None or ledger is not None else RUNS / FILE_NAME, json)
+        return
+    if run is None or run2 is None:
+        raise InputError("give the run that was predicted and the run with the change, or --list")
+    path = _ledger(ledger, run2)
+    found = verify_pair(open_run(run), open_run(run2), path)
+    if json:
+        print_json({"entry": found.entry, "changed": found.changed, "notes": found.notes, "ledger": str(path)})
+    else:
+        print_verified(found, path)
+    if not found.entry.hit:
+        sys.exit(MISSED)
+
+
+def verify_pair(run: "RunDirectory", run2: "RunDirectory", ledger: Path, predicted_by: str | None = None) -> "Verified":
+    """Judges the pair and appends it to the ledger. Raises SojournError where the pair tests no prediction."""
+    from metrics.replay.ledger import append
+    from metrics.replay.verify import changed_settings, check_comparable, chosen_claim, claims, verified
+
+    try:
+        notes = check_comparable(run, run2)
+        changed = changed_settings(run.meta(), run2.meta())
+        claim, others = chosen_claim(changed, claims(_diagnosis(run)), lambda: _predictor(run))
+    except ReplayError as error:
+        raise InputError(str(error)) from None
+    if predicted_by is not None:
+        claim = claim._replace(predicted_by=predicted_by)
+    found = verified(run, run2, claim, [*notes, *others])
+    try:
+        append(ledger, found.entry)
+    except OSError as error:
+        raise SojournError(f"{ledger} cannot be written: {error.strerror}; choose another with --ledger") from None
+    return found
+
+
+def print_verified(found: "Verified", ledger: Path | None = None) -> None:
+    from metrics.replay.verify import change_text, settings_text
+
+    entry = found.entry
+    before = settings_text({name: old for name, (old, _) in found.changed.items()})
+    after = settings_text({name: new for name, (_, new) in found.changed.items()})
+    out.print(f"changed        {before} → {after}" if found.changed else "changed        nothing: the run was repeated",
+              markup=False)  # fmt: skip
+    said = {"diagnosis": f"the diagnosis of {entry.run} ({entry.cause})", "rival": f"the diagnosis of {entry.run}, as "
+            f"what its rival {entry.cause} would give", "plan": f"the plan of {entry.run}"}  # fmt: skip
+    who = said.get(entry.predicted_by, f"a replay of {entry.run}, after the fact")
+    out.print(f"predicted by   {who}: {change_text(entry.change)}\n", markup=False)
+    rows = table("figure", "before", "predicted", "80 % interval", "measured", "error", "", text=["figure", ""])
+    for each in entry.figures:
+        show = _percent if each.name == "attainment" else _number
+        error = f"{each.error * 100:+.1f} points" if each.name == "attainment" else f"{each.error:+.1%}"
+        cells = ("–" if each.before is None else show(each.before), show(each.median))
+        rows.add_row(_named(each.name), *cells, f"{show(each.low)} – {show(each.high)}", show(each.measured), error,
+                     "hit" if each.hit else "miss")  # fmt: skip
+    out.print(rows)
+    for note in found.notes:
+        out.print(f"! {note}", markup=False)
+    out.print(f"\n[bold]{'hit' if entry.hit else 'miss'}[/bold]: {verdict_sentence(entry)}")
+    if ledger is not None:
+        out.print(f"ledger         {ledger}", markup=False)
+
+
+def verdict_sentence(entry: "LedgerEntry") -> str:
+    """`attainment 96.1 % lies within the predicted 92.0 % – 100.0 %`."""
+    judged = entry.figures[0]
+    show = _percent if judged.name == "attainment" else _number
+    lies = "lies within" if judged.hit else "lies outside"
+    return (
+        f"{_named(judged.name)} {show(judged.measured)} {lies} the predicted {show(judged.low)} – {show(judged.high)}"
+    )
+
+
+def _list(path: Path, json: bool) -> None:
+    from metrics.replay.ledger import read, score
+    from metrics.replay.verify import change_text
+
+    entries = read(path)
+    total = score(entries)
+    if json:
+        print_json({"ledger": str(path), "score": total, "hit_rate": total.hit_rate, "entries": entries})
+        return
+    if not entries:
+        out.print(f"{path} holds no prediction yet; verify one: sojourn verify RUN RUN2", markup=False)
+        return
+    rows = table("when", "run", "run 2", "change", "by", "figure", "predicted", "measured", "error", "",
+                 text=["when", "run", "run 2", "change", "by", "figure", ""])  # fmt: skip
+    for entry in entries:
+        judged = entry.figures[0]
+        is_share = judged.name == "attainment"
+        show = _percent if is_share else _number
+        rows.add_row(
+            entry.when[:16], entry.run, entry.run2, change_text(entry.change), entry.predicted_by, _named(judged.name),
+            f"{show(judged.low)} – {show(judged.high)}", show(judged.measured),
+            f"{100 * judged.error:+.1f} points" if is_share else f"{judged.error:+.1%}", "hit" if entry.hit else "miss",
+        )  # fmt: skip
+    out.print(rows)
+    out.print(
+        f"\n{total.hits} of {total.predictions} predictions hit ({total.hit_rate:.0%}); mean error "
+        f"{100 * total.mean_error:.1f} points or percent, worst {100 * total.worst_error:.1f}"
+    )
+
+
+def _ledger(ledger: Path | None, run: Path | None) -> Path:
+    from metrics.replay.ledger import ledger_beside
+
+    return ledger if ledger is not None else ledger_beside(find_run(run))
+
+
+def _diagnosis(run: "RunDirectory") -> dict | None:
+    """What diagnosed the run before the change was tried; None where nobody did."""
+    try:
+        return json_module.loads((run.path / "diagnosis.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _predictor(run: "RunDirectory") -> "Predictor | None":
+    if any(importlib.util.find_spec(name) is None for name in EXTRAS["engine"] if name != "torch"):
+        return None
+    from engine.replay.predictor import predictor_of
+
+    return predictor_of(run)
+
+
+def _named(figure: str) -> str:
+    name, _, quantile = figure.partition(":")
+    words = {"attainment": "attainment", "goodput_rps": "goodput, 1/s"}
+    return words.get(name, f"{name.removesuffix('_ms').upper()} {quantile}, ms")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return "–" if value != value else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
