@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from commands.cli import RunArgument, need, open_run, out, print_json, table
+from commands.cli import RunArgument, need, open_run, out, print_json
 from commands.replay_changes import grid, label
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (("TTFT p50", "ttft_ms", "p50"), ("TTFT p99", "ttft_ms", "p99"), ("TPOT p50", "tpot_ms", "p50"),
            ("E2E p50", "e2e_ms", "p50"))  # fmt: skip
+WIDTH = 11  # of a column
 
 
 def replay(
@@ -69,22 +70,23 @@ def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
-    rows = table("", *(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted", text=[""])
+    _print_line([*(name for name, _, _ in COLUMNS), "goodput", "kept", "preempted"])
     recorded = predictor.recorded
-    rows.add_row(
-        "recorded",
-        *(_ms(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
-        _rate(recorded["goodput_rps"]), _share(recorded["attainment"]), f"{predictor.recorded_preemptions:,}",
-    )  # fmt: skip
+    out.print("recorded")
+    _print_line(
+        [
+            *(_ms(recorded.get(f"{latency}:{quantile}", math.nan)) for _, latency, quantile in COLUMNS),
+            _rate(recorded["goodput_rps"]),
+            _share(recorded["attainment"]),
+            f"{predictor.recorded_preemptions:,}",
+        ]
+    )
     for name, prediction in [("replayed unchanged", unchanged), *((label(p.change), p) for p in predictions)]:
-        rows.add_row(
-            name if prediction.is_trusted else f"{name} [bold]![/bold]",
-            *(_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS),
-            _interval(prediction.goodput_rps, _rate),
-            _interval(prediction.attainment, _share),
-            f"{prediction.preemptions:,}",
-        )
-    out.print(rows)
+        out.print(name if prediction.is_trusted else f"{name} !", markup=False)
+        cells = [_interval(getattr(prediction, latency)[quantile], _ms) for _, latency, quantile in COLUMNS]
+        cells += [_interval(prediction.goodput_rps, _rate), _interval(prediction.attainment, _share)]
+        _print_line([*(median for median, _ in cells), f"{prediction.preemptions:,}"])
+        _print_line([bounds for _, bounds in cells], "dim")
     out.print(f"latencies in ms, goodput in requests/s; {predictor.sentence()}", markup=False)
     shown: list[str] = []
     for prediction in (unchanged, *predictions):
@@ -95,12 +97,17 @@ def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "
                 out.print(f"! {which}{doubt}", markup=False)
 
 
-def _interval(interval: "Interval", shown: Callable[[float], str]) -> str:
-    """The median, and below it the bounds where they read differently."""
+def _print_line(cells: list[str], style: str | None = None) -> None:
+    """The columns of a row. What it is of stands in a line of its own: a label is as long as the changes in it."""
+    out.print("".join(f"{cell:>{WIDTH}}" for cell in cells).rstrip(), style=style, markup=False)
+
+
+def _interval(interval: "Interval", shown: Callable[[float], str]) -> tuple[str, str]:
+    """The median, and the bounds where they read differently."""
     if math.isnan(interval.median):
-        return "–"
+        return "–", ""
     low, median, high = shown(interval.low), shown(interval.median), shown(interval.high)
-    return median if low == median == high else f"{median}\n[dim]{low}–{high}[/dim]"
+    return median, "" if low == median == high else f"{low}–{high}"
 
 
 def _ms(value: float) -> str:

@@ -20,10 +20,10 @@ def give_token_ids(frame: pd.DataFrame, requests: Sequence[Any]) -> None:
     rooms: dict[tuple[str, int], int] = {}  # class and shared prefix → a request that has it
     exact = "prefix_source" in frame and frame.prefix_source.notna().any()
     rows = list(frame.itertuples(index=False))
-    order = range(len(rows))
+    order = np.arange(len(rows))
     if exact:  # a source got a place before, which may be another order than that of the due moments
         order = np.argsort(frame.scheduled_ns.astype("float64").fillna(np.inf).to_numpy(), kind="stable")
-    for place in map(int, order):
+    for place in order.tolist():
         request, row = requests[place], rows[place]
         room = (request.klass, -1 if pd.isna(row.shared_prefix) else int(row.shared_prefix))
         if exact:

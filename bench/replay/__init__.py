@@ -1,0 +1,1 @@
+"""Replays beside real runs of the changed setting."""

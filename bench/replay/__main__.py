@@ -1,0 +1,93 @@
+"""How well a replay predicts: each changed setting is predicted from a run without it, then run, and compared.
+
+python -m bench.replay DIR [--repeats 2] [--workload NAME] [--markdown docs/replay_accuracy.md]
+
+Resumable: a run that DIR holds already is not made again. A run takes its scenario's 9 to 12 seconds and about 5 to
+start and to end; all of them, twice, take about 18 minutes. Runs alternate between base and changes, so that a drift
+of the machine spreads over both.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from bench.replay.compare import Compared, compare
+from bench.replay.pairs import BASE, PAIRS, SCENARIOS, label
+from bench.replay.report import markdown, summary
+from loadgen.run.experiment import run_scenario
+from loadgen.scenario.scenario import load_scenario
+from metrics.errors import RunDataError
+from metrics.run.directory import RunDirectory
+
+SECONDS_A_RUN = 17
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, help="folder of the runs; an earlier one is continued")
+    options.add_argument("--repeats", type=int, default=2, help="runs of each setting")
+    options.add_argument("--workload", action="append", choices=sorted(PAIRS), help="only this one; repeatable")
+    options.add_argument("--markdown", type=Path, help="file to write the tables to")
+    options.add_argument("--compare-only", action="store_true", help="make no run, use those that are there")
+    chosen = options.parse_args()
+    workloads = chosen.workload or list(PAIRS)
+    if not chosen.compare_only:
+        _measure(chosen.folder, workloads, chosen.repeats)
+    compared = [each for name in workloads for each in _compared(chosen.folder, name, chosen.repeats)]
+    if not compared:
+        print("no pair has both of its runs", file=sys.stderr)
+        return 1
+    print(summary(compared))
+    if chosen.markdown:
+        command = f"python -m bench.replay DIR --repeats {chosen.repeats}"
+        chosen.markdown.write_text(markdown(compared, command), encoding="utf-8")
+    return 0
+
+
+def _measure(folder: Path, workloads: list[str], repeats: int) -> None:
+    wanted = [
+        (name, settings, repeat)
+        for name in workloads for repeat in range(repeats) for settings in (BASE, *PAIRS[name])
+    ]  # fmt: skip
+    missing = [each for each in wanted if not _is_whole(_path(folder, *each))]
+    print(
+        f"{len(missing)} of {len(wanted)} runs to make, about {len(missing) * SECONDS_A_RUN / 60:.0f} min", flush=True
+    )
+    for place, (name, settings, repeat) in enumerate(missing):
+        path = _path(folder, name, settings, repeat)
+        shutil.rmtree(path, ignore_errors=True)  # what an interruption left
+        begin = time.monotonic()
+        scenario = load_scenario(str(SCENARIOS / f"{name}.yaml"))
+        run_scenario(scenario, path, engine_overrides=settings | {"port": 0}, seed=None, processes=1)
+        taken = time.monotonic() - begin
+        print(f"{place + 1}/{len(missing)} {name} {label(settings)} #{repeat}: {taken:.0f} s", flush=True)
+
+
+def _compared(folder: Path, name: str, repeats: int) -> list[Compared]:
+    found = []
+    bases = [_path(folder, name, BASE, repeat) for repeat in range(repeats)]
+    bases = [path for path in bases if _is_whole(path)]
+    for settings in PAIRS[name]:
+        paths = [_path(folder, name, settings, repeat) for repeat in range(repeats)]
+        changed = [path for path in paths if _is_whole(path)]
+        if bases and changed:
+            found.append(compare(name, settings, [RunDirectory(p) for p in bases], [RunDirectory(p) for p in changed]))
+    return found
+
+
+def _path(folder: Path, name: str, settings: dict, repeat: int) -> Path:
+    return folder / name / f"{label(settings)}#{repeat}"
+
+
+def _is_whole(path: Path) -> bool:
+    """The run came to its end: only then does it say whether it is valid."""
+    try:
+        return isinstance(RunDirectory(path).meta().get("valid"), bool)
+    except RunDataError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

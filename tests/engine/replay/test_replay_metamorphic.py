@@ -1,0 +1,79 @@
+"""How a replay must answer when something gets better, or stays as it is."""
+
+import numpy as np
+import pytest
+
+from engine.replay.material import material_of
+from engine.replay.settings import changed_config, recorded_config
+from engine.replay.simulate import Replayer
+from metrics.errors import ReplayError
+from metrics.replay.prediction import Change
+from tests.engine.replay.simulated_run import random_asks, write_run
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    """Replays a change of a run that is busy, and whose blocks run short."""
+    asks = random_asks(5, 120, mean_gap_ns=4_000_000)
+    run = write_run(tmp_path_factory.mktemp("runs") / "busy", asks, num_blocks=40)
+    meta = run.meta()
+    config = recorded_config(meta)
+    replayer = Replayer(material_of(run, meta, run.requests(), run.table("steps"), config))
+    return lambda change: replayer.replay(change, changed_config(config, change, meta))
+
+
+@pytest.mark.parametrize(
+    "change", [Change(arrival_rate=1.0), Change(replicas=1, routing="prefix"), Change(kv_scale=1.0, device_speed=1.0),
+               Change(settings={"num_kv_blocks": 40}), Change(removed={"compute.host": 0.0})],
+)  # fmt: skip
+def test_a_change_of_nothing_changes_nothing(replay, change):
+    same, unchanged = replay(change), replay(Change())
+    assert (same.answers.ttft_ms == unchanged.answers.ttft_ms).all()
+    assert (same.answers.e2e_ms == unchanged.answers.e2e_ms).all()
+    assert same.preemptions == unchanged.preemptions > 5
+
+
+@pytest.mark.parametrize(
+    "change", [Change(device_speed=2.0), Change(arrival_rate=0.5), Change(replicas=2),
+               Change(replicas=2, routing="least-loaded"), Change(replicas=2, routing="prefix"), Change(kv_scale=4.0),
+               Change(removed={"compute.decode": 0.5}), Change(removed={"compute.prefill": 0.5})],
+)  # fmt: skip
+def test_more_capacity_makes_no_quantile_of_the_first_token_later(replay, change):
+    better, unchanged = replay(change).answers.ttft_ms, replay(Change()).answers.ttft_ms
+    assert better.mean() < unchanged.mean()
+    for quantile in (0.5, 0.9, 0.99):
+        assert np.quantile(better, quantile) <= np.quantile(unchanged, quantile) * 1.001
+
+
+def test_more_blocks_make_no_more_preemptions(replay):
+    counts = [replay(Change(kv_scale=scale)).preemptions for scale in (0.6, 1.0, 2.0, 8.0)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] == 0
+
+
+def test_a_full_queue_refuses(replay):
+    found = replay(Change(settings={"max_waiting": 1}, arrival_rate=4.0))
+    assert 0 < found.refused == int((~found.answers.served).sum())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (Change(settings={"threads": 4}), "give device_speed"),
+        (Change(settings={"max_num_sqs": 4}), "is not a setting of the engine"),
+        (Change(settings={"port": 1}), "changes nothing that a replay computes"),
+        (Change(removed={"request.queue": 1.0}), "follows from the scheduler's decisions"),
+        (Change(removed={"compute.host": 1.5}), "give a number from 0 to 1"),
+        (Change(device_speed=0.0), "give a number above 0"),
+        (Change(replicas=0), "whole number from 1"),
+        (Change(settings={"max_num_seqs": 0}), "max_num_seqs=0 is not valid"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_and_spares_the_others(tmp_path, change, words):
+    from engine.replay.predictor import predictor_of
+
+    predictor = predictor_of(write_run(tmp_path / "run", random_asks(6, 12)))
+    with pytest.raises(ReplayError, match=words):
+        predictor.check(change)
+    refused, other = predictor.predict([change, Change(settings={"max_num_seqs": 2})])
+    assert not refused.is_trusted and words in refused.doubts[0]
+    assert other.change.settings == {"max_num_seqs": 2}
