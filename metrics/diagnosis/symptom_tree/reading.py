@@ -4,7 +4,7 @@ evidence is missing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metrics.diagnosis.capacity import FULL, best_load
+from metrics.diagnosis.capacity import COMFORTABLE, FULL, best_load
 from metrics.diagnosis.facts import VARIED, Facts, tightest
 from metrics.diagnosis.memory_facts import prompt_order
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
@@ -144,6 +144,16 @@ def half_blocks(facts: Facts) -> Reading | None:
 
 
 def device_slowdown(facts: Facts) -> Reading | None:
+    """Against normal speed where it is known; else only against the rest of the run, which rules no slow whole out."""
+    speed = facts.speed()
+    if speed is not None and speed.source == "reference":
+        worst = max(speed.quarters, default=speed.device.slowdown)
+        return Reading(
+            f"the device takes {speed.device.slowdown:.2f} times its normal time, {worst:.2f} times in a quarter",
+            worst < SLOW_DEVICE,
+            "steps: device_ns; run.json: speed reference",
+            max(0.0, 1 - 1 / max(worst, 1e-9)),
+        )
     if facts.steps is None or facts.steps.worst_slowdown is None:
         return None
     worst = facts.steps.worst_slowdown
@@ -152,6 +162,46 @@ def device_slowdown(facts: Facts) -> Reading | None:
         worst < SLOW_DEVICE,
         "steps: device_ns, predicted_ns",
         max(0.0, 1 - 1 / max(worst, 1e-9)),
+    )
+
+
+def neighbours(facts: Facts) -> Reading | None:
+    """Whether the engine waited for cores that other processes had."""
+    machine = facts.machine
+    if machine is None or machine.core_queued is None:
+        return steal(facts)
+    worst = machine.core_queued_worst or machine.core_queued
+    others = "" if machine.others_cores is None else f", and other processes used {machine.others_cores:.1f} cores"
+    return Reading(
+        f"the engine waited for a core in {worst:.0%} of its time in the worst quarter{others}",
+        worst < NEGLIGIBLE,
+        "system: core_queued_ns, *_cpu_seconds",
+        min(1.0, worst),
+    )
+
+
+def front_busy(facts: Facts) -> Reading | None:
+    if facts.machine is None or facts.machine.front is None:
+        return None
+    loop = facts.machine.front
+    return Reading(
+        f"the front's event loop is busy {loop.busy:.0%} of the time, {loop.busy_worst:.0%} in its worst second",
+        loop.busy_worst < COMFORTABLE,
+        "system: front turns",
+        min(1.0, loop.busy),
+    )
+
+
+def front_blocked(facts: Facts) -> Reading | None:
+    if facts.machine is None or facts.machine.front is None:
+        return None
+    loop = facts.machine.front
+    return Reading(
+        f"{loop.long_turns} turns of the front's event loop took 10 ms or more, {loop.longest_ms:,.0f} ms at most: "
+        f"{loop.long_share:.0%} of the time",
+        loop.long_share < NEGLIGIBLE,
+        "system: front turns",
+        min(1.0, loop.long_share),
     )
 
 
