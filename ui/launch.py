@@ -15,6 +15,7 @@ PAGES = {
     "overview": "speed",
     "symptoms": "stethoscope",
     "diagnose": "troubleshoot",
+    "predictions": "fact_check",
     "goodput": "target",
     "requests": "view_timeline",
     "steps": "stacked_bar_chart",

@@ -1,0 +1,51 @@
+"""The ledger of predictions, shaped for showing."""
+
+import pandas as pd
+from metrics.replay.ledger import Checked, LedgerEntry, Score
+
+from ui.text import number, percent
+
+SHARES = ("attainment",)  # figures that are shares
+
+
+def tiles(found: Score) -> list[tuple[str, str, str, str]]:
+    """How good the predictions were, as tiles."""
+    worst = f"worst {points(found.worst_error)}"
+    return [
+        ("predictions", f"{found.predictions:,}", "verified", "each pair of runs and change once"),
+        ("hits", percent(found.hit_rate), "", f"{found.hits:,} of {found.predictions:,} within the 80 % interval"),
+        ("mean error", points(found.mean_error), "", worst),
+    ]
+
+
+def points(share: float | None) -> str:
+    """A difference of shares in percentage points."""
+    return "–" if share is None else f"{number(100 * share)} points"
+
+
+def pair_name(entry: LedgerEntry) -> str:
+    change = ", ".join(f"{name}={value}" for name, value in entry.change.settings.items()) or "another change"
+    return f"{entry.run} → {entry.run2}: {change} ({'hit' if entry.hit else 'miss'})"
+
+
+def is_share(figure: Checked) -> bool:
+    return figure.name.split(":")[0] in SHARES
+
+
+def shown(figure: Checked, value: float | None) -> str:
+    return percent(value) if is_share(figure) else number(value)
+
+
+def compared(entry: LedgerEntry) -> pd.DataFrame:
+    """One row a figure: before, predicted with its interval, measured, and whether it was a hit."""
+    return pd.DataFrame(
+        {
+            "figure": [figure.name.replace(":", " ").replace("_", " ") for figure in entry.figures],
+            "before": [shown(figure, figure.before) for figure in entry.figures],
+            "predicted": [shown(figure, figure.median) for figure in entry.figures],
+            "interval": [f"{shown(figure, figure.low)} to {shown(figure, figure.high)}" for figure in entry.figures],
+            "measured": [shown(figure, figure.measured) for figure in entry.figures],
+            "error": [points(figure.error) if is_share(figure) else percent(figure.error) for figure in entry.figures],
+            "result": ["hit" if figure.hit else "miss" for figure in entry.figures],
+        }
+    )
