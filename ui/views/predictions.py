@@ -35,7 +35,7 @@ st.html(fragments.tiles(tiles(score(entries))))
 draw(
     "Predicted and measured attainment",
     figures.predicted_against_measured(entries),
-    f"`{FILE_NAME}`: the judged figure of each entry. On the diagonal the prediction was right; lines are its interval.",
+    f"`{FILE_NAME}`: the judged figure of each entry. On the diagonal it was right; lines are intervals.",
 )
 latest = list(reversed(entries))
 place = st.selectbox(
