@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
-from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
 
 from metrics.diagnosis.diagnose import diagnose
+from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
 from metrics.replay.prediction import Change, Interval, Prediction
 from tests.metrics.synthetic import synthetic_run
 from tests.ui.test_app import html, messages, opened

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from metrics.replay.ledger import LedgerEntry
 
+from metrics.replay.ledger import LedgerEntry
 from ui import theme
 from ui.tables.predictions import is_share, pair_name
 from ui.text import label, percent

@@ -1,8 +1,8 @@
 """The ledger of predictions, shaped for showing."""
 
 import pandas as pd
-from metrics.replay.ledger import Checked, LedgerEntry, Score
 
+from metrics.replay.ledger import Checked, LedgerEntry, Score
 from ui.text import number, percent
 
 SHARES = ("attainment",)  # figures that are shares

@@ -1,9 +1,9 @@
 """Predictions: what replays said that a change would give, and what the run with that change gave."""
 
 import streamlit as st
-from metrics.replay.ledger import FILE_NAME, read, score
 
 from metrics.errors import RunDataError
+from metrics.replay.ledger import FILE_NAME, read, score
 from ui.figures import ledger_of_predictions as figures
 from ui.markup import fragments
 from ui.page import draw, stop_with, style
