@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix, sureness
+from metrics.diagnosis.verdict import Diagnosis, Finding, SymptomCheck, rivals_fix
 from metrics.ledger import CLOSURE_NS, CLOSURE_SHARE, COLOURS
 from metrics.machine.client_error import client_error_sentence
 from metrics.memory.prefix_share import prefix_share
@@ -179,8 +179,7 @@ def _role(found: Finding) -> str:
 
 
 def _evidence(found: Finding) -> str:
-    parts = [f'<p class="sj-small">Sure: {prose(sureness(found))}</p>']
-    parts += [f'<div class="sj-warning">{prose(found.unsafe)}</div>'] if found.unsafe else []
+    parts = []
     for title, css, supports in (("Evidence for", "sj-for", True), ("Evidence against", "sj-against", False)):
         items = [
             f'<li class="{css}">{prose(item.statement)} <span class="sj-small sj-muted">{safe(item.source)}</span></li>'

@@ -10,8 +10,8 @@ from metrics.whole_file import write_whole
 from ui import drawings
 from ui.drawings import Drawing
 from ui.figures import goodput, ledger, steps
+from ui.markup import confidence, fragments, results
 from ui.markup import foreign_server as server
-from ui.markup import fragments, results
 from ui.markup.document import caption, document, figure
 from ui.run_data import RunData, load
 from ui.tables.blame import slowed_steps, traits
@@ -101,7 +101,10 @@ def _blame(run: RunData) -> str:
 
 
 def _findings(diagnosis: Diagnosis) -> str:
-    cards = [fragments.finding(place, found) for place, found in enumerate(diagnosis.findings, start=1)]
+    cards = [
+        fragments.finding(place, found) + confidence.sentence(diagnosis, found)
+        for place, found in enumerate(diagnosis.findings, start=1)
+    ]
     parts = cards or [f"<p>{safe(without_finding(diagnosis))}</p>"]
     parts += ["<h3>The six symptoms</h3>", fragments.checks(diagnosis.checks)]
     if diagnosis.warnings:
