@@ -237,7 +237,7 @@ def _rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
 
 
 def _token_ns(stamps: pd.Series, place: int) -> np.ndarray:
-    return np.array([float(s[place]) if s is not None and len(s) else np.nan for s in stamps])
+    return np.array([float(s[place]) if np.size(s) and isinstance(s, list | np.ndarray) else np.nan for s in stamps])
 
 
 def _first_reads(frame: pd.DataFrame) -> np.ndarray:

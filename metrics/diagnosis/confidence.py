@@ -34,7 +34,7 @@ def features(facts: Facts, each: Judged, judgement: Judgement) -> dict[str, floa
         "margin": _margin(each, judgement),
         "support": each.suspect.support,
         "level": LEVEL_SHOWS[facts.level] if known or facts.level == "client" else min(0.6, LEVEL_SHOWS[facts.level]),
-        "replayed": 0.0 if each.is_estimate else 1.0,
+        "replayed": 0.0 if each.is_estimate else 1.0 if judgement.unchanged.is_trusted else 0.5,
     }
     return {name: float(value) for name, value in found.items()}
 

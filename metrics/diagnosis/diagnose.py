@@ -101,10 +101,13 @@ def _with_symptoms(
 
 
 def _of_replay(judgement: Judgement, late: Lateness) -> list[str]:
-    """Why gains are estimates, where they are."""
-    if judgement.causes and judgement.refused:
+    """Why gains are estimates, where they are, and what the replays are doubted for."""
+    if not judgement.causes:
+        return list(late.unsafe)
+    if judgement.refused:
         return [*late.unsafe, f"gains are estimates: {judgement.refused}"]
-    return list(late.unsafe)
+    doubts = judgement.unchanged.doubts if judgement.unchanged is not None else []
+    return [*late.unsafe, *(f"replays: {doubt}" for doubt in doubts)]
 
 
 def _bottleneck(lost: Sequence[Excess], state: State, found: Sequence[Finding]) -> str | None:

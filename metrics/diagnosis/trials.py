@@ -67,9 +67,15 @@ class Trials:
         missed = 1.0 - self.unchanged.attainment.median
         return missed * max((1.0 - after[name] / before[name] for name in before if before[name] > 0), default=0.0)
 
+    @property
+    def is_trusted(self) -> bool:
+        return self.usable and self.unchanged.is_trusted
+
     def _doubt(self, measured: float) -> str:
-        if self.unchanged.doubts and not self.unchanged.is_trusted:
-            return self.unchanged.doubts[0]
+        """Why the replays say nothing of this run; "" where the unchanged one repeats what the clients measured.
+
+        What the replay itself doubts (a step model of few steps, a shared machine) lowers the confidence, no more.
+        """
         found = self.unchanged.attainment
         if found.low <= measured <= found.high or abs(found.median - measured) <= TRUSTED_WITHIN:
             return ""

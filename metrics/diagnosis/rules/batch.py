@@ -17,6 +17,7 @@ from metrics.replay.prediction import Change
 DECODE = ("compute.decode",)
 WIDER = (2, 4, 16, 64)  # times the cap: candidates of a replay
 LARGEST_CANDIDATE = 256  # requests: beyond it the step model of a run is extrapolated too far
+POOL = frozenset(("num_kv_blocks", "kv_cache_gib", "memory_fraction"))  # settings that fix the size of the pool
 NARROWER = (1.0, 0.75, 0.5, 0.25)  # of the batch that fits the time per token
 LARGER_STEP = 1.25  # a batch that makes steps a quarter longer than the objective is a measured effect, not noise
 
@@ -30,14 +31,17 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     cap = facts.engine.get("max_num_seqs")
     if not cap:
         return None
-    roomy = max(cap + 1, int(kv_batch(facts))) if facts.work is not None else 8 * cap
+    # A pool that nobody chose grows with the cap: the server derives its size
+    is_fixed = bool(POOL & facts.chosen) and facts.work is not None
+    roomy = max(cap + 1, int(kv_batch(facts))) if is_fixed else max(2 * cap, LARGEST_CANDIDATE)
     wanted = comfortable_batch(facts) if steps.model is not None and facts.work is not None else 2 * cap
     first = max(cap + 1, min(wanted, roomy)) if wanted > cap else min(2 * cap, roomy)
     most = max(cap + 1, min(roomy, LARGEST_CANDIDATE))
     values = list(dict.fromkeys([first, *(min(times * cap, most) for times in WIDER)]))
     now, raised = load(facts), load(facts, batch=min(roomy, batch_within_tpot(facts))) if steps.model else load(facts)
     return Proposal(
-        cause=f"the batch is capped at {cap} requests, and the KV pool has room for {roomy}",
+        cause=f"the batch is capped at {cap} requests"
+        + (f", and the KV pool has room for {roomy}" if is_fixed else ""),
         evidence=[
             *excess_evidence(excess, QUEUE),
             *blamed_group(facts, excess),
