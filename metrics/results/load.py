@@ -44,4 +44,6 @@ def declared_window_s(meta: dict[str, Any]) -> float | None:
 
 def latency_origin(meta: dict[str, Any]) -> str:
     """Where a latency of the run begins, in words."""
+    if meta.get("measured_by") == "server":
+        return "from the arrival at the server"
     return f"from {CLOSED_ORIGIN} (closed loop)" if is_closed(meta) else "from the intended send"

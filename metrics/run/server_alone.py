@@ -34,7 +34,7 @@ def meta_of(run: RunDirectory) -> dict[str, Any]:
     if not is_server_alone(run, meta):
         return meta
     other = [reason for reason in meta["invalid_reasons"] if reason != SERVER_ALONE]
-    return meta | {"valid": False if other else None, "invalid_reasons": other}
+    return meta | {"measured_by": "server", "valid": False if other else None, "invalid_reasons": other}
 
 
 def as_client(served: pd.DataFrame, empty: pd.DataFrame) -> pd.DataFrame:
