@@ -11,7 +11,7 @@ from metrics.diagnosis.rules.shared_evidence import (
     missing_share,
     residual_evidence,
 )
-from metrics.diagnosis.verdict import evidence
+from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
 DECODE = ("compute.decode",)
@@ -23,7 +23,7 @@ LARGER_STEP = 1.25  # a batch that makes steps a quarter longer than the objecti
 
 
 @cause(lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy", accounts=QUEUE,
-       reason="batch_cap", needs=("excess", "steps"), rival="overload: the device is full at any batch",
+       reason="batch_cap", rival="overload: the device is full at any batch",
        rival_key="overload")  # fmt: skip
 def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for a place in the batch while the device could take more of them in a step."""
@@ -32,13 +32,14 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     if not cap:
         return None
     # A pool that nobody chose grows with the cap: the server derives its size
-    is_fixed = bool(POOL & facts.chosen) and facts.work is not None
+    is_fixed = bool(POOL & facts.chosen) and facts.work is not None and steps is not None
     roomy = max(cap + 1, int(kv_batch(facts))) if is_fixed else max(2 * cap, LARGEST_CANDIDATE)
-    wanted = comfortable_batch(facts) if steps.model is not None and facts.work is not None else 2 * cap
+    has_model = steps is not None and steps.model is not None and facts.work is not None
+    wanted = comfortable_batch(facts) if has_model else 2 * cap
     first = max(cap + 1, min(wanted, roomy)) if wanted > cap else min(2 * cap, roomy)
     most = max(cap + 1, min(roomy, LARGEST_CANDIDATE))
     values = list(dict.fromkeys([first, *(min(times * cap, most) for times in WIDER)]))
-    now, raised = load(facts), load(facts, batch=min(roomy, batch_within_tpot(facts))) if steps.model else load(facts)
+    now, raised = load(facts), load(facts, batch=min(roomy, batch_within_tpot(facts))) if has_model else load(facts)
     return Proposal(
         cause=f"the batch is capped at {cap} requests"
         + (f", and the KV pool has room for {roomy}" if is_fixed else ""),
@@ -47,9 +48,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
             *blamed_group(facts, excess),
             evidence(f"{capped:.0%} of the waiting was for the batch cap: refused by it, or behind a request that was",
                      capped, "share", "requests: waits; steps: refusals", supports=capped >= 0.5, weight=2),
-            evidence(f"at least a fifth of the KV pool was free in {steps.waited_with_kv_free:.0%} of that waiting",
-                     steps.waited_with_kv_free, "share", "steps: waiting, blocks_free, blocks_reusable",
-                     supports=steps.waited_with_kv_free > 0.5),
+            *_room(facts),
             *([load_evidence(f"load / capacity is {now:.2f} with this cap and {raised:.2f} without", now,
                              supports=raised < FULL, weight=2 if raised < FULL else CONTRADICTION)]
               if now == now else []),
@@ -61,6 +60,15 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
         fixes=tuple(Change(settings={"max_num_seqs": value}) for value in values),
         rival_fix=Change(device_speed=2.0),
     )  # fmt: skip
+
+
+def _room(facts: Facts) -> list[Evidence]:
+    """Whether the KV pool had room while requests waited."""
+    if facts.steps is None:
+        return []
+    free = facts.steps.waited_with_kv_free
+    statement = f"at least a fifth of the KV pool was free in {free:.0%} of that waiting"
+    return [evidence(statement, free, "share", "steps: waiting, blocks_free, blocks_reusable", supports=free > 0.5)]
 
 
 @cause(lifecycles=("compute", "request"), object="batch cap (max_num_seqs)", kind="policy", accounts=DECODE,

@@ -50,14 +50,14 @@ def policy(name: str, facts: Facts) -> dict[str, Any]:
 )
 def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait because the policy says so, not because a place, tokens or blocks are short."""
-    steps, waited = facts.steps, facts.waits.get("policy", 0.0)
+    waited, batch = facts.waits.get("policy", 0.0), facts.steps.mean_batch if facts.steps is not None else None
     name, limit = str(facts.engine.get("policy") or "fcfs"), facts.engine.get("max_long_prefills")
     by_limit = name not in HOLDS_BACK
     if by_limit and not limit:
         return None
     why = f"at most {limit} long prompts are computed at a time" if by_limit else HOLDS_BACK[name]
     cap, best = facts.engine.get("max_num_seqs"), best_load(facts)
-    room = f", while {steps.mean_batch:.1f} of {cap} places were taken" if cap else ""
+    room = f", while {batch:.1f} of {cap} places were taken" if cap and batch is not None else ""
     settings = {"max_long_prefills": 2 * int(limit)} if by_limit else policy("fcfs", facts)
     fixes = [settings]
     if by_limit:

@@ -21,8 +21,10 @@ LONGER_STEPS = 1.25  # a mixed step that is a quarter longer than one of decodes
 
 
 def fixed_share(facts: Facts, tokens: float) -> float:
-    """The part of a step of so many tokens that it would cost without any."""
-    model = facts.steps.model
+    """The part of a step of so many tokens that it would cost without any; 0 where no step model is known."""
+    model = facts.steps.model if facts.steps is not None else None
+    if model is None:
+        return 0.0
     return model.step_ns / max(model.predict(tokens, 0.0), 1.0)
 
 
@@ -64,10 +66,12 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, tuple(claims)),
             evidence(f"{short:.0%} of the waiting was refused by the token budget", short, "share",
                      "requests: waits; steps: refusals", supports=short >= 0.3, weight=2 if short >= 0.3 else 0.5),
-            evidence(f"{cut:.0%} of the cuts of prompts were in steps that were full", cut, "share",
-                     "steps: new_tokens, budget", supports=cut >= 0.5),
-            evidence(f"{fixed:.0%} of a full step does not depend on its tokens", fixed, "share", "steps: fit",
-                     supports=fixed >= 0.3, weight=2),
+            *([
+                evidence(f"{cut:.0%} of the cuts of prompts were in steps that were full", cut, "share",
+                         "steps: new_tokens, budget", supports=cut >= 0.5),
+                evidence(f"{fixed:.0%} of a full step does not depend on its tokens", fixed, "share", "steps: fit",
+                         supports=fixed >= 0.3, weight=2),
+            ] if chunks else []),
         ],
         measurement="the same scenario with a larger token budget",
         settings={"max_num_batched_tokens": values[0]},
