@@ -23,6 +23,8 @@ from metrics.run.directory import RunDirectory
 
 HURT_POINTS = 10  # of attainment below the base's, in percent: less is no fault that a user would feel
 
+BURST_AFTER_S = 6.0  # in the middle of the load
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:

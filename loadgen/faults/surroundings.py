@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from loadgen.faults.kernel_burst import KernelBurst
 from loadgen.faults.planted import Network, NoisyNeighbour, StarvedLoadGenerator, SurroundingFault
 from loadgen.target.endpoint import Endpoint
 from loadgen.target.processes import free_port, start, stop, tail
@@ -19,16 +20,22 @@ FOREVER_S = 86_400.0
 
 
 class PlantedSurroundings:
-    """Owns the processes of the planted faults. `loadgen.run.experiment.Surroundings` says who calls what when."""
+    """Owns the processes of the planted faults. `loadgen.run.experiment.Surroundings` says who calls what when.
 
-    def __init__(self, faults: Sequence[SurroundingFault]):
+    With `burst_after_s` some steps are profiled, so long after the first request.
+    """
+
+    def __init__(self, faults: Sequence[SurroundingFault], burst_after_s: float | None = None):
         self._faults = faults
+        self._burst = None if burst_after_s is None else KernelBurst(burst_after_s)
+        self._server: Endpoint | None = None
         self._children: list[subprocess.Popen] = []
         self._load_pid: int | None = None
         self._log = Path()
 
     def begin(self, endpoint: Endpoint, run_dir: Path) -> Endpoint:
         self._log = run_dir / LOG
+        self._server = endpoint
         for fault in self._faults:
             if isinstance(fault, Network):
                 endpoint = self._behind(endpoint, fault)
@@ -38,6 +45,8 @@ class PlantedSurroundings:
         self._load_pid = pid
 
     def sending(self) -> None:
+        if self._burst is not None:
+            self._burst.start(self._server)
         for fault in self._faults:
             if isinstance(fault, NoisyNeighbour):
                 words = ("neighbour", fault.work, fault.duty, fault.from_s, fault.until_s or FOREVER_S)
@@ -48,6 +57,8 @@ class PlantedSurroundings:
                 self._start("pauses", self._load_pid, *times)
 
     def end(self) -> None:
+        if self._burst is not None:
+            self._burst.end()
         while self._children:
             stop(self._children.pop())
 
