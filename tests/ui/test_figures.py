@@ -288,3 +288,11 @@ def test_a_run_too_large_for_the_blame_matrix_is_shown_without_it_and_says_why(r
     run = load(runs / "chat")
     assert run.book is None and "for at most 100" in run.no_book
     assert not load(runs / "foreign").no_book.startswith(str(runs))
+
+
+def test_dark_figure_changes_ink_and_paper_and_keeps_the_data(chat):
+    light = ledger.lifecycle_bar(chat.diagnosis.lifecycle_share)
+    dark = theme.in_the_dark(light)
+    assert [trace.marker.color for trace in dark.data] == [trace.marker.color for trace in light.data]
+    assert dark.layout.paper_bgcolor == theme.DARK_PAPER
+    assert theme.INK not in dark.to_json() and theme.MUTED not in dark.to_json()

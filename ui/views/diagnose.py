@@ -5,6 +5,7 @@ import streamlit as st
 from metrics.diagnosis.verdict import without_finding
 from ui.markup import fragments
 from ui.page import open_page, show_finding
+from ui.text import markdown
 
 run = open_page(
     "Diagnose",
@@ -22,8 +23,12 @@ if diagnosis is None:
 st.subheader("Findings", anchor=False)
 if not diagnosis.findings:
     st.markdown(without_finding(diagnosis))
-for place in range(len(diagnosis.findings)):
-    show_finding(run, place, key=f"links-{place}")
+for place, found in enumerate(diagnosis.findings):
+    if found.role == "cause":
+        show_finding(run, place, key=f"links-{place}")
+    else:
+        with st.expander(f"Or else: {markdown(found.cause)}", icon=":material/alt_route:"):
+            show_finding(run, place, key=f"links-{place}")
 if diagnosis.findings:
     st.caption(
         "`diagnosis.json` findings, most goodput lost first; each fact names the table and columns it came from."
