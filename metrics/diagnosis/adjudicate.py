@@ -31,6 +31,7 @@ EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of wha
 MOST_CAUSES, MOST_ALTERNATIVES = 4, 2
 ALTERNATIVE = 0.25  # of the first cause's score
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
+UNDECIDED = 0.5  # the support of a cause for which and against which the same weight of evidence speaks
 LEAST = 0.1  # no factor rules a cause out alone: each is measured with an error
 
 
@@ -75,7 +76,7 @@ def adjudicate(
     open_, taken, fix = judged, {}, Change()
     while open_ and len(result.causes) < MOST_CAUSES:
         best = max(open_, key=lambda each: each.score)
-        if result.causes and not _adds(best, trials, lost, result, fix):
+        if result.causes and not _adds(best, result):
             break
         result.causes.append(best)
         best.marginal = best.gain if best.marginal is None else best.marginal
@@ -134,23 +135,21 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
         each.marginal = prediction.attainment.median - before.attainment.median
-    base = {id(each): each for each in tried}
     for each in open_:
-        left = each.suspect.explained
-        gained = max(0.0, each.marginal or 0.0) if id(each) in base else 0.0
+        left, gained = each.suspect.explained, max(0.0, each.marginal or 0.0)
         each.score = KIND_FACTOR[each.suspect.proposal.kind] * each.suspect.support * max(left, gained)
     return open_
 
 
-def _adds(each: Judged, trials: Trials, lost: Sequence[Excess], result: Judgement, fix: Change) -> bool:
-    """Whether a further cause is worth a name: it regains something, or explains what is left."""
+def _adds(each: Judged, result: Judgement) -> bool:
+    """Whether a further cause is worth a name: its fix adds a gain, or without a replay it explains what is left."""
     if each.suspect.proposal.kind == "capacity" and any(
         one.suspect.proposal.kind == "capacity" for one in result.causes
     ):
         return False
-    if each.marginal is not None and each.marginal >= WORTH_NAMING:
-        return True
-    if each.suspect.support < 0.5:
+    if each.marginal is not None:
+        return each.marginal >= WORTH_NAMING
+    if each.suspect.support < UNDECIDED:
         return False
     for excess, _ in each.suspect.cases:
         explains = each.suspect.explains_ms.get(excess.name, 0.0) / max(excess.total_ms, 1e-9)
