@@ -1,5 +1,6 @@
 """`sojourn faults`: cases with a planted fault of known truth, to score the diagnosis with."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,9 @@ def run_cases(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, max=100, help="runs of each case, each with another seed")] = 3,
     first_repeat: Annotated[int, typer.Option(min=1, max=100, help="number of the first of them")] = 1,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="profile 30 steps in the middle of each run, which slows it for seconds")
+    ] = False,
     out_dir: Annotated[Path, typer.Option("--out", help="folder of the runs, to write or to continue")] = FOLDER,
 ) -> None:
     """Run cases one after another, each with a server of its own. The same command goes on after an interruption.
@@ -60,7 +64,7 @@ def run_cases(
     need("loadgen")
     from engine.options import check_settings
     from loadgen.faults.case import case_names, load_case
-    from loadgen.faults.run_cases import Campaign, plan_runs
+    from loadgen.faults.run_cases import Campaign, plan_runs, run_planned
     from loadgen.run.progress_bar import ProgressBar
 
     chosen = [load_case(name) for name in cases or case_names()]
@@ -70,9 +74,9 @@ def run_cases(
         for variant in case.variants:
             check_settings(variant.scenario.engine)
     planned = plan_runs(chosen, repeats, first_repeat)
-    finished = 0
+    campaign, finished = Campaign(out_dir, partial(run_planned, profiles=kernels)), 0
     with ProgressBar(out, prints_stages=False) as progress:
-        for each in Campaign(out_dir).run(planned, progress):
+        for each in campaign.run(planned, progress):
             finished += 1
             out.print(_line(each), markup=False, soft_wrap=True)
     out.print(f"{len(planned)} runs in {out_dir}, {len(planned) - finished} of them from earlier")

@@ -75,9 +75,15 @@ class FinishedRun:
 Execute = Callable[[PlannedRun, Path, OnProgress], RunDirectory]
 
 
-def run_planned(planned: PlannedRun, run_dir: Path, progress: OnProgress = lambda _: None) -> RunDirectory:
+def run_planned(
+    planned: PlannedRun, run_dir: Path, progress: OnProgress = lambda _: None, *, profiles: bool = False
+) -> RunDirectory:
     """One run of a case, with its faults around it. A server that was planted to die leaves its run. Raises
-    SojournError."""
+    SojournError.
+
+    `profiles` some steps: the profiler slows a core on a CPU for seconds, so that such runs are comparable to each
+    other only.
+    """
     scenario = planned.variant.scenario.with_path(run_dir / "scenario.yaml")
     surroundings = PlantedSurroundings(planned.variant.around) if planned.variant.around else None
     try:
