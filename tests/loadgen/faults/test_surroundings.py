@@ -1,3 +1,5 @@
+import http.server
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ import psutil
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from loadgen.faults.kernel_burst import KernelBurst
 from loadgen.faults.planted import SurroundingFault
 from loadgen.faults.surroundings import PlantedSurroundings
 from loadgen.target.endpoint import Endpoint
@@ -138,3 +141,30 @@ def test_a_neighbour_ends_with_its_parent_however_that_ends(tmp_path):
     parent.stdout.close()
     psutil.wait_procs([child], timeout=5)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_burst_of_profiled_steps_is_asked_for_once_and_none_after_the_end():
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))["steps"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = Endpoint("http", "127.0.0.1", server.server_port, "")
+        burst, ended_first = KernelBurst(after_s=0.01), KernelBurst(after_s=60)
+        for each in (burst, ended_first):
+            each.start(endpoint)
+        deadline = time.monotonic() + 5
+        while not asked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for each in (burst, ended_first):
+            each.end()
+        server.shutdown()
+    assert asked == [("/debug/profile", 30)]
