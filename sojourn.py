@@ -23,6 +23,7 @@ from commands.faults import faults
 from commands.join import join
 from commands.keys import keys
 from commands.load import load
+from commands.plan import plan
 from commands.replay import replay
 from commands.report import report
 from commands.run import run
@@ -61,7 +62,7 @@ register("Serve", serve, usage, dashboards)
 app.add_typer(keys, name="keys", rich_help_panel="Serve")
 register("Load and search", run, load, demo, epilog=EXIT_CODES)
 register("Load and search", bench_serve, **OWN_PARSER)
-register("Load and search", sweep, capacity)
+register("Load and search", sweep, capacity, plan)
 register("Diagnose and explain", diagnose, replay, explain, report, ui, trace, join)
 register("Compare", compare, verify, export)
 register("Compare", bench, **OWN_PARSER)

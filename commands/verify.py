@@ -53,15 +53,20 @@ def verify(
         sys.exit(MISSED)
 
 
-def verify_pair(run: "RunDirectory", run2: "RunDirectory", ledger: Path, predicted_by: str | None = None) -> "Verified":
-    """Judges the pair and appends it to the ledger. Raises SojournError where the pair tests no prediction."""
+def verify_pair(
+    run: "RunDirectory", run2: "RunDirectory", ledger: Path, predicted_by: str | None = None,
+    predictor: "Predictor | None" = None,
+) -> "Verified":  # fmt: skip
+    """Judges the pair and appends it to the ledger. `predicted_by` names who asked `predictor`; else the diagnosis of
+    the first run is read. Raises SojournError where the pair tests no prediction."""
     from metrics.replay.ledger import append
     from metrics.replay.verify import changed_settings, check_comparable, chosen_claim, claims, verified
 
     try:
         notes = check_comparable(run, run2)
         changed = changed_settings(run.meta(), run2.meta())
-        claim, others = chosen_claim(changed, claims(_diagnosis(run)), lambda: _predictor(run))
+        stated = [] if predictor is not None else claims(_diagnosis(run))
+        claim, others = chosen_claim(changed, stated, lambda: predictor or _predictor(run))
     except ReplayError as error:
         raise InputError(str(error)) from None
     if predicted_by is not None:

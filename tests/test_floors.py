@@ -50,7 +50,8 @@ MAY_IMPORT = {
         "metrics.statistics", "metrics.errors", "metrics.whole_file",
     },
     "metrics.replay": {
-        "metrics.compare", "metrics.compute", "metrics.request", "metrics.results", "metrics.run", "metrics.errors",
+        "metrics.compare", "metrics.compute", "metrics.request", "metrics.results", "metrics.run", "metrics.steps",
+        "metrics.errors",
     },
     "metrics.search": {
         "metrics.results", "metrics.memory", "metrics.request", "metrics.run", "metrics.machine", "metrics.statistics",

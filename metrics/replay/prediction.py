@@ -51,6 +51,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class Predictor(Protocol):
     """Replays one run with changes. A predictor belongs to one run; its first prediction is that of `Change()`."""
 
+    def check(self, change: Change) -> None:
+        """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
+        ...
+
     def predict(self, changes: Sequence[Change]) -> list[Prediction]:
         """One prediction a change, in their order. Raises ReplayError where the run cannot be replayed at all."""
         ...

@@ -118,6 +118,7 @@ def chosen_claim(
             f"nobody predicted {settings_text(after)} of this run, and no replay can be made here; install the "
             "engine's packages: pip install '.[engine]'"
         )
+    predictor.check(Change(settings=after))
     (prediction,) = predictor.predict([Change(settings=after)])
     return Claim(prediction, "replay", ""), notes
 

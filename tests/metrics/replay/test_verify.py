@@ -40,6 +40,8 @@ class Predicts:
     def __init__(self) -> None:
         self.asked: list[Change] = []
 
+    def check(self, change): ...
+
     def predict(self, changes):
         self.asked += changes
         return [prediction(dict(change.settings)) for change in changes]

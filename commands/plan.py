@@ -1,0 +1,366 @@
+"""`sojourn plan`: which settings serve most within the objectives, found by replays of one run."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from commands.cli import RunArgument, need, new_run, open_run, out, print_json, program_name, run_progress, table
+from metrics.errors import InputError, ReplayError
+
+if TYPE_CHECKING:
+    from metrics.replay.plan import Planned, Point
+    from metrics.replay.prediction import Change, Predictor
+    from metrics.replay.walls import Wall
+    from metrics.run.directory import RunDirectory
+
+HOST_SHARE = 0.5  # of a host's memory that a planned pool may take: others use it, too
+
+
+def plan(
+    run: RunArgument,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'ttft:500 tpot:50'", help="objectives in ms for every class; by default those of the run"
+        ),
+    ] = None,
+    attainment: Annotated[
+        float, typer.Option(min=0.01, max=0.999, help="share of the requests that must keep the objectives")
+    ] = 0.9,
+    dollars_per_hour: Annotated[
+        float | None, typer.Option(min=0.0001, help="price of this machine, for the cost of a million output tokens")
+    ] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="make one real run with the best settings, and verify the prediction")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables; progress goes to stderr")] = False,
+) -> None:
+    """Search the settings that serve most requests within the objectives, by replays of a recorded run.
+
+    Prints the best settings, their frontier from low load to overload, the walls that bind there, and what twice the
+    memory, the bandwidth, the arithmetic or the replicas would buy. Starts no server, except with --confirm.
+    """
+    need("engine", "pydantic", "msgspec")
+    from engine.replay.predictor import predictor_of
+    from metrics.replay.plan import Search
+    from metrics.replay.run_walls import RunWalls, recorded_load
+
+    opened = open_run(run)
+    objectives = _objectives(opened, slo)
+    predictor = predictor_of(opened, processes=len(os.sched_getaffinity(0)))
+    walls = RunWalls(opened)
+    with _shown_progress() as progress:
+        load = None if _is_closed(predictor) else recorded_load(opened)
+        search = Search(predictor, objectives, attainment, load, progress)
+        found = search.run(_candidates(opened, predictor), purchases())
+    report = Report(opened, found, walls, objectives, attainment, dollars_per_hour, predictor)
+    if json:
+        print_json(report.document())
+    else:
+        report.print()
+    if confirm:
+        _confirm(opened, found, predictor)
+
+
+def purchases() -> "dict[str, Change]":
+    """What money can buy, as changes of a replay."""
+    from metrics.replay.prediction import Change
+
+    return {
+        "twice the KV memory": Change(kv_scale=2.0),
+        "twice the bandwidth (decodes in half the time)": Change(removed={"compute.decode": 0.5}),
+        "twice the arithmetic (prompts in half the time)": Change(removed={"compute.prefill": 0.5}),
+        "a device twice as fast": Change(device_speed=2.0),
+        "a second replica": Change(replicas=2, routing="least-loaded"),
+    }
+
+
+class Report:
+    """The plan of one run as a document, and on a terminal."""
+
+    def __init__(
+        self, run: "RunDirectory", found: "Planned", walls: Any, objectives: Sequence[Mapping[str, Any]],
+        attainment: float, dollars_per_hour: float | None, predictor: "Predictor",
+    ) -> None:  # fmt: skip
+        self.found, self.attainment, self.dollars_per_hour = found, attainment, dollars_per_hour
+        self.objectives = objectives
+        self._run, self._walls = run, walls
+        self._meta = run.meta()
+        self.recorded_rps = _recorded_rps(run)
+        self.doubts = (found.best_limit or found.best[0]).prediction.doubts if found.best else []
+
+    def settings_of(self, point: "Point") -> dict[str, Any]:
+        from metrics.run.directory import engine_settings
+
+        return engine_settings(self._meta) | point.settings
+
+    def walls_at(self, point: "Point") -> "list[Wall]":
+        from metrics.run.directory import section
+
+        settings, core = self.settings_of(point), section(self._meta, "core")
+        pool_tokens = core.get("num_kv_blocks", 0) * core.get("block_size", 16)
+        if "num_kv_blocks" in point.settings:
+            pool_tokens = point.settings["num_kv_blocks"] * settings.get("block_size", 16)
+        tpot = min((each["tpot_ms"] for each in self.objectives if each.get("tpot_ms")), default=None)
+        e2e_ms = point.prediction.e2e_ms["p50"].median
+        return self._walls.at(settings, pool_tokens, self.recorded_rps * point.rate, e2e_ms, tpot)
+
+    def cost(self, point: "Point") -> float | None:
+        from metrics.replay.plan import usd_per_million_tokens
+
+        if self.dollars_per_hour is None:
+            return None
+        return usd_per_million_tokens(self.dollars_per_hour, point.prediction.output_tokens_per_s * point.attainment)
+
+    def document(self) -> dict[str, Any]:
+        def shown(point: "Point | None") -> dict[str, Any] | None:
+            if point is None:
+                return None
+            walls = self.walls_at(point)
+            return {
+                "settings": point.settings, "rate_rps": self.recorded_rps * point.rate, "rate": point.rate,
+                "usd_per_million_good_output_tokens": self.cost(point), "walls": walls, "binding": _binding(walls),
+                "prediction": point.prediction,
+            }  # fmt: skip
+
+        found = self.found
+        return {
+            "run": self._run.name, "objectives": list(self.objectives), "attainment": self.attainment,
+            "settings": found.settings, "recorded_limit": shown(found.recorded_limit),
+            "best_limit": shown(found.best_limit), "recorded": [shown(point) for point in found.recorded],
+            "best": [shown(point) for point in found.best],
+            "purchases": {name: shown(point) for name, point in found.purchases.items()},
+            "replays": found.replays, "closed_loop": found.is_closed, "doubts": self.doubts,
+        }  # fmt: skip
+
+    def print(self) -> None:
+        found = self.found
+        out.print(f"objective      {_bounds(self.objectives)} for {self.attainment:.0%} of the requests", markup=False)
+        out.print(f"recorded       {self._limit(found.recorded_limit)}", markup=False)
+        words = " ".join(f"{name}={value}" for name, value in found.settings.items())
+        out.print(
+            f"best           {self._limit(found.best_limit)}, with {words or 'the recorded settings'}", markup=False
+        )
+        out.print(f"found by       {found.replays} replays of {self._run.name}\n", markup=False)
+        self._print_frontier("recorded settings", found.recorded)
+        if found.settings:
+            self._print_frontier("best settings", found.best)
+        at = found.best_limit or (found.best[0] if found.best else None)
+        if at is not None:
+            self._print_walls(at)
+        self._print_purchases()
+        for doubt in self.doubts:
+            out.print(f"! the replays are not trusted: {doubt}", markup=False)
+        if found.is_closed:
+            out.print("! the load is a closed loop, so settings are compared at its concurrency, not at a rate")
+        if words:
+            sets = " ".join(f"--set {name}={value}" for name, value in found.settings.items())
+            out.print(f"\nconfirm it     {program_name()} run {_scenario_name(self._meta)} {sets}", markup=False)
+
+    def _limit(self, point: "Point | None") -> str:
+        if point is None:
+            return "no rate that was replayed keeps the objectives"
+        cost = self.cost(point)
+        price = "" if cost is None else f", $ {cost:.3g} a million good output tokens"
+        rate = "" if self.found.is_closed else f"{self.recorded_rps * point.rate:.3g} requests/s, "
+        return f"{rate}goodput {point.goodput_rps:.3g}/s ({point.rate:.2f} times the recorded rate){price}"
+
+    def _print_frontier(self, title: str, points: "Sequence[Point]") -> None:
+        heads = ["req/s", "good/s", "kept", "80 %", "TTFT p90", "TPOT p90", "tok/s"]
+        heads += ["$/M"] * (self.dollars_per_hour is not None) + ["wall"]
+        rows = table(*heads, text=["wall"])
+        for point in points:
+            said = point.prediction
+            nearest = _binding(self.walls_at(point))
+            cells = [
+                f"{self.recorded_rps * point.rate:.3g}", f"{point.goodput_rps:.3g}", f"{point.attainment:.0%}",
+                f"{said.attainment.low:.0%}–{said.attainment.high:.0%}", _ms(said.ttft_ms), _ms(said.tpot_ms),
+                f"{said.output_tokens_per_s:,.0f}",
+            ]  # fmt: skip
+            if self.dollars_per_hour is not None:
+                cost = self.cost(point)
+                cells.append("–" if cost is None else f"{cost:.3g}")
+            rows.add_row(*cells, nearest or "unknown")
+        out.print(f"[bold]{title}[/bold]")
+        out.print(rows)
+
+    def _print_walls(self, point: "Point") -> None:
+        walls = self.walls_at(point)
+        nearest = _binding(walls)
+        out.print(f"\n[bold]walls at {self.recorded_rps * point.rate:.3g} requests/s[/bold]")
+        for wall in walls:
+            allows = "unknown" if wall.requests_per_s is None else f"{wall.requests_per_s:,.3g} requests/s"
+            if wall.concurrent is not None:
+                allows += f", {wall.concurrent:,.0f} at a time"
+            mark = "  ← nearest" if wall.name == nearest else ""
+            out.print(f"{wall.name:<10} {allows}{mark}\n           {wall.formula}", markup=False)
+
+    def _print_purchases(self) -> None:
+        limit = self.found.best_limit
+        if not self.found.purchases or limit is None:
+            return
+        out.print("\n[bold]what more hardware would buy[/bold]")
+        rows = table("purchase", "requests/s", "gain", text=["purchase"])
+        for name, point in self.found.purchases.items():
+            if point is None:
+                rows.add_row(name, "–", "–")
+            else:
+                rows.add_row(name, f"{self.recorded_rps * point.rate:.3g}", f"{point.rate / limit.rate - 1:+.0%}")
+        out.print(rows)
+
+
+def _objectives(run: "RunDirectory", slo: str | None) -> list[Mapping[str, Any]]:
+    from metrics.request.objectives import parse_bounds
+
+    if slo is not None:
+        try:
+            return [{"klass": "all", **parse_bounds(slo)}]
+        except ValueError as error:
+            raise InputError(f"--slo: {error}") from None
+    known = run.meta().get("objectives")
+    if not known:
+        raise InputError(f"{run.path} has no objectives to plan for; give some: --slo 'ttft:500 tpot:50'")
+    return known
+
+
+def _candidates(run: "RunDirectory", predictor: "Predictor") -> dict[str, list[Any]]:
+    """Coarse values of each setting that a replay can change on this machine."""
+    from metrics.replay.prediction import Change
+    from metrics.run.directory import engine_settings, section
+
+    meta = run.meta()
+    now, core = engine_settings(meta), section(meta, "core")
+    wanted: dict[str, list[Any]] = {
+        "max_num_seqs": [4, 8, 16, 32, 64, 128],
+        "num_kv_blocks": _pools(core, meta),
+        "prefix_caching": [True, False],
+        "max_num_batched_tokens": ["auto", 64, 128, 256, 512, 1024],
+        "max_prefill_chunk_tokens": [64, 256],
+        "policy": ["fcfs", "shortest-prefill-first"],
+        "block_size": [8, 16, 32],
+    }
+    found = {}
+    for name, values in wanted.items():
+        usable = []
+        for value in values:
+            try:
+                predictor.check(Change(settings={name: value}))
+            except ReplayError:
+                continue
+            if value != now.get(name):
+                usable.append(value)
+        found[name] = usable
+    return found
+
+
+def _pools(core: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
+    """Twice and four times the blocks, as far as the machine's memory goes."""
+    from metrics.run.directory import section
+
+    blocks, size = core.get("num_kv_blocks"), core.get("block_size", 16)
+    memory = section(meta, "hardware").get("memory_bytes")
+    per_token = section(meta, "model_shape").get("kv_bytes_per_token")
+    if not blocks or not memory or not per_token or core.get("device") != "cpu":
+        return []
+    most = int(HOST_SHARE * memory / (per_token * size))
+    return [blocks * factor for factor in (2, 4) if blocks * factor <= most]
+
+
+def _confirm(run: "RunDirectory", found: "Planned", predictor: "Predictor") -> None:
+    """Repeats the run's scenario with the best settings, and verifies what the replay said of them."""
+    need("loadgen")
+    from commands.verify import print_verified, verify_pair
+    from loadgen.run.experiment import run_scenario
+    from loadgen.scenario.scenario import Scenario
+    from metrics.replay.ledger import ledger_beside
+
+    if not found.settings:
+        out.print("\nThe recorded settings are the best that were found, so there is nothing to confirm.")
+        return
+    meta = run.meta()
+    scenario = Scenario(**meta["scenario"])
+    folder = new_run(f"{scenario.name}-plan")
+    with run_progress(folder) as progress:
+        done = run_scenario(
+            scenario,
+            folder,
+            engine_overrides=_given(meta) | found.settings,
+            seed=meta["seed"],
+            processes=1,
+            progress=progress,
+        )
+    ledger = ledger_beside(run.path)
+    print_verified(verify_pair(run, done, ledger, predicted_by="plan", predictor=predictor), ledger)
+
+
+def _given(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the recorded run was started with, above those of its scenario."""
+    from engine.config import EngineConfig
+    from metrics.compare.samples import engine_of
+
+    return {
+        name: value
+        for name, value in engine_of(dict(meta)).items()
+        if name in EngineConfig.model_fields and name not in ("port", "run_dir") and not name.startswith("objective_")
+    }
+
+
+def _recorded_rps(run: "RunDirectory") -> float:
+    """Requests a second that the run sent."""
+    from metrics.request.goodput import measured, rate_window
+    from metrics.results.load import declared_window_s
+
+    meta = run.meta()
+    rows = measured(run.requests(), meta)
+    seconds = rate_window(rows, declared_window_s(meta)).seconds
+    return len(rows) / seconds if seconds else 0.0
+
+
+def _is_closed(predictor: "Predictor") -> bool:
+    from metrics.replay.prediction import Change
+
+    try:
+        predictor.check(Change(arrival_rate=1.1))
+    except ReplayError:
+        return True
+    return False
+
+
+@contextmanager
+def _shown_progress():
+    """A line on stderr that says what is replayed."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("replays the run as it was") as status:
+        yield lambda text: status.update(f"replays {text}")
+
+
+def _binding(walls: "Sequence[Wall]") -> str | None:
+    from metrics.replay.walls import binding
+
+    nearest = binding(walls)
+    return None if nearest is None else nearest.name
+
+
+def _bounds(objectives: Sequence[Mapping[str, Any]]) -> str:
+    from metrics.request.objectives import OBJECTIVES, short
+
+    return "; ".join(
+        " ".join(f"{short(name).upper()} ≤ {each[name]:g} ms" for name in OBJECTIVES if each.get(name))
+        + ("" if each.get("klass", "all") == "all" else f" of {each['klass']}")
+        for each in objectives
+    )
+
+
+def _scenario_name(meta: Mapping[str, Any]) -> str:
+    from metrics.run.directory import section
+
+    return str(section(meta, "scenario").get("name") or "SCENARIO")
+
+
+def _ms(quantiles: Mapping[str, Any]) -> str:
+    value = quantiles["p90"].median
+    return "–" if value != value else f"{value:,.3g}"

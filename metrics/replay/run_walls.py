@@ -1,0 +1,107 @@
+"""What of a run its walls need: the mean request, the model of its steps, and the ceilings of its device."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
+from metrics.compute.roofline import Ceilings
+from metrics.compute.step_time import StepTimeModel, features
+from metrics.errors import RunDataError
+from metrics.replay.plan import Load
+from metrics.replay.walls import MeanRequest, Wall, measured_walls, memory_wall, objective_wall
+from metrics.request.goodput import measured, rate_window
+from metrics.results.load import declared_window_s
+from metrics.run.directory import RunDirectory, section
+from metrics.steps import EAGER
+
+
+class RunWalls:
+    """The walls of a run's load on its machine, for any settings."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        meta = run.meta()
+        shape = shape_from(meta)
+        served = measured(run.requests(), meta)
+        served = served[(served.status == "ok") & served.output_tokens.notna()]
+        if shape is None or not len(served):
+            raise RunDataError(f"{run.path} has no model shape or no served request, so its walls cannot be computed")
+        self._shape = shape
+        self._core = section(meta, "core")
+        prompt, cached = (served[name].astype("float64").fillna(0.0) for name in ("prompt_tokens", "cached_tokens"))
+        self.mean = MeanRequest(
+            prompt_tokens=float(prompt.mean()),
+            computed_tokens=float((prompt - cached).mean()),
+            output_tokens=float(served.output_tokens.astype("float64").mean()),
+        )
+        self._model = step_time_of(shape, run.table("steps"))
+        self._ceilings = _ceilings(meta)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._shape.kv_bytes_per_token
+
+    def at(
+        self, settings: Mapping[str, Any], pool_tokens: int, rate_rps: float, e2e_ms: float, tpot_ms: float | None
+    ) -> list[Wall]:
+        """The walls for settings at a load. `settings` must have max_num_seqs; `e2e_ms` is the mean latency there."""
+        most = int(settings["max_num_seqs"])
+        batch = min(most, max(1.0, rate_rps * e2e_ms / 1e3))
+        precision = str(self._core.get("weights") or self._core.get("dtype") or "")
+        walls = [
+            memory_wall(self._shape, self.mean, pool_tokens, e2e_ms / 1e3),
+            *measured_walls(self._shape, self.mean, batch, self._ceilings, precision),
+        ]
+        if tpot_ms is not None:
+            walls.append(objective_wall(self._shape, self.mean, self._model, tpot_ms, most))
+        return walls
+
+
+def recorded_load(run: RunDirectory) -> Load:
+    """What a run sent. Raises RunDataError where nothing was measured."""
+    meta = run.meta()
+    rows = measured(run.requests(), meta)
+    if not len(rows):
+        raise RunDataError(f"{run.path} has no measured request, so there is nothing to plan for")
+    return Load(
+        window_s=rate_window(rows, declared_window_s(meta)).seconds,
+        output_tokens=float(rows.output_tokens.astype("float64").sum()),
+        latency_s=float(rows.e2e_ms.astype("float64").median()) / 1e3,
+    )
+
+
+def step_time_of(shape: ModelShape, steps: pd.DataFrame) -> StepTimeModel:
+    """The model of step times, taught with all steps of a run."""
+    model = StepTimeModel()
+    steps = steps[(steps.new_tokens.map(len) > 0) & steps.device_ns.notna()].sort_values("begin_ns")
+    if not len(steps):
+        return model
+    sizes = steps.new_tokens.map(len).to_numpy()
+    owner = np.repeat(np.arange(len(steps)), sizes)
+    new, past = (np.concatenate(steps[name].to_numpy()).astype(np.int64) for name in ("new_tokens", "past_tokens"))
+    pairs, reads = pairs_and_reads(shape, new, past)
+    single = new == 1
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owner, weights=values.astype(float), minlength=len(steps))
+
+    rows = steps.logit_rows.astype("float64").fillna(0.0).to_numpy()
+    decodes = summed(single)
+    work = StepWork(
+        summed(new), decodes, summed(pairs * single), sizes - decodes, summed(pairs * ~single), summed(reads),
+        np.where(rows > 0, rows, sizes),
+    )  # fmt: skip
+    padding = steps.padding_tokens.astype("float64").fillna(0.0).to_numpy()
+    found = features(work, padding, eager=(steps.graph == EAGER).to_numpy().astype(float))
+    model.observe_all(found, steps.device_ns.astype("float64").to_numpy())
+    return model
+
+
+def _ceilings(meta: Mapping[str, Any]) -> Ceilings | None:
+    try:
+        return msgspec.convert(meta.get("ceilings"), Ceilings)
+    except msgspec.ValidationError:
+        return None
