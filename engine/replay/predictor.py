@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.replay import trust
 from engine.replay.material import material_of
-from engine.replay.outcome import LATENCIES, QUANTILES, Answers, figures, recorded_answers
+from engine.replay.outcome import QUANTILES, Answers, figures, recorded_answers
 from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
@@ -52,7 +52,7 @@ class ReplayPredictor:
 
     @property
     def model_error(self) -> float:
-        """Relative error of the step model on stretches of the run that it did not see."""
+        """Relative error of the step model between sizes of steps, in stretches of the run that it did not see."""
         return self._material.times.error
 
     def sentence(self) -> str:
@@ -60,9 +60,9 @@ class ReplayPredictor:
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
         return (
-            f"{len(self._material.step_begins_ns):,} steps; the step model misses stretches that it did not see by "
-            f"{100 * self.model_error:.1f} %; runs differ by {100 * spread.speed:.1f} % in speed ({beside}); an "
-            "interval holds 8 of 10 outcomes"
+            f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
+            f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed ({beside}), "
+            "and an interval holds 8 of 10 outcomes"
         )
 
     def check(self, change: Change) -> None:
@@ -120,7 +120,7 @@ class ReplayPredictor:
         if self._doubts is None:  # the first prediction is that of the unchanged run
             self._doubts = trust.of_run(self._meta, self._material, self._measured)
             self._doubts += trust.of_unchanged(
-                self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions
+                self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions, self.objectives
             )
         doubts = self._doubts + trust.of_change(change, outcomes[0], self._material)
         named = {name: self._interval(name, found) for name in found[0]}
@@ -128,7 +128,9 @@ class ReplayPredictor:
             change=change,
             attainment=named["attainment"],
             goodput_rps=named["goodput_rps"],
-            **{name: {label: named[f"{name}:{label}"] for label in QUANTILES} for name in LATENCIES},
+            ttft_ms={label: named[f"ttft_ms:{label}"] for label in QUANTILES},
+            tpot_ms={label: named[f"tpot_ms:{label}"] for label in QUANTILES},
+            e2e_ms={label: named[f"e2e_ms:{label}"] for label in QUANTILES},
             attainment_by_class={
                 name.partition(":")[2]: named[name] for name in named if name.startswith("attainment:")
             },

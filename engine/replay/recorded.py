@@ -237,14 +237,19 @@ def _rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
 
 
 def _token_ns(stamps: pd.Series, place: int) -> np.ndarray:
-    return np.array([float(s[place]) if np.size(s) and isinstance(s, list | np.ndarray) else np.nan for s in stamps])
+    return np.array([float(s[place]) if _has_any(s) else np.nan for s in stamps])
+
+
+def _has_any(stamps: Any) -> bool:
+    """A list with something in it; where the server has no record of a request, its lists are NaN."""
+    return hasattr(stamps, "__len__") and len(stamps) > 0
 
 
 def _first_reads(frame: pd.DataFrame) -> np.ndarray:
     """Tokens in the first read with text, as `RunDirectory.requests` counts them; 1 where that is not known."""
     found = np.ones(len(frame))
     for place, (stamps, counts) in enumerate(zip(frame.chunk_ns, frame.chunk_tokens, strict=True)):
-        if counts is not None and len(counts) and len(counts) == len(stamps):
+        if _has_any(counts) and _has_any(stamps) and len(counts) == len(stamps):
             found[place] = sum(c for ns, c in zip(stamps, counts, strict=True) if ns == stamps[0])
     return found
 

@@ -146,26 +146,25 @@ def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(steps: StepColumns) -> float:
-    """The median, over stretches of the run that the fit did not see, of the relative error of their device time.
-
-    A quarter of the stretches' length is random noise; what is left is what the model does not know.
-    """
+    """How wrong the sizes of steps are to each other, in stretches of the run that the fit did not see: the mean, by
+    device time, of each size's relative error against that of all. That the machine was slower there is no error: a
+    replay takes its level from the run."""
     count = len(steps)
     if count < 4 * FOLDS:
         return 1.0
-    knots = _knots(steps.tokens)
-    features, place = steps.features(knots), np.arange(count) * 4 * FOLDS // count
-    errors = []
+    features, place = steps.features(_knots(steps.tokens)), np.arange(count) * 4 * FOLDS // count
+    expected = np.zeros(count)
     for fold in range(FOLDS):
         out = place % FOLDS == fold
-        coefficients = fitted(features[~out], steps.device_ns[~out])
-        ratios = steps.device_ns[~out] / np.maximum(features[~out] @ coefficients, 1.0)
-        level = float(np.clip(ratios, 0.1, 10).mean())  # the noise that a replay draws has this mean
-        for stretch in np.unique(place[out]):
-            inside = place == stretch
-            expected = level * float((features[inside] @ coefficients).sum())
-            errors.append(abs(expected / max(float(steps.device_ns[inside].sum()), 1.0) - 1))
-    return float(np.median(errors))
+        expected[out] = features[out] @ fitted(features[~out], steps.device_ns[~out])
+    expected = np.maximum(expected, 1.0)
+    ratio = np.minimum(steps.device_ns / expected, 3.0)  # one stall is no error of a size
+    sizes = np.floor(np.log2(expected)).astype(int)
+    sizes -= sizes.min()
+    time_ns, measured = np.bincount(sizes, expected), np.bincount(sizes, expected * ratio)
+    used = time_ns > 0
+    errors = np.abs(measured[used] / time_ns[used] / (measured.sum() / time_ns.sum()) - 1)
+    return float((errors * time_ns[used]).sum() / time_ns.sum())
 
 
 def _knots(tokens: np.ndarray) -> tuple[int, ...]:

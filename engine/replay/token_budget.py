@@ -19,8 +19,9 @@ class FittedStepTime:
 
     def predict_work(self, work: StepWork, *, eager: bool = True) -> float:
         expected_ns = self._times.device_ns(
-            work.tokens, work.decodes, work.decode_pairs, work.chunks, work.chunk_pairs, work.logit_rows
-        )
+            int(work.tokens), int(work.decodes), int(work.decode_pairs), int(work.chunks), int(work.chunk_pairs),
+            int(work.logit_rows),
+        )  # fmt: skip
         return self._slowness * expected_ns
 
 

@@ -1,7 +1,7 @@
 """Why a replay cannot be trusted, as sentences. An empty list: it can."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,8 @@ from metrics.replay.prediction import Change
 FEW_STEPS = 200  # fewer leave the step model with coefficients from a handful of steps
 WORST_MODEL_ERROR = 0.15
 WORST_TTFT = 0.15  # of the unchanged replay
-WORST_TTFT_MS = 5.0  # ... and never a difference that nobody feels
+WORST_TTFT_MS = 5.0  # ... and never a difference that nobody feels, or this share of the tightest objective
+WORST_OF_OBJECTIVE = 0.1
 WORST_ATTAINMENT = 0.05
 WORST_PREEMPTIONS = 0.3
 FEW_PREEMPTIONS = 10  # a difference of so many is no storm
@@ -26,7 +27,8 @@ def of_run(meta: Mapping[str, Any], material: Material, measured: pd.DataFrame) 
         doubts.append(f"The run has only {steps} steps, too few to know how long a step takes.")
     if material.times.error > WORST_MODEL_ERROR:
         doubts.append(
-            f"The step model misses stretches of the run that it did not see by {100 * material.times.error:.0f} %."
+            f"The step model is wrong by {100 * material.times.error:.0f} % between small and large steps that it did "
+            "not see."
         )
     lost = measured.get("ledger_request_lost_ns")
     if lost is not None and (lost.astype("float64") > 0).any():
@@ -39,12 +41,15 @@ def of_run(meta: Mapping[str, Any], material: Material, measured: pd.DataFrame) 
 
 
 def of_unchanged(
-    recorded: Mapping[str, float], replayed: Mapping[str, float], recorded_preemptions: int, preemptions: int
-) -> list[str]:
+    recorded: Mapping[str, float], replayed: Mapping[str, float], recorded_preemptions: int, preemptions: int,
+    objectives: Sequence[Mapping[str, Any]] | None,
+) -> list[str]:  # fmt: skip
     """What the run replayed unchanged misses of the recorded run."""
     doubts = []
     ttft, again = recorded.get("ttft_ms:p50", math.nan), replayed.get("ttft_ms:p50", math.nan)
-    if abs(again - ttft) > max(WORST_TTFT * ttft, WORST_TTFT_MS) or math.isnan(ttft) != math.isnan(again):
+    bounds = [float(each["ttft_ms"]) for each in objectives or () if each.get("ttft_ms")]
+    felt_ms = max(WORST_TTFT_MS, WORST_OF_OBJECTIVE * min(bounds, default=0.0))
+    if abs(again - ttft) > max(WORST_TTFT * ttft, felt_ms) or math.isnan(ttft) != math.isnan(again):
         doubts.append(
             f"Replayed unchanged, the median time to first token is {again:.3g} ms; the run had {ttft:.3g} ms."
         )

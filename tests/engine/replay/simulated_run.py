@@ -35,7 +35,9 @@ class Seen:
     reason: str = ""
 
 
-def random_asks(seed: int, count: int, *, mean_gap_ns: int = 2_000_000, leaving: float = 0.0) -> list[Ask]:
+def random_asks(
+    seed: int, count: int, *, mean_gap_ns: int = 2_000_000, leaving: float = 0.0, longest: int = 24
+) -> list[Ask]:
     """Prompts that share beginnings, as conversations and templates do; each ends in tokens of its own."""
     rng = random.Random(seed)
     stems = [[1000 * (stem + 1) + place for place in range(rng.randint(4, 24))] for stem in range(3)]
@@ -45,7 +47,9 @@ def random_asks(seed: int, count: int, *, mean_gap_ns: int = 2_000_000, leaving:
         stem = rng.choice(stems)
         own = [100_000 + 1000 * index + place for place in range(rng.randint(1, 20))]
         leaves = rng.randint(1, 40_000_000) if rng.random() < leaving else None
-        asks.append(Ask(f"r{index:04d}", due_ns, stem[: rng.randint(0, len(stem))] + own, rng.randint(1, 24), leaves))
+        asks.append(
+            Ask(f"r{index:04d}", due_ns, stem[: rng.randint(0, len(stem))] + own, rng.randint(1, longest), leaves)
+        )
     return asks
 
 

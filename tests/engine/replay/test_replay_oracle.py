@@ -97,7 +97,7 @@ def test_replay_has_the_preemptions_of_an_engine_that_runs_out_of_blocks(seed, n
 
 
 def test_the_property_meets_preemption_storms():
-    assert check_same(random_asks(3, 40, mean_gap_ns=100_000), num_blocks=20) > 20
+    assert check_same(random_asks(3, 60, mean_gap_ns=100_000, longest=80), num_blocks=40) > 20
 
 
 def test_predictor_says_of_a_changed_setting_what_the_engine_does_with_it(tmp_path):
