@@ -28,7 +28,8 @@ from metrics.replay.prediction import Change, Prediction, Predictor
 KIND_FACTOR = {"fault": 1.0, "client": 1.0, "policy": 0.85, "workload": 0.75, "capacity": 0.65}
 WORTH_NAMING = 0.05  # attainment that a further fix must regain: five points, the error of a good replay
 EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of what is left
-MOST_CAUSES, MOST_ALTERNATIVES = 4, 2
+MOST_CAUSES, MOST_ALTERNATIVES = 3, 2
+FEWEST_FURTHER, MOST_FURTHER = 2, 6  # suspects that are replayed on top of each cause
 ALTERNATIVE = 0.25  # of the first cause's score
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
 UNDECIDED = 0.5  # the support of a cause for which and against which the same weight of evidence speaks
@@ -131,7 +132,8 @@ def _worth(each: Judged, trials: Trials) -> float:
 def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Change, trials: Trials) -> list[Judged]:
     """The suspects that are left, judged anew with the causes before them mended."""
     divide(lost, [each.suspect for each in open_], taken)
-    tried = [each for each in open_ if each.change is not None and trials.usable]
+    tried = sorted((each for each in open_ if each.prediction is not None), key=lambda each: -each.alone)
+    tried = tried[: max(FEWEST_FURTHER, min(MOST_FURTHER, trials.affordable()))]
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
         each.marginal = prediction.attainment.median - before.attainment.median

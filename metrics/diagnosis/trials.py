@@ -1,5 +1,6 @@
 """Replays of fixes: which ones are made, what they regain, and whether the replay of this run can be trusted."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from metrics.diagnosis.suspects import Suspect
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Prediction, Predictor
 
-MOST_CHANGES = 24  # of one call; a diagnosis is to take seconds
+MOST_CHANGES = 24  # of one call
+SECONDS = 6.0  # of all replays of a diagnosis: it is to be read at once
 TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured
 STEPS_ARE_READ = ("steps", "kernels", "all")  # the levels at which a run can be replayed
 # A fix that brings no request within its objective may still bring all of them nearer to it. Progress of that kind
@@ -28,17 +30,21 @@ class Trials:
         self.usable = not self.refused
         self._facts, self._predictor, self._known = facts, predictor, {}
         self._of: dict[str, list[Prediction]] = {}
+        self._spent_s = self._each_s = 0.0  # of replays in all, and of one change
         if not self.usable or not suspects:
             self.usable = False
             return
-        chosen = _chosen(suspects)
+        begin = time.monotonic()
         try:
-            self.unchanged, *found = self.predict([Change(), *(change for _, change in chosen)])
+            self.unchanged = self.predict([Change()])[0]
+            self._each_s = time.monotonic() - begin
+            if doubt := self._doubt(attainment(facts)):
+                self.refused, self.usable = doubt, False
+                return
+            chosen = _chosen(suspects, self.affordable())
+            found = self.predict([change for _, change in chosen])
         except ReplayError as error:
             self.refused, self.usable = str(error), False
-            return
-        if doubt := self._doubt(attainment(facts)):
-            self.refused, self.usable = doubt, False
             return
         for (key, _), prediction in zip(chosen, found, strict=True):
             if not prediction.is_refused:
@@ -47,9 +53,16 @@ class Trials:
     def predict(self, changes: Sequence[Change]) -> list[Prediction]:
         """One prediction a change; a change that was replayed before is not replayed again. Raises ReplayError."""
         new = {_key(change): change for change in changes if _key(change) not in self._known}
+        begin = time.monotonic()
         if new:
             self._known.update(zip(new, self._predictor.predict(list(new.values())), strict=True))
+        self._spent_s += time.monotonic() - begin
         return [self._known[_key(change)] for change in changes]
+
+    def affordable(self) -> int:
+        """How many further changes can be replayed before a reader would wait too long."""
+        left_s = SECONDS - self._spent_s
+        return max(0, min(MOST_CHANGES, int(left_s / max(self._each_s, 1e-3))))
 
     def of(self, suspect: Suspect) -> list[Prediction]:
         return self._of.get(suspect.key, []) if self.usable else []
@@ -107,13 +120,13 @@ def _refusal(facts: Facts, predictor: Predictor | None) -> str:
     return "" if predictor is not None else "no replay: the engine is not installed here"
 
 
-def _chosen(suspects: Sequence[Suspect]) -> list[tuple[str, Change]]:
-    """The first fix of every suspect, then the second ones, until the call is full; the best supported first."""
+def _chosen(suspects: Sequence[Suspect], most: int) -> list[tuple[str, Change]]:
+    """The first fix of every suspect, then the second ones, while there is time; the best supported first."""
     order = sorted(suspects, key=lambda each: -each.explained * each.support)
     deepest = max(len(each.proposal.fixes) for each in order)
     rounds = [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
               if at < len(each.proposal.fixes)]  # fmt: skip
-    return rounds[: MOST_CHANGES - 1]
+    return rounds[: max(most, len(suspects))]
 
 
 def _key(change: Change) -> bytes:

@@ -14,6 +14,7 @@ from metrics.replay.prediction import Change
 OFFERED_LOAD = "offered load"  # the object of the one cause that no policy can mend
 NEARLY_FULL = 0.8  # load / capacity from which overload is looked at: the estimate is good to a tenth, and half of that
 DEVICE_IDLES = 0.8  # of the time with a request in the server: a device that works less is not what is short
+NEARLY_ALL = 0.9  # of the objective: what is left is not enough for any first token
 LONGER_ANSWERS = 1.5  # times the answers of those in time: below it the speed of a token decides
 
 
@@ -113,6 +114,9 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
         for name in each.index if each[name] > 0 and excess.accounts.get(name, 0.0) > 0
     }  # fmt: skip
     fits = (excess.bound_ms - float(late.ttft_ms.mean())) / max(speed, 1e-9)
+    # Answers of all lengths are late where tokens are slow; where only their number is too large, none fits even fast
+    fastest = float(rows.tpot_ms.astype("float64").quantile(0.1))
+    needed_ms = fastest * longer
     return Proposal(
         cause=f"late requests ask for {longer:,.0f} tokens of output, those in time for {usual:,.0f}; at "
         f"{speed:.1f} ms a token {max(0.0, fits):,.0f} would fit the {excess.bound_ms:,.0f} ms",
@@ -121,7 +125,11 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"late answers have {longer / usual:.1f} times as many tokens as those in time", longer / usual,
                      "ratio", "requests: output_tokens", weight=2),
             evidence(f"a token of a late answer takes {slower:.1f} ms, one of the others {speed:.1f} ms",
-                     slower / max(speed, 1e-9), "ratio", "client: chunk_ns", supports=slower < 1.25 * speed, weight=2),
+                     slower / max(speed, 1e-9), "ratio", "client: chunk_ns", supports=slower < 1.25 * speed),
+            evidence(f"even at the {fastest:.1f} ms of the fastest tenth so many tokens take {needed_ms:,.0f} ms of the "
+                     f"{excess.bound_ms:,.0f} ms", needed_ms / excess.bound_ms, "ratio", "client: chunk_ns",
+                     supports=needed_ms >= NEARLY_ALL * excess.bound_ms, weight=3),
+            *residual_evidence(facts),
         ],
         measurement=f"the same scenario with at most {max(1.0, fits):,.0f} tokens of output",
         settings=None,

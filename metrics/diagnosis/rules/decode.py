@@ -73,6 +73,7 @@ def own_prefill(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"computed alone in steps of up to {LARGEST_STEP} tokens it would take {best_ms:,.0f} ms of the "
                      f"{excess.bound_ms:,.0f} ms", best_ms, "ms", "steps: fit; requests: prompt_tokens",
                      supports=best_ms >= 0.5 * excess.bound_ms, weight=2),
+            *residual_evidence(facts),
         ],
         measurement="one of the late requests alone on an idle server",
         settings={"max_num_seqs": 1},

@@ -68,14 +68,24 @@ def load_evidence(statement: str, load: float, *, supports: bool = True, weight:
 
 
 def residual_evidence(facts: Facts) -> list[Evidence]:
-    """Whether the device takes longer than its steps explain: evidence for every cause that is not the device."""
-    slowdown = facts.steps.slowdown if facts.steps else None
-    if slowdown is None:
+    """Whether the device takes longer than its steps explain: evidence for every cause that is not the device.
+
+    Against the normal speed of this model and device where that is known; else against the rest of the run, which shows
+    a slow part and never a slow whole.
+    """
+    speed = facts.speed()
+    if speed is not None and speed.source == "reference":
+        slowdown, weight = speed.device.slowdown, 3.0
+        statement, source = "at normal speed", "steps: device_ns; run.json: speed reference"
+    elif facts.steps is not None and facts.steps.slowdown is not None:
+        slowdown, weight = facts.steps.slowdown, 1.0
+        statement, source = "by what they hold", "steps: device_ns, predicted_ns"
+    else:
         return []
     at_fault = slowdown >= SLOW_DEVICE
-    statement = f"steps take {slowdown:.2f} times what their composition explains: the device "
+    statement = f"steps take {slowdown:.2f} times what they should {statement}: the device "
     statement += f"{'may be' if at_fault else 'is not'} at fault"
-    return [evidence(statement, slowdown, "ratio", "steps: device_ns, predicted_ns", supports=not at_fault)]
+    return [evidence(statement, slowdown, "ratio", source, supports=not at_fault, weight=weight if at_fault else 1.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,8 @@ def blamed_on(facts: Facts, excess: Excess, trait: str) -> list[Blamed]:
         return []
     traits = described(book.requests)
     group_of = traits[trait].astype(str)
+    if trait in facts.rows and group_of.nunique() < 2:  # the server was not told; the client knows
+        group_of = group_of.index.to_series().map(facts.rows.set_index("request_id")[trait]).fillna("").astype(str)
     late = _late_ids(facts, excess, book)
     waited = float(waited_ns(book).loc[late].sum().sum())
     if group_of.nunique() < 2 or waited <= 0:
