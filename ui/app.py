@@ -10,6 +10,11 @@ from ui.run_data import run_names
 from ui.text import markdown
 
 
+def _address() -> None:
+    """Names the chosen run in the address, also where it is the first: a copied address must not depend on that."""
+    st.query_params["run"] = st.session_state.run
+
+
 def choose_run(runs: Path, first: str | None) -> None:
     """Keeps the chosen run's folder as `run_path`, or says as `no_run` why there is none. `?run=NAME` chooses, too."""
     names = run_names(runs)
@@ -20,18 +25,21 @@ def choose_run(runs: Path, first: str | None) -> None:
             "`sojourn ui --runs FOLDER`."
         )
         return
+    asked = st.query_params.get("run")
+    kept = [name for name in (asked, st.session_state.get("run"), first) if name in names]
+    st.session_state.run = (kept or names)[0]
     with st.sidebar:
-        index = names.index(first) if first in names else 0
-        name = st.selectbox(
-            "Run", names, index=index, key="run", bind="query-params", help=f"folders in {markdown(runs)}"
-        )
+        name = st.selectbox("Run", names, key="run", on_change=_address, help=f"folders in {markdown(runs)}")
         st.caption(f"{len(names)} run{'s' if len(names) > 1 else ''} in {markdown(runs.resolve().name)}/")
+        if asked is not None and asked not in names:
+            st.warning(f"There is no run {markdown(asked)} here.", icon=":material/warning:")
+    _address()
     st.session_state.run_path = runs / name
 
 
 folder = Path(__file__).parent
 st.set_page_config(page_title="Sojourn", page_icon=str(folder / "icon.svg"), layout="wide")
-st.logo(str(folder / "logo.svg"), size="large")
+st.logo(str(folder / ("logo-dark.svg" if st.context.theme.type == "dark" else "logo.svg")), size="large")
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder whose folders are runs")
 parser.add_argument("--run", default=None, help="name of the run to show first")

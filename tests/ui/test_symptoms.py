@@ -34,7 +34,7 @@ def test_three_clicks_lead_to_the_planted_lifecycle_and_its_finding(tmp_path, pl
     assert looks[0] == f"lifecycle-{truth.lifecycle}" and "leads here" in html(app)
     app = click(app, looks[0])
     things = [button for button in app.button if (button.key or "").startswith("object-")]
-    assert things[0].label == "Show the finding"
+    assert things[0].label == "Finding"
     app = click(app, things[0].key)
     assert "sj-card" in html(app) and first.fix.change.split("<")[0][:20] in html(app)
     chosen = {name: app.query_params[name] for name in ("symptom", "lifecycle", "object")}

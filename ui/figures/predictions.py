@@ -9,7 +9,7 @@ from ui import theme
 from ui.text import label, percent
 
 NOW_COLOUR, RIVAL_COLOUR = "#334155", "#94A3B8"
-LABEL_CHARACTERS = 44
+LABEL_CHARACTERS = 27  # more would leave no room for the figure in a narrow window
 
 
 def now_fix_rival(diagnosis: Diagnosis, found: Finding) -> go.Figure:
@@ -52,7 +52,9 @@ def _named(role: str, prediction: Prediction) -> str:
     change = prediction.change
     parts = [f"{name}={value}" for name, value in change.settings.items()]
     parts += [f"device ×{change.device_speed:g}"] if change.device_speed != 1 else []
-    parts += [f"{name} −{percent(share)}" for name, share in change.removed.items()]
+    if change.removed:
+        first, more = next(iter(change.removed)), len(change.removed) - 1
+        parts.append(f"no {first}" + (f" +{more}" if more else ""))
     parts += [f"KV ×{change.kv_scale:g}"] if change.kv_scale != 1 else []
     parts += [f"rate ×{change.arrival_rate:g}"] if change.arrival_rate != 1 else []
     parts += ["even arrivals"] if change.arrivals == "even" else []

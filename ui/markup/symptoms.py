@@ -13,7 +13,7 @@ from ui.text import percent, prose, safe
 from ui.theme import ACCOUNT_COLOURS
 
 BADGES = {"leads_here": "sj-leads", "possible": "sj-possible", "unknown": "sj-unknown", "ruled_out": "sj-out"}
-SHOWS = {"present": "this run shows it", "absent": "this run does not", "unknown": "this run alone cannot tell"}
+SHOWS = {"present": "this run shows it", "absent": "this run does not show it", "unknown": "this run alone cannot tell"}
 LABELLED = 0.12  # of the bar: room for the name of an account
 
 

@@ -42,7 +42,7 @@ def draw_complaints(chosen: str | None) -> None:
 
 def draw_lifecycles(symptom: str, branches: list[LifecycleBranch], chosen: str | None) -> None:
     for branch in branches:
-        left, right = st.columns([6, 1], vertical_alignment="center")
+        left, right = st.columns([5, 1], vertical_alignment="center")
         left.html(symptoms.lifecycle(branch, branch.lifecycle == chosen))
         right.button(
             "Look here", key=f"lifecycle-{branch.lifecycle}", width="stretch", on_click=choose,
@@ -55,10 +55,10 @@ def draw_objects(symptom: str, branch: LifecycleBranch, chosen: str | None) -> N
     st.subheader(f"3 · Which object in {branch.lifecycle}?", anchor=False)
     open_ = [each for each in branch.objects if each.status in ("leads_here", "possible") or each.key == chosen]
     for each in open_:
-        left, right = st.columns([6, 1], vertical_alignment="center")
+        left, right = st.columns([5, 1], vertical_alignment="center")
         left.html(symptoms.thing(each, branch.lifecycle, each.key == chosen))
         right.button(
-            "Show the finding" if each.finding is not None else "Where to look", key=f"object-{each.key}",
+            "Finding" if each.finding is not None else "Details", key=f"object-{each.key}",
             width="stretch", on_click=choose, type="primary" if each.key == chosen else "secondary",
             kwargs={"symptom": symptom, "lifecycle": branch.lifecycle, "object": each.key},
         )  # fmt: skip

@@ -54,7 +54,7 @@ COMPLAINTS = (
               ("vram", "kv cache full", "out of memory", "preemptions", "memory full", "oom", "kv blocks"),
               ("kv_pool", "fragmentation", "block_leak", "cache_thrash", "cache_pollution", "prefix_cache_off",
                "overload", "burst", "head_of_line", "long_outputs")),
-    Complaint("product_latency_poor", "The benchmark is good, the product is slow",
+    Complaint("product_latency_poor", "Benchmark good, product slow",
               ("good benchmark, poor product latency", "slower in production", "benchmark good product slow",
                "production is slow"),
               ("burst", "token_budget_large", "head_of_line", "tenant_share", "rate_limit", "kv_pool", *_PREFIX,
