@@ -8,9 +8,10 @@ import typer
 
 from commands.cli import RUNS, need, out, table
 from commands.faults_score import score
+from metrics.errors import ExperimentError
 
 if TYPE_CHECKING:
-    from loadgen.faults.run_cases import FinishedRun
+    from loadgen.faults.run_cases import FailedRun, FinishedRun
 
 FOLDER = RUNS / "faults"
 
@@ -64,7 +65,7 @@ def run_cases(
     need("loadgen")
     from engine.options import check_settings
     from loadgen.faults.case import case_names, load_case
-    from loadgen.faults.run_cases import Campaign, plan_runs, run_planned
+    from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, run_planned
     from loadgen.run.progress_bar import ProgressBar
 
     chosen = [load_case(name) for name in cases or case_names()]
@@ -74,15 +75,22 @@ def run_cases(
         for variant in case.variants:
             check_settings(variant.scenario.engine)
     planned = plan_runs(chosen, repeats, first_repeat)
-    campaign, finished = Campaign(out_dir, partial(run_planned, profiles=kernels)), 0
+    campaign, made, failed = Campaign(out_dir, partial(run_planned, profiles=kernels)), 0, 0
     with ProgressBar(out, prints_stages=False) as progress:
         for each in campaign.run(planned, progress):
-            finished += 1
+            made += 1
+            failed += isinstance(each, FailedRun)
             out.print(_line(each), markup=False, soft_wrap=True)
-    out.print(f"{len(planned)} runs in {out_dir}, {len(planned) - finished} of them from earlier")
+    out.print(f"{len(planned) - failed} runs in {out_dir}, {len(planned) - made} of them from earlier")
+    if failed:
+        raise ExperimentError(f"{failed} runs could not be made; the same command tries them again")
 
 
-def _line(run: "FinishedRun") -> str:
+def _line(run: "FinishedRun | FailedRun") -> str:
+    from loadgen.faults.run_cases import FailedRun
+
+    if isinstance(run, FailedRun):
+        return f"{run.planned.name}: {run.error}"
     base = "" if run.base is None or run.planned.case.name == run.planned.case.base else f", base {run.base:.0%}"
     doubt = "   does not hurt" if run.hurts is False else ""
     left = f"   {run.seconds_left / 60:.0f} min left" if run.seconds_left else ""

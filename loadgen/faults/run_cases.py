@@ -17,7 +17,7 @@ from loadgen.faults.surroundings import PlantedSurroundings
 from loadgen.run.experiment import OnProgress, run_scenario
 from loadgen.target.processes import ServerDied
 from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
-from metrics.errors import ExperimentError
+from metrics.errors import ExperimentError, SojournError
 from metrics.request.goodput import class_goodput, measured
 from metrics.run.directory import RunDirectory
 
@@ -72,6 +72,14 @@ class FinishedRun:
         return self.attainment <= self.base - HURT_POINTS / 100
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A run that could not be made; the next call tries it again."""
+
+    planned: PlannedRun
+    error: SojournError
+
+
 Execute = Callable[[PlannedRun, Path, OnProgress], RunDirectory]
 
 
@@ -114,8 +122,10 @@ class Campaign:
     clock: Callable[[], float] = time.monotonic
     _attainments: dict[str, float] = field(default_factory=dict)
 
-    def run(self, planned: Sequence[PlannedRun], progress: OnProgress = lambda _: None) -> Iterator[FinishedRun]:
-        """Yields each run that it finishes; those that an earlier call has finished are left out."""
+    def run(
+        self, planned: Sequence[PlannedRun], progress: OnProgress = lambda _: None
+    ) -> Iterator[FinishedRun | FailedRun]:
+        """Yields each run that it makes; those that an earlier call has finished are left out."""
         with self._locked():
             missing = [each for each in planned if not (self.folder / each.name / FAULT_FILE).is_file()]
             seconds = []
@@ -124,8 +134,11 @@ class Campaign:
                 path = self.folder / each.name
                 if path.exists():
                     shutil.rmtree(path)
-                run = self.execute(each, path, progress)
-                write_fault(run, each.record)
+                try:
+                    write_fault(self.execute(each, path, progress), each.record)
+                except SojournError as error:  # one case that cannot run does not end a night of others
+                    yield FailedRun(each, error)
+                    continue
                 seconds.append(self.clock() - begin)
                 left = sum(seconds) / len(seconds) * (len(missing) - number)
                 base = self.attainment(f"{each.case.base}--0--{each.repeat}")

@@ -4,9 +4,9 @@ import os
 import pytest
 
 from loadgen.faults.case import load_case
-from loadgen.faults.run_cases import Campaign, plan_runs
+from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs
 from metrics.diagnosis.score.truth import read_fault
-from metrics.errors import ExperimentError
+from metrics.errors import ExperimentError, ServerError
 from metrics.records import ClientRecord, row
 from metrics.run.directory import REQUIRED, RunDirectory
 from metrics.run.segments import write_segment
@@ -18,14 +18,16 @@ MS = 1_000_000
 class Runs:
     """Makes run directories in no time. `slow` names cases whose first tokens come late."""
 
-    def __init__(self, slow: tuple[str, ...] = (), stop_at: int | None = None):
-        self.slow, self.stop_at, self.names = slow, stop_at, []
+    def __init__(self, slow: tuple[str, ...] = (), stop_at: int | None = None, broken: str = ""):
+        self.slow, self.stop_at, self.broken, self.names = slow, stop_at, broken, []
 
     def __call__(self, planned, path, progress) -> RunDirectory:
         if len(self.names) == self.stop_at:
             path.mkdir()  # what Ctrl-C leaves
             raise KeyboardInterrupt
         self.names.append(planned.name)
+        if planned.case.name == self.broken:
+            raise ServerError("the server was not ready")
         ttft_ms = 900 if planned.case.name in self.slow else 20
         run = RunDirectory.create(path, dict.fromkeys(REQUIRED) | {"objectives": OBJECTIVES})
         records = [
@@ -87,3 +89,12 @@ def test_two_programs_do_not_share_a_folder(planned, tmp_path):
     with pytest.raises(ExperimentError, match=r"cases run in .* already"):
         list(Campaign(tmp_path, Runs()).run(planned))
     os.close(lock)
+
+
+def test_a_case_that_cannot_run_does_not_end_the_others(planned, tmp_path):
+    made = list(Campaign(tmp_path, Runs(broken="batch-cap")).run(planned))
+    failed = [each for each in made if isinstance(each, FailedRun)]
+    assert len(made) == len(planned) and {each.planned.case.name for each in failed} == {"batch-cap"}
+    again = Runs()
+    list(Campaign(tmp_path, again).run(planned))
+    assert again.names == [each.planned.name for each in failed]
