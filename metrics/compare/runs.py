@@ -93,11 +93,16 @@ def compare_runs(
     if idle := [name for name in margins if name not in chosen]:
         raise InputError(f"{idle[0]} has a margin and is not compared; compared are {', '.join(chosen)}")
     remaining_work = work_of(sides[0]), work_of(sides[1])
-    windows = 0 if several else num_windows(whole[0][0])[0]
+    windows, too_short = (0, "") if several else num_windows(whole[0][0])
+    if too_short:
+        notes.append(f"{too_short}. `sojourn verify A B` tells whether B did what was predicted of its settings")
     random = np.random.default_rng(seed)
     found = []
     for name in chosen:
         own, of = margins.get(name, margin), whole if name == "served" else sides
+        if too_short:
+            found.append(_seen_only(name, own, of, steps))
+            continue
         in_pairs = paired and all(map(same_schedule, *of))
         evidence = _evidence(METRICS[name], of, steps, in_pairs, windows, random)
         if isinstance(evidence, str):
@@ -121,9 +126,9 @@ def _several(sides: list[list[RunSamples]]) -> bool:
             "each"
         )
     if fewest < FEWEST_RUNS:
-        windows, reason = num_windows(sides[0][0])  # by A alone: a B that is too slow for them is worse, not untold
-        if not windows:
-            raise InputError(reason)
+        first = sides[0][0]  # A alone: a B that is too slow for its windows is worse, not untold
+        if not first.requests.served.any() or not first.requests.due_ns.max() > first.begin_ns:
+            raise InputError(num_windows(first)[1])
     elif dead := [each for each in (*sides[0], *sides[1]) if not each.requests.served.any()]:
         raise InputError(f"{dead[0].run.path} served none of its requests; measure it again, or leave it out")
     return fewest >= FEWEST_RUNS
@@ -236,6 +241,19 @@ def _counted(metric: Metric, sides: list[list[RunSamples]], steps, paired: bool)
     if metric.what not in SHARES:
         return 0.0
     return counting_error(*(np.concatenate([each.requests[metric.what] for each in side]) for side in sides), paired)
+
+
+def _seen_only(
+    name: str, margin: float, sides: list[list[RunSamples]], steps: list[list[pd.DataFrame]] | None
+) -> Compared:
+    """What both runs show of a metric, where they are too short to tell it from chance."""
+    metric, tables = METRICS[name], steps or [[None], [None]]
+    a, b = (
+        statistic(samples_of(side[0], metric, 1, table[0]), metric) for side, table in zip(sides, tables, strict=True)
+    )
+    known = [None if np.isnan(value) else value for value in (a, b)]
+    ratio = b / a if a and np.isfinite(a) and np.isfinite(b) else None
+    return msgspec.structs.replace(undecided(name, margin, "too few windows"), a=known[0], b=known[1], ratio=ratio)
 
 
 def _beside(found: Compared, metric: Metric, sides, work: tuple[Work, Work]) -> Compared:
