@@ -23,6 +23,10 @@ START_TIMEOUT_S = 60
 PAGE_TIMEOUT_MS = 60_000
 POLL_MS = 120  # between two looks at whether a page still moves; plotly draws once more after a change of size
 WINDOW_HEIGHT_PX = 900
+# What is clicked on a page before its picture is taken, as CSS: the three clicks from a complaint to its cause.
+CLICKS = {
+    "symptoms": tuple(f'[class*="st-key-{part}"] button' for part in ("complaint-high_ttft", "lifecycle-", "object-")),
+}
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
@@ -107,6 +111,11 @@ def _picture(page: Any, name: str, file: Path, width_px: int, errors: list[str])
     page.get_by_test_id("stSidebarNavLink").filter(has_text=name.capitalize()).click(timeout=PAGE_TIMEOUT_MS)
     title.wait_for(timeout=PAGE_TIMEOUT_MS)
     _wait_until_still(page)
+    for button in CLICKS.get(name, ()):
+        if page.locator(button).count():  # a run without the symptom has nothing to follow
+            page.locator(button).first.click(timeout=PAGE_TIMEOUT_MS)
+            page.wait_for_timeout(2 * POLL_MS)  # until the click has reached the script
+            _wait_until_still(page)
     page.set_viewport_size({"width": width_px, "height": max(WINDOW_HEIGHT_PX, page.evaluate(_HEIGHT) + 40)})
     _wait_until_still(page)
     page.screenshot(path=str(file))

@@ -174,7 +174,7 @@ def labelled_bars(
         name=y_title, y=list(lengths.index), x=lengths.to_numpy(), text=labels, marker_color=colours, orientation="h",
         textposition="outside", cliponaxis=False, hovertemplate=f"{hover}<extra></extra>", **more,
     )  # fmt: skip
-    fig.update_xaxes(title_text=x_title, range=[0, 1.35 * lengths.max() or 1])
+    fig.update_xaxes(title_text=x_title, range=[0, 1.6 * lengths.max() or 1])
     return fig.update_yaxes(title_text=y_title, autorange="reversed", ticks="")
 
 

@@ -117,7 +117,11 @@ def combined(first: Change, second: Change) -> Change:
 def _refusal(facts: Facts, predictor: Predictor | None) -> str:
     if facts.level not in STEPS_ARE_READ:
         return f"a diagnosis at the level `{facts.level}` reads no steps, and a replay takes them"
-    return "" if predictor is not None else "no replay: the engine is not installed here"
+    return (
+        ""
+        if predictor is not None
+        else "no replay was made; `sojourn diagnose` makes one where the engine is installed"
+    )
 
 
 def _chosen(suspects: Sequence[Suspect], most: int) -> list[tuple[str, Change]]:

@@ -33,7 +33,7 @@ def attainment(goodput: list[ClassGoodput]) -> go.Figure:
             textposition="auto", textangle=0,
             insidetextanchor="start", hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{x:.1f}} %<extra></extra>",
         )  # fmt: skip
-    fig.update_xaxes(title_text="requests that met the objective (% of sent, failures included)", range=[0, 100])
+    fig.update_xaxes(title_text="requests that met the objective (% of sent)", range=[0, 100])
     fig.update_yaxes(title_text="class (requests)", autorange="reversed")
     return fig
 
