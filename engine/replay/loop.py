@@ -48,8 +48,7 @@ class Replica:
         self.preemptions = 0
         self.busy_ns = 0.0
         self._on_emitted = on_emitted
-        self._begin_ns = self._received_ns = 0.0
-        self._device_free_ns = 0.0
+        self._begin_ns = self._received_ns = self._device_free_ns = float("-inf")  # a prelude comes before moment 0
         self._under_way: deque[tuple[StepPlan, float, TurnTimes]] = deque()
         self._arrived: list[Request] = []
         self._left: list[str] = []

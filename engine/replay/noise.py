@@ -46,10 +46,10 @@ class Noise:
         self._span_ns = self._begins[-1] + 1.0
         self.restart()
 
-    def restart(self, shift_ns: float = 0.0) -> None:
-        """For another replay: its moment 0 is `shift_ns` after the first step."""
-        self._shift_ns = shift_ns
-        moment = shift_ns % self._span_ns
+    def restart(self, origin_ns: float = 0.0, shift_ns: float = 0.0) -> None:
+        """For another replay: its moment 0 is `origin_ns` after the first step."""
+        self._origin_ns, self._shift_ns = origin_ns, shift_ns
+        moment = self._before = shift_ns % self._span_ns
         self._next = [bisect_right(begins, moment) - 1 for begins, _ in self._strata]
         self._next_stall = bisect_right(self._stalls, (moment,))
 
@@ -62,13 +62,15 @@ class Noise:
         place = self._next[stratum] + 1
         self._next[stratum] = place = 0 if place >= len(rest) else place
         device, host = rest[place]
-        moment = (now_ns + self._shift_ns) % self._span_ns
+        moment = (max(now_ns + self._origin_ns, 0.0) + self._shift_ns) % self._span_ns
         device_level, host_level = self._levels[max(0, bisect_right(self._begins, moment) - 1)]
         device *= device_level
         return device, host * host_level, self._stalled_ns(moment, expected_ns * device)
 
     def _stalled_ns(self, moment: float, turn_ns: float) -> float:
-        total_ns = 0.0
+        if moment < self._before - self._span_ns / 2:  # the run begins again
+            self._next_stall = 0
+        self._before, total_ns = moment, 0.0
         while self._next_stall < len(self._stalls):
             begin_ns, stall_ns = self._stalls[self._next_stall]
             if begin_ns >= moment + turn_ns:

@@ -79,7 +79,7 @@ class Replayer:
         assert config.num_kv_blocks is not None, "the size of the pool is part of the change"
         overlap = material.overlap if config.overlap == "auto" else config.overlap == "on"
         if material.noise is not None:
-            material.noise.restart(material.load.origin_ns - material.first_step_ns + accident.shift_ns)
+            material.noise.restart(material.load.origin_ns - material.first_step_ns, accident.shift_ns)
         hashes = self._hashes.setdefault(config.block_size, BlockHashes(config.block_size))
         load = ReplayedLoad(
             material.load,
