@@ -186,9 +186,11 @@ def _ways(frame: pd.DataFrame) -> tuple[list[dict[str, float]], list[dict[str, f
     numbers = {name: frame[name].astype("float64").to_numpy(na_value=np.nan) for name in _STAMPS}
     first_ns, last_ns = (_token_ns(frame.token_ns, place) for place in (0, -1))
     last_chunk = _token_ns(frame.chunk_ns, -1)
-    encode = numbers["ledger_token_encode_ns"]
-    quota, moderation = numbers["ledger_request_quota_ns"], numbers["ttft_request_moderation_ns"]
+    encode = np.nan_to_num(numbers["ledger_token_encode_ns"])
+    quota = np.nan_to_num(numbers["ledger_request_quota_ns"])
+    moderation = np.nan_to_num(numbers["ttft_request_moderation_ns"])
     front_in = numbers["encoded_ns"] - numbers["arrived_ns"]
+    front_in = np.where(np.isnan(front_in), encode + quota + moderation, front_in)
     rest = np.maximum(front_in - encode - quota, 0.0)
     handover = numbers["queued_ns"] - numbers["encoded_ns"]
     known = handover[~np.isnan(handover)]
