@@ -8,6 +8,7 @@ from metrics.diagnosis.capacity import COMFORTABLE, FULL, best_load
 from metrics.diagnosis.facts import VARIED, Facts, tightest
 from metrics.diagnosis.memory_facts import prompt_order
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
+from metrics.diagnosis.speed_facts import stored_entries
 from metrics.ledger import ACCOUNT_BY_NAME
 
 # Below a tenth, an account or a reason is not what a user feels: nine tenths of the delay would remain without it.
@@ -145,7 +146,7 @@ def half_blocks(facts: Facts) -> Reading | None:
 
 def device_slowdown(facts: Facts) -> Reading | None:
     """Against normal speed where it is known; else only against the rest of the run, which rules no slow whole out."""
-    speed = facts.speed()
+    speed = facts.speed() if stored_entries(facts.meta) else None  # without a reference it is costly, and not asked
     if speed is not None and speed.source == "reference":
         worst = max(speed.quarters, default=speed.device.slowdown)
         return Reading(
