@@ -1,0 +1,64 @@
+"""`sojourn verify` and the end of `sojourn demo`: the verdict, its exit code, and the ledger that keeps it."""
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from commands.demo import _claim, _print_claim
+from metrics.replay.ledger import read
+from sojourn import app
+from tests.metrics.replay.test_verify import prediction
+from tests.metrics.synthetic import PLANTS, synthetic_run
+
+CAP = {"max_num_seqs": 18}
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A run whose diagnosis predicts what a larger batch gives, and the run with that batch."""
+    few = replace(PLANTS["healthy"], settings=replace(PLANTS["healthy"].settings, max_num_seqs=2))
+    many = replace(few, settings=replace(few.settings, **CAP))
+    runs = [synthetic_run(tmp_path / name, plant=plant, requests=40) for name, plant in (("a", few), ("b", many))]
+    return [run.path for run in runs]
+
+
+def state(folder, *predictions) -> None:
+    findings = [{"key": "batch_cap", "prediction": msgspec.to_builtins(each)} for each in predictions]
+    (folder / "diagnosis.json").write_text(json.dumps({"findings": findings}))
+
+
+def test_verify_tells_hit_from_miss_and_keeps_both(pair):
+    a, b = map(str, pair)
+    verify = ["verify", a, b]
+    state(pair[0], prediction(CAP, (0.9, 0.95, 1.0)))
+    hit = CliRunner(env={"COLUMNS": "120"}).invoke(app, verify)
+    assert hit.exit_code == 0 and "hit: attainment" in hit.output, hit.output
+    assert "max_num_seqs=2 → max_num_seqs=18" in hit.output and "the diagnosis of a (batch_cap)" in hit.output
+    state(pair[0], prediction(CAP, (0.1, 0.2, 0.3)))
+    miss = CliRunner().invoke(app, [*verify, "--json"])
+    assert miss.exit_code == 1 and json.loads(miss.stdout)["entry"]["hit"] is False
+    assert [entry.hit for entry in read(pair[0].parent / "predictions.jsonl")] == [True, False]
+    listed = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["verify", a, "--list"])
+    assert listed.exit_code == 0 and "0 of 1 predictions hit" in listed.output, "the pair counts once"
+
+
+def test_verify_says_what_it_needs(pair, tmp_path):
+    alone = CliRunner().invoke(app, ["verify", str(pair[0])])
+    assert "or --list" in str(alone.exception)
+    empty = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["verify", "--list", "--ledger", str(tmp_path / "none.jsonl")]
+    )
+    assert empty.exit_code == 0 and "holds no prediction yet" in empty.output
+
+
+def test_the_demo_ends_with_the_first_fix_that_settings_can_prove(pair, capsys):
+    assert _claim(pair[0]) is None, "nobody diagnosed it"
+    state(pair[0], prediction({}), prediction(CAP, (0.9, 0.95, 1.0)))
+    claim = _claim(pair[0])
+    assert claim.prediction.change.settings == CAP
+    _print_claim(claim)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "with max_num_seqs=18, 95% of the requests would keep their objectives" in printed
