@@ -106,8 +106,11 @@ class ReplayPredictor:
             self._known[_key(change)] = self._prediction(change, found)
 
     def _affordable(self, count: int) -> list[tuple[float, float]]:
-        """Five replays of each change, or three where that would take long."""
-        return list(ACCIDENTS if count * len(ACCIDENTS) * self._seconds <= LONG_SECONDS else ACCIDENTS[:3])
+        """Five replays of each change; three, or one, where that would take long."""
+        for replays in (len(ACCIDENTS), 3):
+            if count * replays * self._seconds <= LONG_SECONDS:
+                return list(ACCIDENTS[:replays])
+        return list(ACCIDENTS[:1])
 
     def _unreplayed(self, change: Change, why: str) -> Prediction:
         unchanged = self._known[_key(Change())]
@@ -149,6 +152,17 @@ class ReplayPredictor:
         window = self._material.load.declared_window_s
         return figures(answers, objectives, window / change.arrival_rate if window else None)
 
+    def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:
+        """The bounds of a change that was replayed once: as wide as those of the unchanged run, a share by points."""
+        interval = _bounds(self._known[_key(Change())], name)
+        if interval is None or math.isnan(interval.median):
+            return median, median
+        if name.startswith("attainment"):
+            below, above = interval.median - interval.low, interval.high - interval.median
+            return max(0.0, median - below), min(1.0, median + above)
+        scale = median / interval.median if interval.median else 1.0
+        return interval.low * scale, interval.high * scale
+
     def _interval(self, name: str, found: Sequence[Figures]) -> Interval:
         values = [figure.get(name, math.nan) for figure in found]
         known = [value for value in values if not math.isnan(value)]
@@ -156,10 +170,21 @@ class ReplayPredictor:
             return Interval(math.nan, math.nan, math.nan)
         median = values[0] if not math.isnan(values[0]) else float(np.median(known))
         low, high = min(known), max(known)
+        if len(found) == 1:
+            low, high = self._as_unchanged(name, median)
         if not name.startswith("attainment"):
             own = NORMAL_80 * self.spread.of_metric(name) * abs(median)
             low, high = min(low, median - own), max(high, median + own)
         return Interval(low, median, high)
+
+
+def _bounds(prediction: Prediction, name: str) -> Interval | None:
+    """The interval of a figure, by its name in `figures`."""
+    group, _, part = name.partition(":")
+    if group == "attainment" and part:
+        return prediction.attainment_by_class.get(part)
+    found: Interval | dict[str, Interval] | None = getattr(prediction, group, None)
+    return found.get(part) if isinstance(found, dict) else found
 
 
 def predictor_of(run: RunDirectory, facts: object = None, *, processes: int = 1) -> ReplayPredictor:
