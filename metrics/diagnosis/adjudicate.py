@@ -29,7 +29,7 @@ KIND_FACTOR = {"fault": 1.0, "client": 1.0, "policy": 0.85, "workload": 0.75, "c
 WORTH_NAMING = 0.05  # attainment that a further fix must regain: five points, the error of a good replay
 EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of what is left
 MOST_CAUSES, MOST_ALTERNATIVES = 3, 2
-FEWEST_FURTHER, MOST_FURTHER = 2, 6  # suspects that are replayed on top of each cause
+MOST_FURTHER = 6  # suspects that are replayed on top of each cause
 ALTERNATIVE = 0.25  # of the first cause's score
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
 UNDECIDED = 0.5  # the support of a cause for which and against which the same weight of evidence speaks
@@ -86,7 +86,7 @@ def adjudicate(
         if best.change is not None:
             fix = combined(fix, best.change)
         open_ = _on_top(open_, lost, taken, fix, trials)
-        if best.change is not None and trials.usable:
+        if best.prediction is not None and trials.affordable():
             result.with_all = trials.predict([fix])[0]
     first = result.causes[0].alone if result.causes else 0.0
     rest = sorted(open_, key=lambda each: -each.alone)
@@ -133,7 +133,7 @@ def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Cha
     """The suspects that are left, judged anew with the causes before them mended."""
     divide(lost, [each.suspect for each in open_], taken)
     tried = sorted((each for each in open_ if each.prediction is not None), key=lambda each: -each.alone)
-    tried = tried[: max(FEWEST_FURTHER, min(MOST_FURTHER, trials.affordable()))]
+    tried = tried[: min(MOST_FURTHER, max(0, trials.affordable() - 1))]
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
         each.marginal = prediction.attainment.median - before.attainment.median
@@ -151,7 +151,8 @@ def _adds(each: Judged, result: Judgement) -> bool:
         return False
     if each.marginal is not None:
         return each.marginal >= WORTH_NAMING
-    if each.suspect.support < UNDECIDED:
+    alone = WORTH_NAMING if each.prediction is None else each.gain
+    if each.suspect.support < UNDECIDED or alone < WORTH_NAMING:
         return False
     for excess, _ in each.suspect.cases:
         explains = each.suspect.explains_ms.get(excess.name, 0.0) / max(excess.total_ms, 1e-9)

@@ -13,6 +13,7 @@ from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Prediction, Predictor
 
 MOST_CHANGES = 24  # of one call
+FEWEST_CHANGES = 4  # that are replayed however slow it is: without any, nothing is decided
 SECONDS = 6.0  # of all replays of a diagnosis: it is to be read at once
 TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured
 STEPS_ARE_READ = ("steps", "kernels", "all")  # the levels at which a run can be replayed
@@ -41,7 +42,7 @@ class Trials:
             if doubt := self._doubt(attainment(facts)):
                 self.refused, self.usable = doubt, False
                 return
-            chosen = _chosen(suspects, self.affordable())
+            chosen = _chosen(suspects, max(FEWEST_CHANGES, self.affordable()))
             found = self.predict([change for _, change in chosen])
         except ReplayError as error:
             self.refused, self.usable = str(error), False
@@ -130,7 +131,7 @@ def _chosen(suspects: Sequence[Suspect], most: int) -> list[tuple[str, Change]]:
     deepest = max(len(each.proposal.fixes) for each in order)
     rounds = [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
               if at < len(each.proposal.fixes)]  # fmt: skip
-    return rounds[: max(most, len(suspects))]
+    return rounds[:most]
 
 
 def _key(change: Change) -> bytes:

@@ -148,8 +148,8 @@ def sureness(found: Finding) -> str:
     sure = f"{found.confidence:.0%}"
     if found.explains_ms:
         shown = f"{found.explains_ms:,.0f}" if found.explains_ms >= 10 else f"{found.explains_ms:,.2f}"
-        return f"{sure}; explains {shown} ms ({found.explains_share:.0%}) of what a late request lost"
-    return f"{sure}; explains {found.explains_share:.0%} of what was lost" if found.explains_share else sure
+        return f"{sure}; explains {shown} ms ({found.explains_share:.0%}) of a late request's excess"
+    return f"{sure}; explains {found.explains_share:.0%} of the failures" if found.explains_share else sure
 
 
 def rivals_fix(found: Finding) -> str:

@@ -72,7 +72,9 @@ def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
     admit = COMFORTABLE * capacity
     return Proposal(
         cause=f"{facts.offered_rps:.1f} requests/s arrive, and the device serves at most {capacity:.1f} of this "
-        "length: no policy will help",
+        "length: no policy will help" if best >= FULL else
+        f"{facts.offered_rps:.1f} requests/s arrive, {best:.0%} of what the device serves of this length: so near to "
+        "its capacity the queue is longer than the objective",
         evidence=[
             load_evidence(f"load / capacity is {now:.2f} with these settings, and {best:.2f} at the best batch of "
                           f"{batch:.0f} that {limit}", best, supports=best >= FULL, weight=2),
@@ -126,7 +128,7 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
                      "ratio", "requests: output_tokens", weight=2),
             evidence(f"a token of a late answer takes {slower:.1f} ms, one of the others {speed:.1f} ms",
                      slower / max(speed, 1e-9), "ratio", "client: chunk_ns", supports=slower < 1.25 * speed),
-            evidence(f"even at the {fastest:.1f} ms of the fastest tenth so many tokens take {needed_ms:,.0f} ms of the "
+            evidence(f"even at the fastest tenth of {fastest:.1f} ms so many tokens take {needed_ms:,.0f} ms of the "
                      f"{excess.bound_ms:,.0f} ms", needed_ms / excess.bound_ms, "ratio", "client: chunk_ns",
                      supports=needed_ms >= NEARLY_ALL * excess.bound_ms, weight=3),
             *residual_evidence(facts),

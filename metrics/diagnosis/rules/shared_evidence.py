@@ -76,14 +76,14 @@ def residual_evidence(facts: Facts) -> list[Evidence]:
     speed = facts.speed()
     if speed is not None and speed.source == "reference":
         slowdown, weight = speed.device.slowdown, 3.0
-        statement, source = "at normal speed", "steps: device_ns; run.json: speed reference"
+        statement, source = "they take at normal speed", "steps: device_ns; run.json: speed reference"
     elif facts.steps is not None and facts.steps.slowdown is not None:
         slowdown, weight = facts.steps.slowdown, 1.0
-        statement, source = "by what they hold", "steps: device_ns, predicted_ns"
+        statement, source = "their composition explains", "steps: device_ns, predicted_ns"
     else:
         return []
     at_fault = slowdown >= SLOW_DEVICE
-    statement = f"steps take {slowdown:.2f} times what they should {statement}: the device "
+    statement = f"steps take {slowdown:.2f} times what {statement}: the device "
     statement += f"{'may be' if at_fault else 'is not'} at fault"
     return [evidence(statement, slowdown, "ratio", source, supports=not at_fault, weight=weight if at_fault else 1.0)]
 
