@@ -51,12 +51,12 @@ def _rows(diagnosis: Diagnosis, found: Finding) -> list[tuple[str, Interval, str
 def _named(role: str, prediction: Prediction) -> str:
     change = prediction.change
     parts = [f"{name}={value}" for name, value in change.settings.items()]
-    parts += [f"device ×{change.device_speed:g}"] if change.device_speed != 1 else []
+    parts += [f"device ×{change.device_speed:.3g}"] if change.device_speed != 1 else []
     if change.removed:
         first, more = next(iter(change.removed)), len(change.removed) - 1
         parts.append(f"no {first}" + (f" +{more}" if more else ""))
-    parts += [f"KV ×{change.kv_scale:g}"] if change.kv_scale != 1 else []
-    parts += [f"rate ×{change.arrival_rate:g}"] if change.arrival_rate != 1 else []
+    parts += [f"KV ×{change.kv_scale:.3g}"] if change.kv_scale != 1 else []
+    parts += [f"rate ×{change.arrival_rate:.3g}"] if change.arrival_rate != 1 else []
     parts += ["even arrivals"] if change.arrivals == "even" else []
     parts += [f"{change.replicas} replicas"] if change.replicas != 1 else []
     return label(f"{role}: {', '.join(parts) or 'as now'}", LABEL_CHARACTERS)

@@ -128,9 +128,9 @@ _COMPUTE = (
 )  # fmt: skip
 _TOKEN = (
     TreeObject("slow_tokeniser", "token", "tokeniser", "Does it take long to turn the prompt into ids?",
-               "one of these prompts through POST /tokenize", (account("token.encode"),), ("token.encode",)),
+               "one of these prompts through POST /tokenize", (reading.in_the_front("encode", "tokenisation"),), FRONT),
     TreeObject("slow_detokeniser", "token", "detokeniser", "Does it take long to turn ids into text?",
-               "the same scenario with short answers", (account("token.decode"),), ("token.decode",)),
+               "the same scenario with short answers", (reading.in_the_front("decode", "ids → text"),), FRONT),
     TreeObject("slow_sampler", "token", "sampler", "Does the draw of a token take long?",
                "the same scenario with temperature=0 and no penalties", (account("token.sample"),), ("token.sample",)),
     TreeObject("long_outputs", "token", "length of the answers", "Are the answers longer than the objective allows?",

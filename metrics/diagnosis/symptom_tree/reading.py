@@ -2,7 +2,7 @@
 evidence is missing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metrics.diagnosis.capacity import COMFORTABLE, FULL, best_load
 from metrics.diagnosis.facts import VARIED, Facts, tightest
@@ -191,6 +191,29 @@ def front_busy(facts: Facts) -> Reading | None:
         "system: front turns",
         min(1.0, loop.busy),
     )
+
+
+def in_the_front(noun: str, what: str) -> Read:
+    """Text work that holds the front's event loop. Its cost stands in other accounts, too: whoever waits for the loop
+    books `request.stream` or `request.admission`. Without the loop's records it can therefore not be excluded."""
+
+    def read(facts: Facts) -> Reading | None:
+        booked = account(f"token.{noun}")(facts)
+        if booked is None:
+            return None
+        if facts.machine is None or facts.machine.front is None:
+            return replace(booked, rules_out=False)
+        loop = facts.machine.front
+        part = {"encode": loop.encoding, "decode": loop.decoding}[noun]
+        return Reading(
+            f"{what} takes {part:.0%} of the busy time of the front's event loop, which is busy {loop.busy:.0%} of the "
+            "time",
+            part * loop.busy < NEGLIGIBLE and booked.rules_out,
+            "system: front turns; requests: encoding_ns, decoding_ns",
+            min(1.0, part * loop.busy),
+        )
+
+    return read
 
 
 def front_blocked(facts: Facts) -> Reading | None:
