@@ -1,6 +1,7 @@
 import pytest
 
 from engine.options import engine_config
+from engine.server.app import build_app
 from loadgen.errors import ScenarioError
 from loadgen.faults.case import CASE_FOLDER, case_names, load_case, merged
 from loadgen.faults.planted import Network
@@ -107,3 +108,8 @@ def test_an_unknown_case_is_refused_with_a_guess():
 def test_a_settings_file_beside_the_cases_is_found_from_anywhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert load_case("quota").variants[0].scenario.engine["access"].startswith(str(CASE_FOLDER))
+
+
+def test_settings_files_of_the_cases_are_what_the_server_reads():
+    for name in ("rate-limit", "quota", "slow-moderation"):
+        build_app(engine_config(load_case(name).variants[0].scenario.engine))
