@@ -39,7 +39,7 @@ def test_words_that_are_no_change_get_a_sentence(words, complaint):
 
 
 def test_replay_prints_the_recorded_run_its_own_check_and_each_change(tmp_path):
-    run = write_run(tmp_path / "run", random_asks(7, 30, mean_gap_ns=6_000_000))
+    run = write_run(tmp_path / "run", random_asks(7, 70, mean_gap_ns=8_000_000))
     shown = CliRunner().invoke(app, ["replay", str(run.path), "--set", "max_num_seqs=1", "--set", "kv_scale=1,2"])
     assert shown.exit_code == 0, shown.output
     for line in ("recorded", "replayed unchanged", "max_num_seqs=1\n", "max_num_seqs=1 kv_scale=2"):
