@@ -56,7 +56,7 @@ def check_comparable(run: RunDirectory, run2: RunDirectory) -> list[str]:
         raise InputError(f"{run.path} is on both sides; give the run with the change as the second one")
     meta, meta2 = run.meta(), run2.meta()
     first, second = identity(meta), identity(meta2)
-    different = [name for name in first if first[name] != second[name]]
+    different = [name for name in first if not _alike(first[name], second[name])]
     if different:
         raise InputError(
             f"{run2.name} is not {run.name} with other settings: {', '.join(different)} differ; repeat {run.name}'s "
@@ -200,6 +200,15 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 def build_of(meta: Mapping[str, Any]) -> str:
     versions = section(meta, "versions")
     return str(versions.get("sojourn") or versions.get("build") or "")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal, but for what one of two versions did not write yet: a scenario is written with all its defaults."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_alike(one[key], other[key]) for key in one.keys() & other.keys())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one == other
 
 
 def _is_of_settings(change: Change) -> bool:

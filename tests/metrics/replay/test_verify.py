@@ -107,6 +107,13 @@ def test_runs_of_another_load_are_not_comparable(pair, change, says):
         check_comparable(*pair)
 
 
+def test_a_field_that_an_older_version_did_not_write_is_no_other_load(pair):
+    meta = pair[1].meta()
+    meta["objectives"][0]["note"] = "new"
+    (pair[1].path / "run.json").write_text(json.dumps(meta))
+    assert check_comparable(*pair) == []
+
+
 def test_an_invalid_run_is_compared_with_a_note_and_a_run_never_with_itself(pair):
     pair[1].update_meta(valid=False, invalid_reasons=["sent 44 ms late"])
     assert any("b is not valid" in note and "sent 44 ms late" in note for note in check_comparable(*pair))
