@@ -3,6 +3,7 @@
 This file knows no engine: `engine/replay` implements `Predictor`, and whoever shows a prediction reads these structs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -24,11 +25,19 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A predicted quantity: median, and the bounds between which 80 % of outcomes are expected."""
+    """A predicted quantity: median, and the bounds between which 80 % of outcomes are expected.
 
-    low: float
-    median: float
-    high: float
+    NaN where a quantile lies among failed requests. JSON has no NaN: what a document has as null is NaN again here.
+    """
+
+    low: float | None
+    median: float | None
+    high: float | None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, math.nan)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

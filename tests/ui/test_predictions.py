@@ -1,5 +1,7 @@
 """Predictions stand beside what was measured: the ledger of verified ones, and those of a finding."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from tests.ui.test_app import html, messages, opened
 from ui.figures.ledger_of_predictions import before_and_after, predicted_against_measured
 from ui.figures.predictions import now_fix_rival
 from ui.markup.confidence import in_words, sentence
+from ui.run_data import read_diagnosis
 
 
 def entry(measured: float, hit: bool) -> LedgerEntry:
@@ -72,3 +75,16 @@ def test_confidence_has_a_word_at_every_number():
     assert [in_words(share / 10) for share in range(11)] == (
         ["unlikely"] * 4 + ["open"] * 3 + ["likely"] * 2 + ["very likely"] * 2
     )
+
+
+def test_diagnosis_is_read_again_where_a_predicted_quantile_lies_among_failures(tmp_path):
+    run = synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=60)
+    made = diagnose(run)
+    nowhere = Interval(math.nan, math.nan, math.inf)
+    found = msgspec.structs.replace(
+        made.findings[0], prediction=msgspec.structs.replace(prediction(0.9), ttft_ms={"p99": nowhere})
+    )
+    run.write_json("diagnosis.json", msgspec.to_builtins(msgspec.structs.replace(made, findings=[found])))
+    again, reason = read_diagnosis(run)
+    assert not reason and again.findings[0].prediction.attainment.median == pytest.approx(0.9)
+    assert math.isnan(again.findings[0].prediction.ttft_ms["p99"].median)
