@@ -12,6 +12,7 @@ import pandas as pd
 
 from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
+from metrics.diagnosis.kv_facts import KvFacts, kv_facts
 from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
 from metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
 from metrics.diagnosis.step_facts import StepFacts, step_facts
@@ -69,6 +70,7 @@ class Facts:
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
     speed: Callable[[], SpeedFacts | None] = lambda: None  # against normal speed; worked out at its first use
     machine: MachineFacts | None = None  # who had the CPUs
+    kv: Callable[[], KvFacts | None] = lambda: None  # blocks and prefix cache; worked out at its first use
 
     @property
     def token_budget(self) -> int | None:
@@ -167,6 +169,9 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         steal=steal_within(system, *span) if span else None,
         speed=cache(lambda: speed_facts(meta, steps, rows)),
         machine=machine_facts(meta, system, steps, rows, span),
+        kv=cache(
+            lambda: kv_facts(engine_settings(meta), run.table("requests"), run.table("steps")) if joined else None
+        ),
     )
 
 

@@ -8,7 +8,6 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, declared_classes
 from metrics.diagnosis.foreign_server import span_share
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Gain, Proposal, cause
-from metrics.diagnosis.rules.memory import CACHE_WORKS, WORTH_SHARING
 from metrics.diagnosis.rules.shared_evidence import missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.sources.view import KV_FULL, ServerView
@@ -18,6 +17,9 @@ MOSTLY = 0.5  # of those samples
 AT_ONE_SIZE = 0.8  # ... with as many running as ever: a batch that grows and shrinks has no limit that shows
 PREEMPTED_OFTEN = 0.1  # preemptions a finished request
 GAUGES = "scrapes: gauges"
+# A prefix is worth a cache when it is a fifth of the prompts, and the cache fails when it gives less than half of that.
+WORTH_SHARING = 0.2
+CACHE_WORKS = 0.5
 
 
 @cause(lifecycles=("memory", "request"), object="KV block pool", kind="capacity", reads="metrics",

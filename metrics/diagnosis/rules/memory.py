@@ -1,32 +1,23 @@
-"""Causes in the lifecycle of memory: the pool of KV blocks and the prefix cache."""
+"""Causes in the pool of KV blocks: too few of them, room in them that holds nothing, and blocks that nobody holds."""
 
 import math
-from dataclasses import replace
 
 from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batch, kv_batch, kv_blocks, load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, WAITS, Proposal, all_of, cause
+from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Proposal, all_of, cause
+from metrics.diagnosis.rules.prefix import block_size
 from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
-from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 
 KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
-PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", *WAITS)
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
 ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
-# A prefix is worth a cache when it is a fifth of the prompts, and the cache fails when it gives less than half of that.
-WORTH_SHARING = 0.2
-CACHE_WORKS = 0.5
-# Of records.PREFIX_OUTCOMES, what a sentence says of them.
-MISSED = {
-    "miss_evicted": "had been in the cache and were evicted",
-    "miss_disabled": "would have been hits if the cache were on",
-    "miss_in_flight": "were being computed by another request at that moment: a pool of any size misses them",
-    "miss_diverged": "differ from all that followed the same beginning: the order of the prompt decides that",
-}
-MENDED = ("miss_evicted", "miss_disabled")  # by a setting; the other misses are the workload's
-TWICE = 2  # the place of a pool twice as large in Prefix.resized
+WASTED = 0.25  # of the positions in active blocks: with it a pool holds a third less than it could
+LEAKED = 0.1  # of the pool: less costs nothing that a client sees
+USUAL_SIZES = (16, 32)  # of blocks
+BLOCKS = "steps: blocks_active, slots_written; requests: scheduled_ns, finished_ns"
 
 
 @cause(lifecycles=("memory", "request"), object="KV block pool", kind="capacity", needs=("load",),
@@ -42,8 +33,6 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
         return None
     cap = facts.engine.get("max_num_seqs") or math.inf
     now, relieved = load(facts), load(facts, batch=min(cap, batch_within_tpot(facts)))
-    if relieved >= FULL:  # more blocks would only move the queue
-        return None
     blocks = suggested_blocks(facts)
     chosen = "num_kv_blocks" in facts.chosen
     recomputed = steps.recomputed_tokens / steps.tokens if steps.tokens else 0.0
@@ -62,7 +51,9 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
                      steps.kv_use_max, "share", "steps: blocks_active, blocks_pinned", supports=steps.kv_use_max > 0.9),
             evidence(f"{steps.preemptions} preemptions, {recomputed:.1%} of all tokens were computed again",
                      steps.preemptions, "preemptions", "steps: preempted_ids, kinds", supports=steps.preemptions > 0),
-            load_evidence(f"load / capacity is {now:.2f} with this pool and {relieved:.2f} with enough blocks", now),
+            load_evidence(f"load / capacity is {now:.2f} with this pool and {relieved:.2f} with enough blocks", now,
+                          supports=relieved < FULL, weight=2 if relieved >= FULL else 0.5),
+            *_lost_room(facts),
         ],
         measurement="the same scenario with a larger pool",
         settings={"num_kv_blocks": blocks},
@@ -71,68 +62,108 @@ def kv_pool(facts: Facts, excess: Excess | None) -> Proposal | None:
         change="" if chosen else
         f"room for {blocks} blocks: more device memory, a smaller KV type, shorter contexts",
         claims=all_of(accounts),
-        fixes=(Change(settings={"num_kv_blocks": blocks}),),
+        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (blocks, 2 * blocks)),
     )  # fmt: skip
 
 
 def suggested_blocks(facts: Facts) -> int:
-    """Blocks with which the pool is no longer what limits the batch; at least twice what there is."""
-    needed = max(2 * facts.steps.pool_blocks, KV_HEADROOM * kv_blocks(facts) * comfortable_batch(facts))
-    return math.ceil(needed / ROUND_BLOCKS) * ROUND_BLOCKS
+    """Blocks with which the pool no longer limits the batch: what the requests of a moderate load hold together, and
+    at least half as much again as there is."""
+    needed = KV_HEADROOM * kv_blocks(facts) * max(comfortable_batch(facts), _at_once(facts))
+    return math.ceil(max(1.5 * facts.steps.pool_blocks, needed) / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
-@cause(lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy",
-       accounts=PROMPT_ACCOUNTS, needs=("excess", "load"),
-       rival="cold traffic: prompts that only look alike")  # fmt: skip
-def prefix_recomputed(facts: Facts, excess: Excess) -> Proposal | None:
-    """Prompts begin alike, and each pays for the beginning again."""
-    # What an infinite cache would have hit: measured where the server records it, else declared by the scenario
-    shared = facts.declared_shared_share if facts.prefix is None else facts.prefix.infinite
-    cached = facts.cached_share
-    if cached is None or shared < WORTH_SHARING or cached >= CACHE_WORKS * shared:
-        return None
-    with_cache = replace(facts.work, computed_tokens=max(1.0, facts.work.prompt_tokens * (1 - shared)))
-    now, then = load(facts), load(facts, work=with_cache)
-    if then >= FULL:
-        return None
-    off = facts.engine.get("prefix_caching") is False
-    saved = 1 - with_cache.computed_tokens / facts.work.computed_tokens
-    return Proposal(
-        cause=f"{shared:.0%} of the prompt tokens are alike between requests and "
-        + ("the prefix cache is off" if off else f"the cache gave only {cached:.0%}"),
-        evidence=[
-            *_shared(facts),
-            *excess_evidence(excess, PROMPT_ACCOUNTS),
-            load_evidence(f"load / capacity is {now:.2f}, and {then:.2f} if the shared part is computed once", now),
-        ],
-        measurement=f"the same scenario with {'the prefix cache on' if off else 'a larger pool'}",
-        settings={"prefix_caching": "true"} if off else {"num_kv_blocks": suggested_blocks(facts)},
-        if_cause=f"cached tokens rise to about {shared:.0%} of the prompt, computed ones fall by {saved:.0%}",
-        if_rival=f"cached tokens stay near {cached:.0%}, and {missing_share(excess)} stays",
-        claims=all_of(PROMPT_ACCOUNTS, saved),
-        fixes=(Change(settings={"prefix_caching": True} if off else {"num_kv_blocks": suggested_blocks(facts)}),),
-    )
+def _at_once(facts: Facts) -> float:
+    """Requests in the server at once if none waited, by Little's law; 0 where no rate was offered."""
+    served = facts.rows[facts.rows.status == "ok"]
+    waits = served[[f"ledger_{name}_ns" for name in ("request_queue", "memory_blocked", "memory_preempted")]]
+    inside = served.finished_ns.astype("float64") - served.arrived_ns.astype("float64")
+    mean_s = float((inside - waits.astype("float64").sum(axis=1)).mean()) / 1e9
+    found = facts.offered_rps * mean_s
+    return found if math.isfinite(found) else 0.0
 
 
-def _shared(facts: Facts) -> list[Evidence]:
-    """What could have come from the cache and did not, why, and what a larger pool would change."""
-    prefix, cached = facts.prefix, facts.cached_share
-    if prefix is None:
-        return [
-            evidence(f"the scenario shares {facts.declared_shared_share:.0%} of the prompt tokens; {cached:.0%} came "
-                     "from the cache", cached, "share", "run.json: scenario.workload; requests: cached_tokens")
-        ]  # fmt: skip
-    misses = {name: share for name, share in prefix.outcomes.items() if name in MISSED and share >= 0.01}
-    found = [
-        evidence(f"a cache without eviction would have hit {prefix.infinite:.0%} of the prompt tokens; this one hit "
-                 f"{cached:.0%}", cached, "share", "requests: infinite_hit_tokens, cached_tokens"),
-        *(evidence(f"{share:.0%} of the prompt tokens {MISSED[name]}", share, "share", "requests: prefix_outcomes",
-                   supports=name in MENDED) for name, share in sorted(misses.items(), key=lambda item: -item[1])),
-    ]  # fmt: skip
-    if len(prefix.resized) > TWICE:
-        hit = prefix.resized[TWICE]
-        found.append(
-            evidence(f"a pool of twice the size would have hit {hit:.0%} for the same requests in the same order", hit,
-                     "share", "requests: resized_hit_tokens", supports=hit > cached + 0.01)
-        )  # fmt: skip
+def _lost_room(facts: Facts) -> list:
+    """Against a pool that is too small: what of it nobody can use."""
+    kv, found = facts.kv(), []
+    if kv is None:
+        return found
+    if kv.leak is not None and kv.leak.grows and kv.leak.share_of_pool >= LEAKED:
+        found.append(evidence(f"{kv.leak.share_of_pool:.0%} of the pool is held by no request", kv.leak.share_of_pool,
+                              "share", BLOCKS, supports=False, weight=4))  # fmt: skip
+    if kv.fragmentation is not None and kv.fragmentation.tail_share >= WASTED and kv.block_size > USUAL_SIZES[-1]:
+        share = kv.fragmentation.tail_share
+        found.append(evidence(f"{share:.0%} of the positions in active blocks hold nothing", share, "share", BLOCKS,
+                              supports=False, weight=4))  # fmt: skip
     return found
+
+
+def _pool_claims(facts: Facts, excess: Excess, part: float) -> dict[str, float] | None:
+    """Of what lacking blocks cost, the part that a cause accounts for; None where blocks were not short."""
+    by_blocks = facts.waits.get("kv_blocks", 0.0)
+    claims = all_of(KV_ACCOUNTS, part) | ({"request.queue": by_blocks * part} if by_blocks else {})
+    return claims if sum(excess.share(name) * each for name, each in claims.items()) >= 0.1 else None
+
+
+@cause(lifecycles=("memory",), object="block size", kind="policy", needs=("excess", "steps"),
+       rival="a pool that is too small for its requests", rival_key="kv_pool")  # fmt: skip
+def fragmentation(facts: Facts, excess: Excess) -> Proposal | None:
+    """Blocks are so long that requests leave much of their last one empty, and the pool runs out of them."""
+    kv = facts.kv()
+    found = None if kv is None else kv.fragmentation
+    if found is None or found.tail_share < WASTED or kv.block_size <= USUAL_SIZES[-1]:
+        return None
+    claims = _pool_claims(facts, excess, 1.0)
+    if claims is None:
+        return None
+    size = USUAL_SIZES[0]
+    after, settings = found.tail_share_with(kv.block_size, size), block_size(facts, kv, size)
+    return Proposal(
+        cause=f"blocks of {kv.block_size} tokens leave {found.tail_share:.0%} of their positions empty, and requests "
+        "wait for blocks",
+        evidence=[
+            evidence(f"{found.unwritten_share:.0%} of the positions in active blocks hold no token, "
+                     f"{found.tail_share:.0%} because a request's last block is not full", found.tail_share, "share",
+                     BLOCKS, weight=3),
+            *excess_evidence(excess, (*KV_ACCOUNTS, "request.queue")),
+        ],
+        measurement=f"the same scenario with blocks of {size} tokens in the same memory",
+        settings=settings,
+        if_cause=f"empty positions fall to about {after:.0%}, and the pool holds "
+        f"{(1 - after) / max(1 - found.tail_share, 0.05):.1f} times the requests",
+        if_rival=f"{missing_share(excess)} stays",
+        claims=claims,
+        fixes=(Change(settings=settings),),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("memory",), object="KV block pool", kind="fault", needs=("excess", "steps"),
+       rival="a pool that is too small for its requests", rival_key="kv_pool")  # fmt: skip
+def block_leak(facts: Facts, excess: Excess) -> Proposal | None:
+    """Blocks stay taken after their requests have ended, more and more of them."""
+    kv = facts.kv()
+    found = None if kv is None else kv.leak
+    if found is None or not found.grows or found.share_of_pool < LEAKED:
+        return None
+    claims = _pool_claims(facts, excess, 1.0)
+    if claims is None:
+        return None
+    growth = ", ".join(map(str, found.by_stretch))
+    return Proposal(
+        cause=f"{found.blocks} of {kv.pool_blocks} blocks are taken, and no request holds them: they never return",
+        evidence=[
+            evidence(f"blocks that nobody holds, in each quarter of the run: {growth}", found.blocks, "blocks", BLOCKS,
+                     weight=4),
+            evidence(f"each request that ends leaves {found.blocks_per_request:.1f} blocks behind",
+                     found.blocks_per_request, "blocks", BLOCKS, weight=0),
+            *excess_evidence(excess, (*KV_ACCOUNTS, "request.queue")),
+        ],
+        measurement="the used blocks of the idle server: `sojourn_memory_blocks` without any request",
+        settings=None,
+        if_cause="used blocks do not return to 0 on the idle server",
+        if_rival="used blocks return to 0 when the last request ends",
+        change="find the end of a request that does not release its blocks; until then restart the server regularly",
+        claims=claims,
+        fixes=(Change(kv_scale=1 / max(1 - found.share_of_pool, 0.05)),),
+        steps=found.steps,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Causes in the prefix cache: each reason that the server records for a part of a prompt that was not found."""
+
+from metrics.diagnosis.excess import Excess
+from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.kv_facts import KvFacts
+from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
+from metrics.diagnosis.verdict import Evidence, evidence
+from metrics.replay.prediction import Change
+
+# Work on prompts, and the waits that it makes longer.
+PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
+WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
+ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
+SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
+OUTCOMES = "requests: prefix_outcomes, infinite_hit_tokens"
+
+
+def _saved(kv: KvFacts, share: float) -> float:
+    """Of the prompt tokens that are computed now, the part that a hit of `share` more of all would spare."""
+    return min(1.0, share / max(1.0 - kv.use.hit_share, 1e-9))
+
+
+def _accounts(excess: Excess, saved: float) -> dict[str, float]:
+    return dict.fromkeys(PROMPT_ACCOUNTS, saved)
+
+
+def _missed(kv: KvFacts, outcome: str, what: str) -> list[Evidence]:
+    share = kv.use.outcomes.get(outcome, 0.0)
+    return [
+        evidence(f"{share:.0%} of the prompt tokens {what} (recorded as `{outcome}`)", share, "share", OUTCOMES,
+                 weight=3),
+        evidence(f"a cache without eviction would have hit {kv.use.infinite_share:.0%} of the prompt tokens; this one "
+                 f"hit {kv.use.hit_share:.0%}", kv.use.hit_share, "share", OUTCOMES, weight=0),
+    ]  # fmt: skip
+
+
+@cause(lifecycles=("memory", "compute", "request"), object="prefix cache", kind="policy", accounts=PROMPT_ACCOUNTS,
+       rival="cold traffic: prompts that only look alike", rival_key="own_prefill")  # fmt: skip
+def prefix_cache_off(facts: Facts, excess: Excess) -> Proposal | None:
+    """Prompts begin alike, and each pays for the beginning again, because the cache is off."""
+    if facts.engine.get("prefix_caching") is not False:
+        return None
+    kv = facts.kv()
+    share = kv.use.infinite_share if kv is not None and kv.use is not None else facts.declared_shared_share
+    if share < WORTH_SHARING:
+        return None
+    saved = _saved(kv, share) if kv is not None and kv.use is not None else share
+    return Proposal(
+        cause=f"{share:.0%} of the prompt tokens stand at the beginning of earlier prompts, and the cache is off",
+        evidence=[
+            *(_missed(kv, "miss_disabled", "would have been hits if the cache were on")
+              if kv is not None and kv.use is not None else
+              [evidence(f"the scenario shares {share:.0%} of the prompt tokens", share, "share",
+                        "run.json: scenario.workload", weight=2)]),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement="the same scenario with the prefix cache on",
+        settings={"prefix_caching": "true"},
+        if_cause=f"cached tokens rise to about {share:.0%} of the prompt",
+        if_rival=f"cached tokens stay near 0%, and {missing_share(excess)} stays",
+        claims=_accounts(excess, saved),
+        fixes=(Change(settings={"prefix_caching": True}),),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("memory", "request"), object="prefix cache", kind="capacity", accounts=PROMPT_ACCOUNTS,
+       rival="cold traffic: what is asked for was never there", rival_key="prefix_order")  # fmt: skip
+def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
+    """What prompts share is evicted before it is asked for again: the reuse does not fit into the pool."""
+    kv = facts.kv()
+    if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING:
+        return None
+    curve, lost = kv.curve, kv.eviction
+    blocks = None if curve is None else curve.blocks_for()
+    target = blocks if blocks is not None and blocks > kv.pool_blocks else 2 * kv.pool_blocks
+    hit = curve.hit_share(target) if curve is not None else kv.use.infinite_share
+    candidates = sorted({target, 2 * target, 4 * kv.pool_blocks})
+    chosen = {"num_kv_blocks", "kv_cache_gib", "memory_fraction"} & facts.chosen
+    polluted = lost.one_shot_share >= ONE_SHOT
+    return Proposal(
+        kind="policy" if chosen else "capacity",
+        cause=f"{lost.missed_share:.0%} of the prompt tokens were in the cache and had been evicted: a pool of "
+        f"{kv.pool_blocks} blocks does not hold what is asked for again",
+        evidence=[
+            *_missed(kv, "miss_evicted", "had been in the cache and were evicted"),
+            *([evidence(f"a pool of {target} blocks would have hit {hit:.0%} for the same requests in the same order",
+                        hit, "share", "requests: resized_hit_tokens", supports=hit > kv.use.hit_share + 0.05,
+                        weight=2)] if curve is not None else []),
+            *([evidence(f"half of what is asked for again lies more than {lost.reuse_distance_p50_blocks:,.0f} blocks "
+                        "back", lost.reuse_distance_p50_blocks, "blocks", "steps: reuse_distance_blocks",
+                        supports=lost.thrashes)] if lost.reuse_distance_p50_blocks is not None else []),
+            *([evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that share nothing: they pollute the "
+                        "cache", lost.one_shot_share, "share", "requests: evicted_by, prefix_source", supports=False,
+                        weight=3)] if polluted else []),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement="the same scenario with a larger pool",
+        settings={"num_kv_blocks": target},
+        if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
+        if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
+        change=f"num_kv_blocks={target} (now {kv.pool_blocks}), or a cache that more servers share by prefix",
+        claims=_accounts(excess, _saved(kv, max(0.0, hit - kv.use.hit_share))),
+        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in candidates),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("memory", "request"), object="prefix cache", kind="workload", accounts=PROMPT_ACCOUNTS,
+       rival="a pool that is too small for what is shared", rival_key="cache_thrash")  # fmt: skip
+def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
+    """Prompts that nobody asks for again take the room of those that are shared."""
+    kv = facts.kv()
+    if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING / 3:
+        return None
+    lost = kv.eviction
+    if lost.one_shot_share < ONE_SHOT:
+        return None
+    worst = next(iter(lost.by_class.items()), ("", 1.0))
+    blocks = kv.curve.blocks_for() if kv.curve is not None else None
+    target = blocks if blocks is not None and blocks > kv.pool_blocks else 2 * kv.pool_blocks
+    return Proposal(
+        cause=f"prompts that share nothing with any other evicted {lost.one_shot_share:.0%} of what was missed"
+        + (f", most of them of {worst[0]}" if worst[0] else ""),
+        evidence=[
+            *_missed(kv, "miss_evicted", "had been in the cache and were evicted"),
+            evidence(f"{lost.one_shot_share:.0%} of it was taken by prompts that nobody asked for again",
+                     lost.one_shot_share, "share", "requests: evicted_by, prefix_source", weight=3),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement="the same scenario without the class of one-shot prompts",
+        settings=None,
+        if_cause="no shared prefix is evicted",
+        if_rival="shared prefixes evict each other all the same",
+        change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, or a pool of {target} blocks",
+        claims=_accounts(excess, _saved(kv, lost.missed_share)),
+        fixes=(Change(settings={"num_kv_blocks": target}),),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("memory",), object="block size", kind="policy", accounts=PROMPT_ACCOUNTS,
+       rival="prompts that differ early", rival_key="prefix_order")  # fmt: skip
+def prefix_sub_block(facts: Facts, excess: Excess) -> Proposal | None:
+    """What prompts share is shorter than a block, or ends within one, and only whole blocks are found."""
+    kv = facts.kv()
+    if kv is None or kv.use is None:
+        return None
+    lost = kv.use.outcomes.get("miss_sub_block", 0.0)
+    shared = kv.shared
+    best = shared.block_size_for() if shared is not None else None
+    size = min(best or SIZES_DOWN[0], max(SIZES_DOWN[0], kv.block_size // 2))
+    if lost < WORTH_SHARING or size >= kv.block_size:
+        return None
+    gained = lost if shared is None else max(0.0, shared.caught.get(size, lost) - kv.use.hit_share)
+    settings = block_size(facts, kv, size)
+    return Proposal(
+        cause=f"a block has {kv.block_size} tokens, and {lost:.0%} of the prompt tokens are shared in parts that fill "
+        "no block",
+        evidence=[
+            *_missed(kv, "miss_sub_block", "are shared with an earlier prompt, and the last block of that is not full"),
+            *([evidence(f"shared beginnings have {shared.p50_tokens:,.0f} tokens (median); {shared.below_block:.0%} "
+                        "are shorter than a block", shared.below_block, "share", "requests: prefix_shared_tokens",
+                        supports=shared.below_block >= 0.5, weight=1)] if shared is not None else []),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement=f"the same scenario with blocks of {size} tokens",
+        settings=settings,
+        if_cause=f"cached tokens rise by about {gained:.0%} of the prompt",
+        if_rival=f"cached tokens stay near {kv.use.hit_share:.0%}",
+        claims=_accounts(excess, _saved(kv, gained)),
+        fixes=(Change(settings=settings), Change(settings=block_size(facts, kv, SIZES_DOWN[0]))),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("memory", "token"), object="order of the prompt", kind="workload", accounts=PROMPT_ACCOUNTS,
+       rival="cold traffic: prompts with nothing in common", rival_key="own_prefill")  # fmt: skip
+def prefix_order(facts: Facts, excess: Excess) -> Proposal | None:
+    """Prompts have much in common, behind something that differs in each: a prefix cache finds nothing of it."""
+    kv = facts.kv()
+    order = None if kv is None else kv.order
+    if order is None or kv.use is None or order.movable_share < WORTH_SHARING:
+        return None
+    diverged = kv.use.outcomes.get("miss_diverged", 0.0)
+    early = order.diverged_p50_tokens
+    return Proposal(
+        cause=f"{order.movable_share:.0%} of the prompt tokens stood in earlier prompts behind a part that differs: "
+        "the changing part stands before the shared one",
+        evidence=[
+            evidence(f"{order.movable_share:.0%} of the prompt tokens could be found if they stood first, in "
+                     f"{order.movable_requests:.0%} of the requests", order.movable_share, "share",
+                     "requests: movable_tokens, repeated_tokens", weight=3),
+            *([evidence(f"prompts leave the known ones at token {early:,.0f} (median)", early, "tokens",
+                        "requests: prefix_shared_tokens", supports=order.is_early)] if early is not None else []),
+            evidence(f"{diverged:.0%} of the prompt tokens differ from all that followed the same beginning "
+                     "(recorded as `miss_diverged`)", diverged, "share", OUTCOMES, supports=diverged >= WORTH_SHARING),
+            *excess_evidence(excess, PROMPT_ACCOUNTS),
+        ],
+        measurement="`sojourn lint` of this run: it names the parts and what the other order would save",
+        settings=None,
+        if_cause=f"with the shared part first, cached tokens rise by about {order.movable_share:.0%} of the prompt",
+        if_rival="no order of the prompts is found in the cache",
+        change="put what all prompts share (instructions, tools, documents) before what changes (time, user, question)",
+        claims=_accounts(excess, _saved(kv, order.movable_share)),
+        fixes=(Change(removed={"compute.prefill": _saved(kv, order.movable_share)}),),
+    )  # fmt: skip
+
+
+def block_size(facts: Facts, kv: KvFacts, size: int) -> dict[str, int]:
+    """Another block size with the same room: a number of blocks that was chosen counts in blocks of the old size."""
+    settings = {"block_size": size}
+    if "num_kv_blocks" in facts.chosen:
+        settings["num_kv_blocks"] = max(1, kv.pool_blocks * kv.block_size // size)
+    return settings
