@@ -167,12 +167,16 @@ def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
 
 
 def _fast_end(guesses: np.ndarray) -> np.ndarray:
-    """[entries, steps] → [steps]."""
-    found = np.full(guesses.shape[1], np.nan)
-    known = ~np.isnan(guesses).all(axis=0)
-    if known.any():
-        found[known] = np.nanpercentile(guesses[:, known], FAST_END, axis=0)
-    return found
+    """[entries, steps] → [steps]: the FAST_END percentile of those that are no NaN, between two of them a straight
+    line. np.nanpercentile says the same, a thousand times slower."""
+    ranked = np.sort(guesses, axis=0)  # NaN last
+    counts = (~np.isnan(guesses)).sum(axis=0)
+    place = FAST_END / 100 * np.maximum(counts - 1, 0)
+    low = place.astype(int)
+    high = np.minimum(low + 1, np.maximum(counts - 1, 0))
+    columns = np.arange(guesses.shape[1])
+    below, above = ranked[low, columns], ranked[high, columns]
+    return below + (place - low) * (above - below)
 
 
 def _stage(records: Sequence[Any], stage: str) -> np.ndarray:

@@ -8,10 +8,15 @@ import pandas as pd
 
 from metrics.compute.cost_model import shape_from
 from metrics.compute.speed_reference import Line, SpeedEntry, fit_entry, line, settings_of
+from metrics.records import STAGES
 from metrics.request.goodput import measured, measured_steps
 from metrics.run.directory import RunDirectory, engine_settings, section
 
 FEWEST_REQUESTS = 10  # for the cost of a text
+READ = (
+    "step", "device_ns", "sampling_ns", "new_tokens", "past_tokens", "kinds", "graph", "padding_tokens", "logit_rows",
+    *(f"stage_{stage}_ns" for stage in STAGES),
+)  # fmt: skip
 
 
 def identity_of(meta: Mapping[str, Any]) -> int:
@@ -33,9 +38,11 @@ def entry_of_run(run: RunDirectory, meta: dict[str, Any]) -> SpeedEntry | None:
 
 
 def records(steps: pd.DataFrame) -> list[Any]:
-    """The rows of the table `steps` as metrics.steps.Steps reads records."""
-    known = steps.drop(columns=["preempted_for", "preempted_tokens"], errors="ignore").astype(object)
-    return list(known.where(steps.notna(), None).sort_values("step").itertuples(index=False))
+    """The rows of the table `steps` as metrics.steps.Steps reads records, as far as a speed takes them."""
+    known = steps[list(READ)].sort_values("step")
+    if known.sampling_ns.isna().any():
+        known["sampling_ns"] = known.sampling_ns.astype(object).where(known.sampling_ns.notna(), None)
+    return list(known.itertuples(index=False))
 
 
 def text_costs(rows: pd.DataFrame) -> dict[str, Line | None]:

@@ -122,31 +122,33 @@ def blocked_front(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-@cause(lifecycles=("request",), object="front process", kind="capacity", accounts=FRONT,
+@cause(lifecycles=("request",), object="front process", kind="fault", accounts=FRONT,
        rival="one slow thing, not a busy process", rival_key="blocked_front")  # fmt: skip
 def slow_front(facts: Facts, excess: Excess) -> Proposal | None:
     """The front has more to do than one process can: its loop is always busy, with no single work to blame."""
     loop = front_loop(facts)
     if loop is not None and (loop.busy < FULL_LOOP or max(loop.decoding, min(loop.encoding, 1.0)) >= HOLDS):
         return None
-    if loop is None and excess.share(*FRONT) < 0.3:
+    accounts = FRONT if loop is not None else (STREAM,)  # the texts have causes of their own
+    if loop is None and excess.share(*accounts) < 0.3:
         return None
     return Proposal(
+        kind="capacity" if loop is not None else "fault",  # without the loop's turns nobody knows what holds it
         cause="the front process does not keep up: its event loop is always busy"
         if loop is not None else "the front process does not keep up: text waits to be decoded or written",
         evidence=[
             *_loop_evidence(loop),
             *([evidence(f"{loop.long_share:.0%} of the time is in long turns", loop.long_share, "share", TURNS,
                         supports=loop.long_share < BLOCKED)] if loop is not None else []),
-            *excess_evidence(excess, FRONT),
+            *excess_evidence(excess, accounts),
         ],
         measurement="the same load over two servers",
         settings=None,
         if_cause=f"{STREAM} falls with half the streams",
         if_rival=f"{STREAM} stays",
         change="another front process, or fewer and larger chunks",
-        claims=dict.fromkeys(FRONT, 1.0),
-        fixes=(Change(removed=dict.fromkeys(FRONT, 1.0)),),
+        claims=dict.fromkeys(accounts, 1.0),
+        fixes=(Change(removed=dict.fromkeys(accounts, 1.0)),),
     )  # fmt: skip
 
 
