@@ -71,7 +71,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize(("plant", "thing"), OBJECTS.items())
 def test_planted_object_is_named(planted, plant, thing):
-    assert planted(plant).findings[0].object == thing
+    assert planted(plant).findings[0].object.startswith(thing)
 
 
 @pytest.mark.parametrize("seed", [0, *further(1, 2)])
