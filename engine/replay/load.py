@@ -33,6 +33,7 @@ class Sent:
     cached_tokens: int = 0
     replica: Replica | None = None
     output_tokens: int = 0
+    open_choices: int = 1  # sequences that have not ended
     next_in_chain: list[RecordedRequest] = field(default_factory=list)
     slot: bool = False  # its end frees a slot of a closed loop
     copy: int = 0
@@ -113,8 +114,12 @@ class ReplayedLoad:
 
     def _end(self, sent: Sent, request: Request, committed_ns: float) -> None:
         recorded = sent.recorded
-        sent.preemptions, sent.cached_tokens = request.preemptions, request.cached_tokens
-        sent.output_tokens = request.output_tokens
+        sent.preemptions += request.preemptions
+        sent.cached_tokens += request.cached_tokens
+        sent.output_tokens += request.output_tokens
+        sent.open_choices -= 1
+        if sent.open_choices:
+            return
         way_ns, recorded_way_ns = self._way(recorded.last_out), sum(recorded.last_out.values())
         last_ns = committed_ns + way_ns
         if sent.status == "cancelled":
@@ -202,24 +207,30 @@ class ReplayedLoad:
         replica = router.choose(sent.hashes)
         scheduler = replica.scheduler
         free = 0 if replica.waiting else scheduler.max_num_seqs - len(scheduler.running)
-        if replica.waiting + 1 > self._max_waiting + free:
+        if replica.waiting + recorded.choices > self._max_waiting + free:
             self._refuse(sent, now_ns)
             return
-        sent.replica = replica
-        request_id = str(place)
-        self._by_id[request_id] = place
-        request = Request(
-            arrival_index=0,
-            id=request_id,
-            prompt_tokens=recorded.prompt_tokens,
-            token_ids=[0] * recorded.prompt_tokens,
-            sampling=SamplingParams(max_tokens=recorded.output_tokens, ignore_eos=True),
-            tenant=recorded.tenant,
-            weight=recorded.weight,
-            priority=recorded.priority,
-        )
-        request._hashes = sent.hashes  # of all the tokens that it will ever have
-        replica.submit(request, now_ns)
+        sent.replica, sent.open_choices = replica, recorded.choices
+        output_tokens = max(1, round(recorded.output_tokens / recorded.choices))
+        for choice in range(recorded.choices):
+            request_id = _sequence_id(place, choice)
+            self._by_id[request_id] = place
+            request = Request(
+                arrival_index=0,
+                id=request_id,
+                prompt_tokens=recorded.prompt_tokens,
+                token_ids=[0] * recorded.prompt_tokens,
+                sampling=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+                tenant=recorded.tenant,
+                weight=recorded.weight,
+                priority=recorded.priority,
+                fork_of=_sequence_id(place, 0) if choice else None,
+            )
+            if recorded.choices == 1:
+                request._hashes = sent.hashes  # of all the tokens that it will ever have
+            else:  # the outputs of the choices differ
+                request.token_ids = recorded.token_ids[: recorded.prompt_tokens]
+            replica.submit(request, now_ns)
 
     def _refuse(self, sent: Sent, now_ns: float) -> None:
         sent.status, sent.last_ns = "error", now_ns
@@ -238,7 +249,8 @@ class ReplayedLoad:
             return
         sent.status, sent.last_ns = "cancelled" if is_patience else "timeout", now_ns
         if sent.replica is not None:
-            sent.replica.abort(str(place), now_ns)
+            for choice in range(recorded.choices):
+                sent.replica.abort(_sequence_id(place, choice), now_ns)
         self._follow(sent, now_ns)
 
     def _way(self, accounts: dict[str, float]) -> float:
@@ -248,6 +260,10 @@ class ReplayedLoad:
 
     def _push(self, moment_ns: float, kind: int, place: int) -> None:
         heapq.heappush(self._events, (moment_ns, next(self._order), kind, place))
+
+
+def _sequence_id(place: int, choice: int) -> str:
+    return f"{place}.{choice}"
 
 
 def _cutoff(replica: Replica) -> float:

@@ -48,6 +48,7 @@ class RecordedRequest:
     pause_ns: int = 0  # from the end of that turn, or of its slot's last request, to its due moment
     tpot_is_measured: bool = True
     weight: int = 1  # of its tenant
+    choices: int = 1  # sequences of one prompt, which share its blocks; `output_tokens` is of all
     token_ids: list[int] = field(default_factory=list)  # prompt and output
     shared_tokens: int = 0  # at their beginning, with an earlier request
 
@@ -176,6 +177,7 @@ def _requests(
             position=i if pd.isna(row.position) else int(row.position),
             pause_ns=_whole(row.pause_ns) or 0,
             tpot_is_measured=not unmeasured[i],
+            choices=_choices(row.longest_output_tokens, row.server_output_tokens),
         )
         for i, row in enumerate(frame.itertuples(index=False))
     ]
@@ -240,6 +242,11 @@ def _rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, float]]:
 
 def _token_ns(stamps: pd.Series, place: int) -> np.ndarray:
     return np.array([float(s[place]) if _has_any(s) else np.nan for s in stamps])
+
+
+def _choices(longest: Any, made: Any) -> int:
+    """Sequences of a call, from the tokens of the longest and of all; they end about alike, at `max_tokens`."""
+    return 1 if pd.isna(longest) or pd.isna(made) or not 0 < longest < made else max(1, round(made / longest))
 
 
 def _has_any(stamps: Any) -> bool:

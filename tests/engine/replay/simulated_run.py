@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.messages import Abort, Submit
 from engine.sampling import SamplingParams
 from metrics.machine.host import hardware
+from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.records import ClientRecord, RequestRecord, columns
 from metrics.run.directory import RunDirectory
 from metrics.run.segments import replace_table
@@ -25,14 +26,18 @@ class Ask:
     max_tokens: int
     leaves_ns: int | None = None  # after its due moment, unless the answer has ended
     priority: int = 0
+    choices: int = 1  # sequences of this prompt, of `max_tokens` each
+
+    @property
+    def sequences(self) -> list[str]:
+        return [f"{self.id}.{choice}" for choice in range(self.choices)]
 
 
 @dataclass
 class Seen:
     """What the engine did for it."""
 
-    token_ns: list[int] = field(default_factory=list)
-    reason: str = ""
+    token_ns: list[int] = field(default_factory=list)  # of all sequences
 
 
 def random_asks(
@@ -58,13 +63,12 @@ def drive(asks: list[Ask], **settings) -> tuple[Simulation, dict[str, Seen]]:
     simulation = Simulation(**DEFAULTS | settings)
     engine, clock = simulation.engine, simulation.clock
     seen = {ask.id: Seen() for ask in asks}
+    owner = {sequence: ask.id for ask in asks for sequence in ask.sequences}
     published = engine.publish
 
     def publish(message):
         for output in getattr(message, "outputs", ()):
-            seen[output.request_id].token_ns.append(message.committed_ns)
-        for ended in getattr(message, "ended", ()):
-            seen[ended.request_id].reason = ended.reason
+            seen[owner[output.request_id]].token_ns.append(message.committed_ns)
         published(message)
 
     engine.publish = publish
@@ -82,17 +86,24 @@ def drive(asks: list[Ask], **settings) -> tuple[Simulation, dict[str, Seen]]:
             now_ns, is_leaving, _, ask = events.pop(0)
             if not is_leaving:
                 params = SamplingParams(max_tokens=ask.max_tokens, ignore_eos=True)
-                messages.append(
-                    Submit(request_id=ask.id, prompt_token_ids=ask.prompt, sampling=params, encoded_ns=now_ns,
-                           priority=ask.priority)
-                )  # fmt: skip
-            elif len(seen[ask.id].token_ns) < ask.max_tokens:
-                messages.append(Abort(ask.id))
+                first, *others = ask.sequences
+                messages += [
+                    Submit(request_id=sequence, prompt_token_ids=ask.prompt, sampling=params, encoded_ns=now_ns,
+                           priority=ask.priority, fork_of=None if sequence == first else first)
+                    for sequence in (first, *others)
+                ]  # fmt: skip
+            elif len(seen[ask.id].token_ns) < ask.max_tokens * ask.choices:
+                messages += map(Abort, ask.sequences)
         simulation.receive(*messages)
         if engine.has_work:
             simulation.step()
     engine.flush()
     return simulation, seen
+
+
+def _call(report: PrefixReport | None) -> str | None:
+    """The call whose first sequence is the source."""
+    return None if report is None or report.prefix_source is None else report.prefix_source.partition(".")[0]
 
 
 def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirectory:
@@ -114,7 +125,7 @@ def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirecto
     clients, requests = [], []
     for ask in asks:
         stamps = seen[ask.id].token_ns
-        ended = simulation.published.ended.get(ask.id)
+        ended = simulation.published.ended[ask.sequences[0]]
         last = stamps[-1] if stamps else ask.due_ns
         clients.append(
             ClientRecord(
@@ -129,7 +140,7 @@ def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirecto
                 ask.id, ask.due_ns, last, prompt_tokens=len(ask.prompt), output_tokens=len(stamps), token_ns=stamps,
                 written_ns=last, first_written_ns=stamps[0], encoded_ns=ask.due_ns, queued_ns=ended.queued_ns,
                 scheduled_ns=ended.scheduled_ns, longest_output_tokens=len(stamps), finish_reason=ended.reason,
-                preemptions=ended.preemptions, prefix_source=report.prefix_source if report else None,
+                preemptions=ended.preemptions, prefix_source=_call(report),
                 prefix_shared_tokens=report.prefix_shared_tokens if report else 0,
             )
         )  # fmt: skip

@@ -34,7 +34,8 @@ def recorded(asks: list[Ask]) -> RecordedLoad:
     requests = [
         RecordedRequest(
             id=ask.id, klass="all", tenant="", priority=ask.priority, due_ns=ask.due_ns,
-            prompt_tokens=len(ask.prompt), output_tokens=ask.max_tokens, way_in=dict(NOWHERE), first_out=dict(NOWHERE),
+            prompt_tokens=len(ask.prompt), output_tokens=ask.max_tokens * ask.choices,
+            choices=ask.choices, way_in=dict(NOWHERE), first_out=dict(NOWHERE),
             last_out=dict(NOWHERE), last_text_ns=0.0, first_read_tokens=1.0, patience_ns=ask.leaves_ns,
             patience_for="answer", is_measured=True, is_prelude=False,
             token_ids=[*ask.prompt, *(-1000 * place - n - 1 for n in range(ask.max_tokens))],
@@ -67,7 +68,7 @@ def check_same(asks: list[Ask], within_ns: float = 0.0, **settings) -> int:
     sent, replica = replayed(asks, **settings)
     for ask, each in zip(asks, sent, strict=True):
         stamps = seen[ask.id].token_ns
-        assert each.status == ("ok" if len(stamps) == ask.max_tokens else "cancelled"), ask
+        assert each.status == ("ok" if len(stamps) == ask.max_tokens * ask.choices else "cancelled"), ask
         if stamps:
             assert each.first_ns == pytest.approx(stamps[0], abs=within_ns), ask
         if each.status == "ok":
@@ -81,6 +82,13 @@ def check_same(asks: list[Ask], within_ns: float = 0.0, **settings) -> int:
 @pytest.mark.parametrize("policy", ["fcfs", "shortest-prefill-first", "static", "prefill-first"])
 def test_replay_says_every_token_at_the_moment_at_which_the_engine_does(policy):
     check_same(random_asks(1, 60, leaving=0.1), policy=policy)
+
+
+def test_choices_of_one_prompt_share_its_blocks_as_in_the_engine():
+    asks = random_asks(8, 30, mean_gap_ns=3_000_000)
+    for ask in asks[::3]:
+        ask.choices = 3
+    check_same(asks)  # with blocks enough: the choices of the simulated model all say the same, and share more
 
 
 def test_replay_overlaps_steps_as_the_engine_does():
