@@ -1,8 +1,10 @@
 """Causes of refused requests, and of requests that a limit holds: the queue's bound, and the limits of tenants."""
 
+import numpy as np
+
 from metrics.diagnosis.capacity import FULL, best_load
 from metrics.diagnosis.excess import SERVED, Excess
-from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence
 from metrics.diagnosis.verdict import evidence
@@ -12,6 +14,7 @@ QUOTA = "request.quota"
 # The words of a refusal, by what refused: a server's queue, and a tenant's limit. Other servers say the same in their
 # own words, so that a 429 without a tenant's limit in it counts as the queue's.
 REFUSED, BY_LIMIT = "HTTP 429", "has reached"
+SOME_TIME_MS = 1_000.0  # that a request may wait where no objective says it
 LARGER_QUEUE = (2, 4, 16)  # times the bound: candidates of a replay
 
 
@@ -23,7 +26,7 @@ def queue_limit(facts: Facts, loss: Excess) -> Proposal | None:
     if not loss.error.startswith(REFUSED) or BY_LIMIT in loss.error or not limit:
         return None
     best = best_load(facts)
-    values = [limit * times for times in LARGER_QUEUE]
+    values = list(dict.fromkeys([limit + _refused_together(facts, loss), *(limit * times for times in LARGER_QUEUE)]))
     served = facts.rows[(facts.rows.status == "ok") & (facts.rows.klass == loss.klass)]
     kept = float(served.good.mean()) if len(served) else 0.0
     return Proposal(
@@ -82,3 +85,10 @@ def rate_limit(facts: Facts, excess: Excess | None) -> Proposal | None:
         explained=1.0 if refused else None,
         fixes=() if refused else (Change(removed={QUOTA: 1.0}),),
     )  # fmt: skip
+
+
+def _refused_together(facts: Facts, loss: Excess) -> int:
+    """The most requests that were refused within the time that one may wait: as many places were missing."""
+    due_ms = np.sort(facts.rows.loc[loss.missing].due_ns.to_numpy(dtype="float64")) / 1e6
+    bound_ms = tightest(facts, "ttft_ms") or SOME_TIME_MS
+    return int((np.searchsorted(due_ms, due_ms + bound_ms, side="right") - np.arange(len(due_ms))).max())

@@ -1,5 +1,7 @@
 """Causes in what a step may hold: the token budget, too small or too large, and the limit of a prompt's chunk."""
 
+import math
+
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, cause
@@ -17,6 +19,7 @@ INTERFERENCE = "request.interference"
 LONG_PROMPT = 4.0  # times the median prompt of the late requests: it fills steps that they would share
 SMALLEST_BUDGET = 32  # below it a step's fixed cost outweighs the tokens it carries on any device
 LARGEST_BUDGET = 2048  # a candidate: beyond it a step of a mixed batch holds whole prompts, and decodes wait for it
+CHEAP = 0.2  # of a full step: below it a larger one is hardly faster, and everybody in it waits longer
 LONGER_STEPS = 1.25  # a mixed step that is a quarter longer than one of decodes only is a measured effect
 
 
@@ -37,14 +40,20 @@ def _larger(value: int, most: int) -> list[int]:
     return [*found[:5], most]
 
 
-@cause(
-    lifecycles=("request", "compute"),
-    object="token budget of a step (max_num_batched_tokens)",
-    kind="policy",
-    needs=("excess", "step model"),
-    rival="overload: the device is full at any budget",
-    rival_key="overload",
-)
+def _enough(facts: Facts, budget: int) -> list[int]:
+    """The budget at which the fixed cost is CHEAP of a full step, within the time per token; [] if it is unknown."""
+    model, bound = facts.steps.model if facts.steps is not None else None, tightest(facts, "tpot_ms")
+    if model is None or model.token_ns <= 0:
+        return []
+    tokens = model.step_ns * (1 - CHEAP) / CHEAP / model.token_ns
+    if bound is not None:
+        tokens = min(tokens, (bound * 1e6 - model.step_ns) / model.token_ns)
+    value = math.ceil(tokens / SMALLEST_BUDGET) * SMALLEST_BUDGET
+    return [min(value, LARGEST_BUDGET)] if value > budget else []
+
+
+@cause(lifecycles=("request", "compute"), object="token budget of a step (max_num_batched_tokens)", kind="policy",
+       rival="overload: the device is full at any budget", rival_key="overload")  # fmt: skip
 def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     """Prompts wait for a token budget so small that every step's fixed cost is paid for few tokens."""
     short, chunks = facts.waits.get("token_budget", 0.0), facts.chunks
@@ -57,7 +66,7 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     claims = dict.fromkeys(QUEUE, short) | dict.fromkeys(PROMPT_WORK, spared)
     if sum(excess.share(name) * part for name, part in claims.items()) < 0.1:
         return None
-    values = _larger(budget, LARGEST_BUDGET)
+    values = list(dict.fromkeys([*_enough(facts, budget), *_larger(budget, LARGEST_BUDGET)]))
     per_prompt = chunks.per_prompt if chunks else 1.0
     return Proposal(
         cause=f"a step may hold {budget} tokens: a prompt takes {per_prompt:.0f} steps, and {fixed:.0%} of a full step "
@@ -83,14 +92,9 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     )  # fmt: skip
 
 
-@cause(
-    lifecycles=("request", "compute"),
-    object="limit of a prompt's chunk (max_prefill_chunk_tokens)",
-    kind="policy",
-    needs=("excess", "step model"),
-    rival="token budget of a step",
-    rival_key="token_budget",
-)
+@cause(lifecycles=("request", "compute"), object="limit of a prompt's chunk (max_prefill_chunk_tokens)",
+       kind="policy", needs=("excess", "step model"), rival="token budget of a step",
+       rival_key="token_budget")  # fmt: skip
 def prefill_chunk(facts: Facts, excess: Excess) -> Proposal | None:
     """Each step takes so few tokens of a prompt that the prompt needs many steps, and every step has its fixed cost."""
     chunks, limit = facts.chunks, facts.engine.get("max_prefill_chunk_tokens")

@@ -61,7 +61,36 @@ def test_queue_that_refuses_what_could_be_served_is_named(tmp_path):
     found = diagnose(run).findings
     assert "queue_limit" in [each.key for each in found if each.role == "cause"]
     named = next(each for each in found if each.key == "queue_limit")
-    assert named.change.settings == {"max_waiting": 2} and named.explains_share == 1.0
+    assert named.change.settings["max_waiting"] > 2 and named.explains_share == 1.0
+
+
+PATIENT = {"klass": "document", "ttft_ms": 20_000.0, "source": "chosen for the test"}
+SOON = {"klass": "all", "ttft_ms": 800.0, "tpot_ms": 60.0, "source": "chosen for the test"}
+LONG = Klass(prompt_tokens=600, output_tokens=20)
+RULED = {
+    "head_of_line": (
+        Plant(rate_rps=3.0, klasses=(Klass(weight=0.8), Klass("document", 0.2, prompt_tokens=4000, output_tokens=8)),
+              objectives=(SOON | {"klass": "chat", "ttft_ms": 500.0}, PATIENT)),
+        {"policy": "shortest-prefill-first"},
+    ),
+    "prefill_chunk": (
+        Plant(rate_rps=2.0, klasses=(LONG,), settings=Settings(max_prefill_chunk_tokens=8), objectives=(SOON,)),
+        {"max_prefill_chunk_tokens": 512},
+    ),
+    "token_budget": (
+        Plant(rate_rps=2.0, klasses=(LONG,), settings=Settings(max_num_batched_tokens=12), objectives=(SOON,)), None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", RULED)
+def test_setting_that_is_wrong_is_named_with_its_remedy(tmp_path, key):
+    plant, settings = RULED[key]
+    first = diagnose(synthetic_run(tmp_path / "run", plant=plant, requests=60)).findings[0]
+    assert first.key == key and first.kind == "policy"
+    assert settings is None or first.change.settings == settings
+    if key == "token_budget":  # computed from the fixed cost of a step, and not doubled blindly
+        assert first.change.settings["max_num_batched_tokens"] > 24
 
 
 def test_errors_that_differ_in_a_number_are_one_loss(tmp_path):
