@@ -17,7 +17,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile 
 .PHONY: help setup demo test check torture lint types clean
 
 help:
-	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it"
+	@echo "make demo   set up, then serve the bundled model, replay a minute of a real trace, diagnose it, predict the fix;"
+	@echo "            DEMO=--prove also makes the run that tests the prediction"
 	@echo "make test   set up, then run the tests"
 	@echo "make check  style, types, and the tests that start no server: fewer seeds, shapes and examples than make test"
 	@echo "make torture  what the server promises while it is maltreated, in the short form"
@@ -28,7 +29,7 @@ help:
 setup: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/sojourn demo
+	$(BIN)/sojourn demo $(DEMO)
 
 test: $(STAMP)
 	$(PYTEST)
