@@ -13,6 +13,7 @@ from metrics.diagnosis.facts import Facts, by_lifecycle, closure, read_facts
 from metrics.diagnosis.findings import finding_of_symptom, findings
 from metrics.diagnosis.foreign_server import shares_seen
 from metrics.diagnosis.limits import warnings
+from metrics.diagnosis.server_means import mean_excess, with_means
 from metrics.diagnosis.state import state_of
 from metrics.diagnosis.suspects import suspects_of
 from metrics.diagnosis.symptoms import SYMPTOMS, check, significant
@@ -42,10 +43,11 @@ def diagnose(
     With a predictor of this run, the fixes of all proposed causes are replayed, and what they regain decides between
     them; without one the gains are estimates. `level` says how much of the run is read. Raises RunDataError.
     """
-    facts = read_facts(run, level)
+    facts = with_means(read_facts(run, level))
     other = read_facts(against, level) if against is not None else None
     checks = {symptom.key: check(facts, symptom) for symptom in SYMPTOMS}
-    lost = [each for each in (*excesses(facts), *losses(facts)) if significant(facts, each)]
+    late_ones = [mean_excess(facts, each) for each in excesses(facts)]
+    lost = [each for each in (*late_ones, *losses(facts)) if significant(facts, each)]
     judgement = adjudicate(facts, lost, suspects_of(facts, lost), predictor)
     found = _with_symptoms(facts, findings(facts, judgement), lost, checks)
     if other is not None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from metrics.diagnosis.capacity import load
 from metrics.diagnosis.excess import SERVED, Excess, attainment, attainment_without
 from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.server_means import shows_ledger
 from metrics.diagnosis.verdict import Evidence, Fix, Kind, Probe, evidence
 from metrics.replay.prediction import Change
 
@@ -107,7 +108,8 @@ class Cause:
     accounts: tuple[str, ...] = ()  # if these do not explain enough of the excess, it does not apply
     reason: str = ""  # of the waiting, only the part that has this reason counts
     symptom: str = ""  # that it can explain though no objective is missed
-    reads: Literal["records", "metrics"] = "records"  # metrics: of a server that recorded nothing for us
+    # metrics: of a server that recorded nothing for us; accounts: where no step is known; client: where nothing else is
+    reads: Literal["records", "metrics", "accounts", "client"] = "records"
 
     @property
     def key(self) -> str:
@@ -164,14 +166,23 @@ def cause(**registered: Any) -> Callable[[Callable[..., Proposal | None]], Cause
 
 
 def causes_for(facts: Facts) -> list[Cause]:
-    """The causes that the server's records can show, or those that its metrics can."""
-    reads = "records" if facts.joined else "metrics"
-    return [each for each in CAUSES if each.reads == reads]
+    """The causes that the evidence of this run can show, those that know most first."""
+    if facts.joined:
+        reads = ("records",) if facts.steps is not None else ("records", "accounts")
+    elif facts.server is not None:
+        reads = ("accounts", "metrics") if shows_ledger(facts) else ("metrics", "client")
+    else:
+        reads = ("client",)
+    return [each for kind in reads for each in CAUSES if each.reads == kind]
 
 
 def proposals(facts: Facts, excess: Excess) -> list[Proposal]:
-    """What every cause that applies says of one excess."""
-    return [found for each in causes_for(facts) if (found := each(facts, excess)) is not None]
+    """What every cause that applies says of one excess. Of two with one key that which knows more speaks."""
+    found: dict[str, Proposal] = {}
+    for each in causes_for(facts):
+        if each.key not in found and (proposal := each(facts, excess)) is not None:
+            found[each.key] = proposal
+    return list(found.values())
 
 
 def proposals_of_symptom(facts: Facts, symptom: str) -> list[Proposal]:
