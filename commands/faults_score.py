@@ -1,6 +1,5 @@
 """`sojourn faults score`: how often the diagnosis names what was planted."""
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from commands.cli import out, print_json, table, writing
-from metrics.errors import InputError, SojournError
+from metrics.errors import InputError
 
 if TYPE_CHECKING:
     from metrics.diagnosis.score.accuracy import Accuracy
     from metrics.diagnosis.verdict import Diagnosis
-    from metrics.replay.prediction import Predictor
     from metrics.run.directory import RunDirectory
 
 PAGE = Path("docs/diagnosis_accuracy.md")
@@ -65,23 +63,12 @@ def score(
 def diagnose_at(run: "RunDirectory", level: Any) -> "Diagnosis":
     """The diagnosis of a run at a level, with replays where the level has steps and the engine is installed. At the top
     of the module, since other processes call it."""
+    from commands.summary import predictor
     from metrics.diagnosis.diagnose import diagnose
     from metrics.diagnosis.evidence_level import seen, tables_of
 
-    predictor = _predictor(seen(run, level)) if "steps" in tables_of(level) else None
-    return diagnose(run, predictor=predictor, level=level)
-
-
-def _predictor(run: "RunDirectory") -> "Predictor | None":
-    """None where the engine is not installed, or the run cannot be replayed."""
-    if importlib.util.find_spec("engine.replay") is None:
-        return None
-    from engine.replay.predictor import predictor_of
-
-    try:
-        return predictor_of(run)
-    except SojournError:
-        return None
+    replays = predictor(seen(run, level)) if "steps" in tables_of(level) else None
+    return diagnose(run, predictor=replays, level=level)
 
 
 @contextmanager
@@ -128,5 +115,5 @@ def _show(accuracy: "Accuracy") -> None:
     out.print(f"\nmisses at the level {level}: {len(accuracy.misses[level])}")
     if accuracy.misses[level]:
         out.print(missed)
-    if accuracy.unhurt:
-        out.print(f"\ndid not hurt, and count in no share: {', '.join(accuracy.unhurt)}")
+    if accuracy.left_out:
+        out.print(f"\nleft out (did not hurt, or disturbed controls): {', '.join(accuracy.left_out)}")

@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "metrics.errors",
     },
     "metrics.diagnosis.score": {
-        "metrics.diagnosis", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
+        "metrics.diagnosis", "metrics.replay", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
         "metrics.statistics", "metrics.errors", "metrics.whole_file",
     },
     "metrics.replay": {

@@ -12,7 +12,8 @@ from metrics.ledger import SERVER_ACCOUNTS
 from metrics.sources.translate import key
 from metrics.sources.view import ServerView
 
-WAITS, STEP = "sojourn_request_wait_seconds_total", "step"
+WAITS, REFUSALS = "sojourn_request_wait_seconds_total", "sojourn_request_refusals_total"
+NO_REASON = ("step", "behind_head")  # a step under way, which no setting spares; and the head's own reason counts
 OUTCOMES, INFINITE = "sojourn_memory_prefix_outcome_tokens_total", "sojourn_memory_infinite_hit_tokens_total"
 RESIZED, COMPUTED = "sojourn_memory_resized_hit_tokens_total", "sojourn_token_computed_tokens_total"
 MEANS = "the objective, by means over all requests"
@@ -60,9 +61,13 @@ def _means(facts: Facts, objective: str) -> dict[str, float]:
 
 
 def _waits(view: ServerView) -> dict[str, float]:
-    seconds = {reason: amount for reason, amount in _labelled(view.totals, WAITS, "reason").items() if reason != STEP}
-    total = sum(seconds.values())
-    return {reason: amount / total for reason, amount in seconds.items() if amount > 0} if total > 0 else {}
+    """Reason → share of the waiting, by its seconds; of a server without them, by how often each reason was given."""
+    for family in (WAITS, REFUSALS):
+        found = {name: amount for name, amount in _labelled(view.totals, family, "reason").items()
+                 if name not in NO_REASON and amount > 0}  # fmt: skip
+        if total := sum(found.values()):
+            return {name: amount / total for name, amount in found.items()}
+    return {}
 
 
 def _prefix(view: ServerView) -> Prefix | None:

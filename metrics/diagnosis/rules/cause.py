@@ -115,6 +115,11 @@ class Cause:
     def key(self) -> str:
         return self.explain.__name__
 
+    @property
+    def name(self) -> tuple[str, str, bool]:
+        """No two causes have the same: what it reads, its key, and whether it is of lost requests."""
+        return self.reads, self.key, "loss" in self.needs
+
     def __call__(self, facts: Facts, excess: Excess | None) -> Proposal | None:
         if not self._applies(facts, excess) or (found := self.explain(facts, excess)) is None:
             return None
@@ -157,7 +162,7 @@ def cause(**registered: Any) -> Callable[[Callable[..., Proposal | None]], Cause
 
     def register(explain: Callable[..., Proposal | None]) -> Cause:
         new = Cause(explain=explain, **registered)
-        if any(other.reads == new.reads and other.key == new.key for other in CAUSES):
+        if any(other.name == new.name for other in CAUSES):
             raise ValueError(f"two causes have the name {new.key}")
         CAUSES.append(new)
         return new
@@ -170,10 +175,13 @@ def causes_for(facts: Facts) -> list[Cause]:
     if facts.joined:
         reads = ("records",) if facts.steps is not None else ("records", "accounts")
     elif facts.server is not None:
-        reads = ("accounts", "metrics") if shows_ledger(facts) else ("metrics", "client")
+        reads = ("accounts", "metrics") if shows_ledger(facts) else ("metrics",)
     else:
         reads = ("client",)
-    return [each for kind in reads for each in CAUSES if each.reads == kind]
+    known = [each for kind in reads for each in CAUSES if each.reads == kind]
+    if facts.joined:  # a lost request has no record of the server's: its error is all there is
+        known += [each for each in CAUSES if each.reads == "client" and "loss" in each.needs]
+    return known
 
 
 def proposals(facts: Facts, excess: Excess) -> list[Proposal]:

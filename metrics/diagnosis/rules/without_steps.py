@@ -6,16 +6,16 @@ the time, the reason for which requests waited, and what became of the prompt to
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from metrics.diagnosis.client_signs import signs_of
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
+from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, cause
-from metrics.diagnosis.rules.request import OFFERED_LOAD
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, Kind, evidence
 
 DEFINING = 2.0  # weight of the measurement that defines a cause
+CROWDED = (*QUEUE, "request.interference")  # time that others cost, but for their blocks
 PROMPT_ACCOUNTS = ("compute.prefill", *CONTENTION)
 LOST_SHARE = 0.2  # of the prompt tokens: what a prefix policy costs has to be a good part of the work
 ROOM = 0.5  # of the tightest time per output token: below it a batch twice as large would keep the objective
@@ -124,20 +124,22 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     return _proposal(facts, excess, "the admission policy lets requests wait", found, "policy=fcfs")
 
 
-@cause(lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CONTENTION, reads="accounts",
+@cause(lifecycles=("request", "compute"), object=OFFERED_LOAD, kind="capacity", accounts=CROWDED, reads="accounts",
        rival="a limit on the batch", rival_key="batch_cap")  # fmt: skip
 def overload(facts: Facts, excess: Excess) -> Proposal | None:
     """The queue grows over the run, and tokens come as slowly as the objective allows."""
-    growth = queue_growth(facts)
+    growth = signs_of(facts).growth
     if growth is None or growth < 1.0:
         return None
     grows = evidence(
         f"the time to first token grows over the run by {growth:.1f} times its mean", growth, "ratio",
         "client: due_ns, first_token_ns",
     )  # fmt: skip
-    found = [*excess_evidence(excess, CONTENTION), grows, *_room(facts, wanted=False)]
+    found = [*excess_evidence(excess, CROWDED), grows, *_room(facts, wanted=False)]
+    for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget")) if facts.waits else 1.0
+    claims = all_of(QUEUE, for_place) | {"request.interference": 1.0}
     return _proposal(facts, excess, "more arrives than is served, and the queue grows over the run", found,
-                     "fewer requests, or more devices")  # fmt: skip
+                     "fewer requests, or more devices", claims)  # fmt: skip
 
 
 @cause(lifecycles=("request",), object="arrivals", kind="workload", accounts=CONTENTION, reads="accounts",
@@ -269,18 +271,6 @@ def _room(facts: Facts, *, wanted: bool) -> list[Evidence]:
     used = per_token / bound
     return [evidence(f"the time per output token is {used:.0%} of its objective (median)", used, "share",
                      "client: chunk_ns", supports=(used <= ROOM) == wanted)]  # fmt: skip
-
-
-def queue_growth(facts: Facts) -> float | None:
-    """Time to first token of the last fifth of the run minus that of the first, over its mean; None for few requests.
-
-    A queue that grows as long as requests arrive gives about 2, a queue that stands gives 0.
-    """
-    ttft = facts.rows.sort_values("due_ns").ttft_ms.astype("float64").dropna().to_numpy()
-    fifth = len(ttft) // 5
-    if fifth < 4 or ttft.mean() <= 0:
-        return None
-    return float((np.median(ttft[-fifth:]) - np.median(ttft[:fifth])) / ttft.mean())
 
 
 def _mean_of(facts: Facts, family: str) -> float | None:

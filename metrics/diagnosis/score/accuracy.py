@@ -10,6 +10,7 @@ from metrics.diagnosis.score.calibration import Fit, fit_confidence, samples_of
 from metrics.diagnosis.score.figures import LevelFigures, figures
 from metrics.diagnosis.score.judgement import Judgement
 from metrics.errors import RunDataError
+from metrics.replay.ledger import FILE_NAME, LedgerEntry, read
 from metrics.run.directory import RunDirectory, section
 
 MAIN = "steps"  # the level of the promise: what our own server records of every run
@@ -47,8 +48,9 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     machines: list[Machine]
     levels: list[LevelFigures]  # in the order of the levels, the baseline last
     misses: dict[str, list[Miss]]  # by level
-    unhurt: list[str]  # faults that did not hurt: case/severity, with the number of runs
+    left_out: list[str]  # faults that did not hurt and disturbed controls: case/severity, with the number of runs
     fit: Fit | None  # of the confidence; None for too few verdicts
+    predictions: list[LedgerEntry] = []  # verified fixes of these runs
 
 
 def accuracy_of(folder: Path, judgements: Mapping[str, Sequence[Judgement]], command: str) -> Accuracy:
@@ -64,8 +66,9 @@ def accuracy_of(folder: Path, judgements: Mapping[str, Sequence[Judgement]], com
         machines=_machines(folder, [each.run for each in main]),
         levels=[figures(level, found) for level, found in judgements.items() if found],
         misses={level: misses(found) for level, found in judgements.items()},
-        unhurt=_unhurt(main),
+        left_out=_left_out(main),
         fit=fit,
+        predictions=[entry for file in sorted(folder.rglob(FILE_NAME)) for entry in read(file)],
     )
 
 
@@ -94,7 +97,7 @@ def _miss(said: str, same: Sequence[Judgement]) -> Miss:
                 reasons=[f"{'+' if fact.supports else '-'} {fact.statement}" for fact in facts])  # fmt: skip
 
 
-def _unhurt(judgements: Sequence[Judgement]) -> list[str]:
+def _left_out(judgements: Sequence[Judgement]) -> list[str]:
     counts: dict[str, int] = {}
     for each in judgements:
         if not each.counts:

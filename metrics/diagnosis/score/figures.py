@@ -53,7 +53,7 @@ class LevelFigures(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     faults: int  # runs with a fault that hurt: the shares are of these
     controls: int
-    unhurt: int  # runs with a fault that did not hurt, which no share counts
+    left_out: int  # runs that no share counts: faults that did not hurt, and controls that were not what they should be
     shares: dict[str, Share]  # criterion → share
     no_cause: Share  # runs with a fault of which no cause was named
     by_workload: dict[str, dict[str, Share]]
@@ -75,8 +75,8 @@ def figures(level: str, judgements: Sequence[Judgement]) -> LevelFigures:
         level=level,
         runs=len(judgements),
         faults=len(faults),
-        controls=sum(not each.record.truths for each in judgements),
-        unhurt=len(judgements) - len(counted),
+        controls=sum(not each.record.truths for each in counted),
+        left_out=len(judgements) - len(counted),
         shares=_shares(counted),
         no_cause=share_of(faults, lambda each: not each.said.causes),
         by_workload=_by(counted, lambda each: each.record.workload),

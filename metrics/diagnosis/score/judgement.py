@@ -7,6 +7,7 @@ import msgspec
 
 from metrics.diagnosis.score.said import Said, SaidCause
 from metrics.diagnosis.score.truth import FaultRecord, Remedy, Truth
+from metrics.diagnosis.symptoms import TOLERATED_MISSES
 
 HURTS = 0.10  # of attainment, below the runs of the base: with less, a client has nothing to complain of
 LOOKED_AT = 3  # findings that a reader looks at
@@ -23,7 +24,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     said: Said
     attainment: float
     base_attainment: float | None  # mean over the base's runs; None where there are none
-    counts: bool  # a control, or a fault that hurt
+    counts: bool  # a fault that hurt, or a control that was what it should be
     lifecycle: bool | None = None
     first: bool | None = None
     among_three: bool | None = None
@@ -58,6 +59,11 @@ def hurts(attainment: float, base_attainment: float | None) -> bool:
     return (1.0 if base_attainment is None else base_attainment) - attainment >= HURTS
 
 
+def is_as_stated(control: FaultRecord, attainment: float) -> bool:
+    """Whether the client's own records agree with a control: one that was disturbed by its machine is no control."""
+    return (attainment >= 1 - TOLERATED_MISSES) == (control.control == "healthy")
+
+
 def judge(
     run: str, record: FaultRecord, level: str, said: Said, attainment: float, base_attainment: float | None,
     planted: Mapping[str, Any],
@@ -73,7 +79,7 @@ def judge(
         said=said,
         attainment=attainment,
         base_attainment=base_attainment,
-        counts=not truths or hurts(attainment, base_attainment),
+        counts=hurts(attainment, base_attainment) if truths else is_as_stated(record, attainment),
     )
     if not truths:
         return msgspec.structs.replace(result, false_alarm=_is_false_alarm(record, said))

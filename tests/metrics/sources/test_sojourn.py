@@ -8,6 +8,9 @@ from rich.console import Console
 
 from loadgen.target.scrape import rows_of
 from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.excess import excesses
+from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.server_means import mean_excess, shows_ledger, with_means
 from metrics.diagnosis.terminal.time_spent import render_server
 from metrics.export.prometheus import Exporter
 from metrics.ledger import SERVER_ACCOUNTS
@@ -94,3 +97,21 @@ def test_kv_use_over_time_is_that_of_the_steps_at_the_scrapes(runs):
         before = steps[steps.end_ns <= ns].iloc[-1]
         pool = before.blocks_free + before.blocks_active + before.blocks_reusable + before.blocks_pinned
         assert used == pytest.approx((before.blocks_active + before.blocks_pinned) / pool)
+
+
+def test_sums_stand_for_the_records_of_a_diagnosis(runs):
+    recorded, scraped = read_facts(runs[0]), with_means(read_facts(runs[1]))
+    assert shows_ledger(scraped) and not shows_ledger(recorded)
+    assert max(scraped.waits, key=scraped.waits.get) == max(recorded.waits, key=recorded.waits.get) == "kv_blocks"
+    assert scraped.work.computed_tokens == pytest.approx(recorded.work.computed_tokens, rel=0.05)
+    late = max(excesses(scraped), key=lambda excess: excess.missed)
+    divided = mean_excess(scraped, late)
+    assert sum(divided.accounts.values()) == pytest.approx(late.mean_ms - late.bound_ms)
+    means = recorded.rows.ttft_memory_blocked_ns.mean() / recorded.rows.ttft_ms.mean() / 1e6
+    assert divided.objective == "ttft_ms" and divided.share("memory.blocked") == pytest.approx(means, abs=0.01)
+
+
+def test_cause_from_sums_is_the_one_from_records_with_less_confidence(runs):
+    near, remote = (diagnose(run).findings[0] for run in runs)
+    assert remote.key == near.key == "kv_pool" and remote.lifecycles[0] == near.lifecycles[0] == "memory"
+    assert remote.confidence < near.confidence

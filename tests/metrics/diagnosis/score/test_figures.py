@@ -14,14 +14,14 @@ SOME = [
     judged(fault(severity=2), said(cause("batch_cap", lifecycle="memory"), "kv_pool", seconds=9.0)),
     judged(fault(TOKENISER, case="tokeniser"), said(state="inconclusive")),
     judged(fault(case="mild"), said("overload"), attainment=0.95),
-    judged(control(), said(state="healthy")),
-    judged(control(case="chat-heavy"), said("overload", state="overloaded")),
+    judged(control(), said(state="healthy"), attainment=0.98),
+    judged(control(case="chat-heavy"), said("overload", state="overloaded"), attainment=0.95),
 ]
 
 
 def test_shares_count_the_runs_that_a_criterion_applies_to():
     found = figures("steps", SOME)
-    assert (found.runs, found.faults, found.controls, found.unhurt) == (7, 4, 2, 1)
+    assert (found.runs, found.faults, found.controls, found.left_out) == (7, 4, 2, 1)
     shares = found.shares
     assert (shares["first"].right, shares["first"].judged) == (2, 4)
     assert (shares["lifecycle"].right, shares["among_three"].right) == (3, 3)
@@ -90,7 +90,7 @@ def test_samples_are_the_named_causes_with_features():
     features = {"support": 1.0}
     verdict = said(cause("kv_pool", features=features), cause("overload", features=features),
                    cause("batch_cap", features=features, is_cause=False), "slow_tokeniser")  # fmt: skip
-    found = samples_of([judged(fault(KV), verdict), judged(control(), verdict), judged(fault(), verdict, 0.98)])
+    found = samples_of([judged(fault(KV), verdict), judged(control(), verdict, 0.98), judged(fault(), verdict, 0.98)])
     assert [(each.fault, each.right, each.is_first) for each in found] == [
         ("kv_pool", True, True), ("kv_pool", False, False), ("chat", False, True), ("chat", False, False)
     ]  # fmt: skip

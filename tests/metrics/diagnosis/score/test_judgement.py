@@ -54,6 +54,9 @@ def test_fault_counts_where_the_client_lost_ten_points_against_its_base():
     assert not judged(fault(), said("kv_pool"), attainment=0.90, base=0.97).counts
     assert judged(fault(), said("kv_pool"), attainment=0.89, base=None).counts
     assert judged(control(), said(state="healthy"), attainment=0.97).counts
+    assert not judged(control(), said(state="healthy"), attainment=0.7).counts
+    assert judged(control("overloaded"), said("overload"), attainment=0.2).counts
+    assert not judged(control("overloaded"), said("overload"), attainment=0.95).counts
 
 
 def test_remedy_has_to_set_the_setting_to_the_right_side():

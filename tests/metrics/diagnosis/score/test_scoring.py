@@ -12,6 +12,8 @@ from metrics.diagnosis.score.scoring import base_attainment, score
 from metrics.diagnosis.score.threshold_rules import BASELINE
 from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
 from metrics.errors import RunDataError
+from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
+from metrics.replay.prediction import Change
 from metrics.run.directory import RunDirectory
 from tests.metrics.diagnosis.score.judgements import KV, control, fault, judged, said
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
@@ -108,20 +110,28 @@ def test_thresholds_name_a_full_cache_and_leave_a_healthy_server_alone(scored):
 
 
 def test_page_shows_each_level_and_the_misses(scored):
+    verified = Checked(
+        name="attainment", before=0.1, low=0.8, median=0.9, high=0.95, measured=0.91, hit=True, error=0.01
+    )
+    entry = LedgerEntry(when="2026-01-01T00:00:00", build="1", run="kv", run2="kv2", scenario="s", hit=True, error=0.01,
+                        change=Change(settings={"num_kv_blocks": 256}), predicted_by="diagnosis", cause="kv_pool",
+                        figures=[verified])  # fmt: skip
+    append(scored[0] / FILE_NAME, entry)
     accuracy = accuracy_of(*scored, "sojourn faults score DIR --write")
-    written = page(accuracy, "## Predictions\n\nNone yet.")
+    written = page(accuracy)
     assert "1 with a fault that hurt, 1 controls" in written and "`sojourn faults score DIR --write`" in written
     rows = {line.split("|")[1].strip(): line for line in written.splitlines() if line.startswith("| **")}
     assert list(rows) == ["**client**", "**metrics**", "**thresholds**"]
     assert "100% (21–100), 1 of 1" in rows["**client**"] and "0% (0–79), 0 of 1" in rows["**metrics**"]
-    assert "| kv_pool | 1 | 1 |" in written.replace("`", "") and "## Predictions" in written
+    assert "| kv_pool | 1 | 1 |" in written.replace("`", "") and "1 of 1 ended within" in written
+    assert "| kv | kv_pool | `num_kv_blocks=256` | 10% | 90% (80–95) | 91% | yes |" in written
     assert "| 75% to 85% | 80% | 100% | 1 of 1 |" in written and "## Misses, level `client`\n\nNone." in written
 
 
 def test_misses_put_runs_with_one_answer_together():
     same = [judged(fault(repeat=n), said("overload", "kv_pool")) for n in range(2)]
     other = judged(fault(repeat=2), said(state="inconclusive"))
-    alarm = judged(control(), said("overload", state="overloaded"))
+    alarm = judged(control(), said("overload", state="overloaded"), attainment=0.95)
     unhurt = judged(fault(severity=2), said("overload"), attainment=0.97)
     found = misses([*same, other, alarm, unhurt, judged(fault(repeat=3), said("kv_pool"))])
     assert [(miss.case, miss.said, len(miss.runs), miss.stood) for miss in found] == [
