@@ -48,7 +48,8 @@ def score(
         raise InputError(f"--level {unknown[0]}: give one of {', '.join(known)}")
     with _progress(not json) as progress:
         judgements = score_runs(folder, diagnose_at, levels=levels or known, processes=processes, progress=progress)
-    accuracy = accuracy_of(folder, judgements, f"sojourn faults score {folder} --write")
+    shown = folder if not folder.is_absolute() else folder.name  # the page says nothing of this machine's folders
+    accuracy = accuracy_of(folder, judgements, f"sojourn faults score {shown} --write")
     if calibrate:
         _store(accuracy)
     if write:

@@ -16,6 +16,7 @@ WAITS, REFUSALS = "sojourn_request_wait_seconds_total", "sojourn_request_refusal
 NO_REASON = ("step", "behind_head")  # a step under way, which no setting spares; and the head's own reason counts
 OUTCOMES, INFINITE = "sojourn_memory_prefix_outcome_tokens_total", "sojourn_memory_infinite_hit_tokens_total"
 RESIZED, COMPUTED = "sojourn_memory_resized_hit_tokens_total", "sojourn_token_computed_tokens_total"
+AGAIN = "sojourn_memory_recomputed_tokens_total"
 MEANS = "the objective, by means over all requests"
 
 
@@ -91,7 +92,7 @@ def _work(facts: Facts, view: ServerView) -> Work | None:
     prompt, output = served.prompt_tokens.astype("float64"), served.output_tokens.astype("float64")
     return Work(
         prompt_tokens=float(prompt.mean()),
-        computed_tokens=computed / view.finished,
+        computed_tokens=max(1.0, (computed - view.totals.get(AGAIN, 0.0)) / view.finished),
         output_tokens=float(output.mean()),
         context_tokens=float(((prompt + output / 2) * output).sum() / output.sum()),
     )

@@ -129,14 +129,14 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
 def overload(facts: Facts, excess: Excess) -> Proposal | None:
     """The queue grows over the run, and tokens come as slowly as the objective allows."""
     growth = signs_of(facts).growth
-    if growth is None or growth < 1.0:
+    if growth is None or growth < 1.0 or not facts.waits:  # without the reasons a limit looks alike
         return None
     grows = evidence(
         f"the time to first token grows over the run by {growth:.1f} times its mean", growth, "ratio",
         "client: due_ns, first_token_ns",
     )  # fmt: skip
     found = [*excess_evidence(excess, CROWDED), grows, *_room(facts, wanted=False)]
-    for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget")) if facts.waits else 1.0
+    for_place = sum(facts.waits.get(reason, 0.0) for reason in ("batch_cap", "token_budget"))
     claims = all_of(QUEUE, for_place) | {"request.interference": 1.0}
     return _proposal(facts, excess, "more arrives than is served, and the queue grows over the run", found,
                      "fewer requests, or more devices", claims)  # fmt: skip

@@ -1,6 +1,7 @@
 """The page `docs/diagnosis_accuracy.md`, made from a score. No figure on it is written by hand."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from metrics.diagnosis.score.accuracy import MAIN, Accuracy, Machine, Miss
 from metrics.diagnosis.score.calibration import Fit
@@ -150,7 +151,7 @@ def _predictions(entries: Sequence[LedgerEntry]) -> str:
         first = entry.figures[0]
         change = ", ".join(f"{name}={value}" for name, value in entry.change.settings.items()) or "another change"
         before = "–" if first.before is None else f"{first.before:.0%}"
-        rows.append([entry.run, entry.cause or entry.predicted_by, f"`{change}`", before,
+        rows.append([Path(entry.run).name, entry.cause or entry.predicted_by, f"`{change}`", before,
                      f"{first.median:.0%} ({100 * first.low:.0f}–{100 * first.high:.0f})", f"{first.measured:.0%}",
                      "yes" if entry.hit else "no"])  # fmt: skip
     head = ["run", "cause", "change", "attainment before", "predicted", "measured", "within"]

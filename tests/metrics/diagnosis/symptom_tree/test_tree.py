@@ -92,7 +92,7 @@ def test_without_server_records_the_lifecycles_cannot_be_known(tmp_path):
     by_name = {branch.lifecycle: branch.status for branch in tree.branches}
     assert by_name["memory"] == by_name["compute"] == "unknown"
     assert by_name["request"] == "leads_here"  # by what the client's own records hint at
-    assert "--server-run" in tree.next_command
+    assert "with the server's records" in tree.next_measurement
 
 
 def test_objects_of_the_complaints_are_known():
