@@ -103,7 +103,7 @@ def test_sums_stand_for_the_records_of_a_diagnosis(runs):
     recorded, scraped = read_facts(runs[0]), with_means(read_facts(runs[1]))
     assert shows_ledger(scraped) and not shows_ledger(recorded)
     assert max(scraped.waits, key=scraped.waits.get) == max(recorded.waits, key=recorded.waits.get) == "kv_blocks"
-    assert scraped.work.computed_tokens == pytest.approx(recorded.work.computed_tokens, rel=0.05)
+    assert scraped.work.computed_tokens == pytest.approx(recorded.work.computed_tokens, rel=0.1)
     late = max(excesses(scraped), key=lambda excess: excess.missed)
     divided = mean_excess(scraped, late)
     assert sum(divided.accounts.values()) == pytest.approx(late.mean_ms - late.bound_ms)
