@@ -4,6 +4,7 @@ Without steps nobody knows what the device could serve. So these causes rest on 
 the time, the reason for which requests waited, and what became of the prompt tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from metrics.diagnosis.client_signs import signs_of
@@ -13,6 +14,7 @@ from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.rules.cause import CONTENTION, QUEUE, Proposal, all_of, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, Kind, evidence
+from metrics.replay.prediction import Change
 
 DEFINING = 2.0  # weight of the measurement that defines a cause
 CROWDED = (*QUEUE, "request.interference")  # time that others cost, but for their blocks
@@ -36,6 +38,7 @@ class Holder:
     words: str
     change: str
     rival: str
+    scaled: tuple[str, float] | None = None  # the setting that mends it, and its factor
 
 
 HOLDERS = (
@@ -66,7 +69,8 @@ HOLDERS = (
            "the loop keeps the device waiting between its steps", "find what the loop does between the steps",
            "small batches"),
     Holder("token_budget_large", ("request.interference",), ("request", "compute"), "token budget of a step", "policy",
-           "prompts of other requests fill the steps", "a smaller max_num_batched_tokens", "a slow device"),
+           "prompts of other requests fill the steps", "a smaller max_num_batched_tokens", "a slow device",
+           ("max_num_batched_tokens", 0.5)),
     Holder("own_prefill", ("compute.prefill",), ("compute", "token"), "prompt", "capacity",
            "the request's own prompt takes the time", "shorter prompts, or a faster device",
            "other requests' prompts in the same steps"),
@@ -75,7 +79,9 @@ HOLDERS = (
 
 def _register(holder: Holder) -> None:
     def explain(facts: Facts, excess: Excess) -> Proposal | None:
-        return _proposal(facts, excess, holder.words, excess_evidence(excess, holder.accounts), holder.change)
+        settings = _scaled(facts, *holder.scaled) if holder.scaled else None
+        found = excess_evidence(excess, holder.accounts)
+        return _proposal(facts, excess, holder.words, found, holder.change, None, settings)
 
     explain.__name__ = holder.key
     explain.__doc__ = holder.words
@@ -95,7 +101,8 @@ def kv_pool(facts: Facts, excess: Excess) -> Proposal | None:
     claims["request.queue"] = facts.waits.get("kv_blocks", 0.0)
     found = [*excess_evidence(excess, tuple(claims)), *_waited_for(facts, "kv_blocks")]
     return _proposal(facts, excess, "requests wait for KV blocks, or lose theirs and compute again", found,
-                     "a larger num_kv_blocks, or fewer requests at a time", claims)  # fmt: skip
+                     "a larger num_kv_blocks, or fewer requests at a time", claims,
+                     _scaled(facts, "num_kv_blocks", 2))  # fmt: skip
 
 
 @cause(lifecycles=("request", "compute"), object="batch cap (max_num_seqs)", kind="policy", accounts=QUEUE,
@@ -104,7 +111,7 @@ def batch_cap(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for a place while the others' tokens come fast: the device could take more."""
     found = [*excess_evidence(excess, QUEUE), *_waited_for(facts, "batch_cap"), *_room(facts, wanted=True)]
     words = "requests wait for a place in the batch, though tokens come fast enough for a larger one"
-    return _proposal(facts, excess, words, found, "a larger max_num_seqs")
+    return _proposal(facts, excess, words, found, "a larger max_num_seqs", None, _scaled(facts, "max_num_seqs", 2))
 
 
 @cause(lifecycles=("request", "compute"), object="token budget of a step", kind="policy", accounts=QUEUE,
@@ -113,7 +120,8 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     """Requests wait for room in the token budget of a step."""
     found = [*excess_evidence(excess, QUEUE), *_waited_for(facts, "token_budget"), *_room(facts, wanted=True)]
     return _proposal(facts, excess, "requests wait for room in the token budget of a step", found,
-                     "a larger max_num_batched_tokens")  # fmt: skip
+                     "a larger max_num_batched_tokens", None,
+                     _scaled(facts, "max_num_batched_tokens", 2))  # fmt: skip
 
 
 @cause(lifecycles=("request",), object="admission policy", kind="policy", accounts=QUEUE, reason="policy",
@@ -165,14 +173,16 @@ class Outcome:
     kind: Kind
     words: str
     change: str
+    settings: Callable[[Facts], dict[str, object]] | None = None
 
 
 OUTCOMES = (
-    Outcome("miss_disabled", "prefix_cache_off", "policy", "the prefix cache is off", "prefix_caching=true"),
+    Outcome("miss_disabled", "prefix_cache_off", "policy", "the prefix cache is off", "prefix_caching=true",
+            lambda facts: {"prefix_caching": True}),
     Outcome("miss_evicted", "cache_thrash", "capacity", "prefixes were evicted before they were asked for again",
-            "a larger num_kv_blocks"),
+            "a larger num_kv_blocks", lambda facts: _scaled(facts, "num_kv_blocks", 2)),
     Outcome("miss_sub_block", "prefix_sub_block", "policy", "prefixes end within a block, which is not shared",
-            "a smaller block_size"),
+            "a smaller block_size", lambda facts: _scaled(facts, "block_size", 0.5)),
     Outcome("miss_diverged", "prefix_order", "workload", "prompts differ before the part that they share",
             "the part that changes behind the part that is shared"),
 )  # fmt: skip
@@ -189,7 +199,8 @@ def _register_outcome(outcome: Outcome) -> None:
                      f"prefix outcomes: {outcome.name}", weight=DEFINING),
         ]  # fmt: skip
         return _proposal(facts, excess, f"{outcome.words}: {lost:.0%} of the prompt tokens are computed again", found,
-                         outcome.change, all_of(PROMPT_ACCOUNTS, lost))  # fmt: skip
+                         outcome.change, all_of(PROMPT_ACCOUNTS, lost),
+                         outcome.settings(facts) if outcome.settings else None)  # fmt: skip
 
     explain.__name__ = outcome.key
     explain.__doc__ = outcome.words
@@ -240,7 +251,7 @@ def blocked_front(facts: Facts, excess: Excess) -> Proposal | None:
 
 def _proposal(
     facts: Facts, excess: Excess, words: str, found: list[Evidence], change: str,
-    claims: dict[str, float] | None = None,
+    claims: dict[str, float] | None = None, settings: dict[str, object] | None = None,
 ) -> Proposal:  # fmt: skip
     return Proposal(
         cause=words,
@@ -251,7 +262,14 @@ def _proposal(
         if_rival=f"with {change} {missing_share(excess)} stays",
         change=change,
         claims=claims,
+        fixes=(Change(settings=settings),) if settings else (),
     )
+
+
+def _scaled(facts: Facts, name: str, factor: float) -> dict[str, object]:
+    """A setting times a factor; {} where its value is not known. Without steps nobody knows how much is enough."""
+    value = facts.engine.get(name)
+    return {name: max(1, round(value * factor))} if isinstance(value, int) else {}
 
 
 def _waited_for(facts: Facts, reason: str) -> list[Evidence]:
