@@ -179,12 +179,13 @@ class ReplayPredictor:
 
 
 def _bounds(prediction: Prediction, name: str) -> Interval | None:
-    """The interval of a figure, by its name in `figures`."""
+    """The interval of a figure, by its name in `figures`; None of one that has none, such as the tokens per second."""
     group, _, part = name.partition(":")
     if group == "attainment" and part:
         return prediction.attainment_by_class.get(part)
-    found: Interval | dict[str, Interval] | None = getattr(prediction, group, None)
-    return found.get(part) if isinstance(found, dict) else found
+    found = getattr(prediction, group, None)
+    found = found.get(part) if isinstance(found, dict) else found
+    return found if isinstance(found, Interval) else None
 
 
 def predictor_of(run: RunDirectory, facts: object = None, *, processes: int = 1) -> ReplayPredictor:
