@@ -1,4 +1,4 @@
-"""`sojourn calibrate-device`: the limits of a device, for utilisation and rooflines."""
+"""`sojourn calibrate-device`: the limits of a device, for utilisation and rooflines; and the normal speed of a model."""
 
 import os
 import sys
@@ -8,15 +8,28 @@ from typing import Annotated, Literal
 import typer
 
 from commands.cli import need, out
+from metrics.errors import InputError
 
 
 def calibrate_device(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there is a device")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores")] = None,
     output: Annotated[Path | None, typer.Option("--out", help="file to write; by default where bench reads it")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="measure the normal speed of this model instead: what a diagnosis compares with")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="with --model: an engine setting; repeatable"),
+    ] = None,
 ) -> None:
-    """Measure and store the limits of a device: memory bandwidth, and matrix products by precision and rows."""
+    """Measure and store the limits of a device: memory bandwidth, and matrix products by precision and rows. With
+    --model: what the steps of that model take on it."""
     need("engine", "torch")
+    if model is not None:
+        return _calibrate_model(model, device, threads, output, set_ or [])
+    if set_:
+        raise InputError("--set changes an engine's settings, and without --model there is no engine; name a model")
     from engine.process import let_threads_sleep
 
     let_threads_sleep(os.environ, sys.modules)  # before torch: spinning threads distort the figures on a busy machine
@@ -30,3 +43,18 @@ def calibrate_device(
     if busy:
         out.print(f"{busy}: these ceilings are too low; run it again on a quiet machine")
     out.print(f"stored in {store_ceilings(ceilings, output)}")
+
+
+def _calibrate_model(model: str, device: str, threads: int | None, output: Path | None, assigned: list[str]) -> None:
+    from engine.measure_speed import measure
+    from engine.options import assignments
+    from metrics.compute.speed_reference import add_entry
+    from metrics.machine.host import company
+
+    busy = company()
+    settings = {"device": device} | ({"threads": threads} if threads else {}) | assignments(assigned, "--set")
+    family, entry = measure(model, settings)
+    out.print(f"{family}: {entry.steps} steps")
+    if busy:
+        out.print(f"{busy}: this speed is too low; run it again on a quiet machine")
+    out.print(f"stored in {add_entry(family, entry, output)}")

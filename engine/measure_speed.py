@@ -18,8 +18,9 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.process import let_threads_sleep
-from metrics.compute.speed_reference import SpeedEntry, fit_entry, line, settings_of
+from metrics.compute.speed_reference import SpeedEntry, family_of, fit_entry, line, settings_of
 from metrics.errors import CalibrationError
+from metrics.machine.host import hardware, versions
 from metrics.records import StepRecord
 
 SECONDS = 3.0
@@ -31,8 +32,8 @@ OUTPUTS = (2, 24)
 TEXT_TOKENS = (16, 64, 256, 1024)
 
 
-def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> SpeedEntry:
-    """One entry of the speed reference. `settings` are those of EngineConfig that decide the speed.
+def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> tuple[str, SpeedEntry]:
+    """An entry of the speed reference, and its family. `settings` are those of EngineConfig that decide the speed.
 
     Raises what LLM raises, and CalibrationError where too few steps fit into the time.
     """
@@ -59,12 +60,15 @@ def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> S
     )  # fmt: skip
     if entry is None:
         raise CalibrationError(f"only {len(records)} steps fit into {seconds:g} s, too few; give it more seconds")
-    return entry
+    core["device"] = ready.device
+    shape = msgspec.to_builtins(ready.shape)
+    family = family_of({"model_shape": shape, "core": core, "hardware": hardware(), "versions": versions()})
+    return family, entry
 
 
 def main() -> None:
     """The process beside a run: its argument is JSON, its last line of output the entry."""
-    sys.stdout.buffer.write(msgspec.json.encode(measure(**json.loads(sys.argv[1]))) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(measure(**json.loads(sys.argv[1]))[1]) + b"\n")
 
 
 def _wave(llm: Any, dice: random.Random) -> None:

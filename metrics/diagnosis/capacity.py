@@ -71,14 +71,14 @@ def budget_ns(facts: Facts, model: StepModel, work: Work) -> float:
     return (work.computed_tokens + work.output_tokens) / budget * model.predict(budget, context)
 
 
-def best_load(facts: Facts) -> float:
+def best_load(facts: Facts, work: Work | None = None) -> float:
     """ρ of the device alone, with the largest batch that meets the time per output token, whatever cap and pool."""
     if not _has_model(facts):
         return math.nan
     steps, model = facts.steps, facts.steps.model
     # If the device hid all of the host's work
     model = replace(model, step_ns=max(0.0, model.step_ns - steps.host_share * steps.wall_ns / steps.count))
-    return load(facts, batch=batch_within_tpot(facts, model), model=model)
+    return load(facts, batch=batch_within_tpot(facts, model), work=work, model=model)
 
 
 def comfortable_batch(facts: Facts) -> int:

@@ -6,6 +6,7 @@ from metrics.diagnosis.capacity import COMFORTABLE, FULL, LARGEST_BATCH, batch_w
 from metrics.diagnosis.excess import SERVED, Excess, accounts_of
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.cause import CONTENTION, Gain, Proposal, cause
+from metrics.diagnosis.rules.prefix import avoidable_prompts
 from metrics.diagnosis.rules.refusals import REFUSED
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, load_evidence, missing_share, residual_evidence
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -82,6 +83,7 @@ def overload(facts: Facts, excess: Excess | None) -> Proposal | None:
             *_growth(facts),
             *_busy(facts),
             *residual_evidence(facts),
+            *avoidable_prompts(facts),
         ],
         measurement=f"the same scenario at {admit:.1f} requests/s",
         settings=None,

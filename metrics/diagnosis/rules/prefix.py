@@ -1,8 +1,12 @@
 """Causes in the prefix cache: each reason that the server records for a part of a prompt that was not found."""
 
+from dataclasses import replace
+
+from metrics.diagnosis.capacity import FULL, best_load
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.kv_facts import KvFacts
+from metrics.diagnosis.memory_facts import ENOUGH
 from metrics.diagnosis.rules.cause import Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -72,9 +76,8 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
     if kv is None or kv.use is None or kv.eviction is None or kv.eviction.missed_share < WORTH_SHARING:
         return None
     curve, lost = kv.curve, kv.eviction
-    blocks = None if curve is None else curve.blocks_for()
-    target = blocks if blocks is not None and blocks > kv.pool_blocks else 2 * kv.pool_blocks
-    hit = curve.hit_share(target) if curve is not None else kv.use.infinite_share
+    target = pool_for_reuse(kv)
+    hit = hit_with(kv, target)
     candidates = sorted({target, 2 * target, 4 * kv.pool_blocks})
     chosen = {"num_kv_blocks", "kv_cache_gib", "memory_fraction"} & facts.chosen
     polluted = lost.one_shot_share >= ONE_SHOT
@@ -116,8 +119,7 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
     if lost.one_shot_share < ONE_SHOT:
         return None
     worst = next(iter(lost.by_class.items()), ("", 1.0))
-    blocks = kv.curve.blocks_for() if kv.curve is not None else None
-    target = blocks if blocks is not None and blocks > kv.pool_blocks else 2 * kv.pool_blocks
+    target = pool_for_reuse(kv)
     return Proposal(
         cause=f"prompts that share nothing with any other evicted {lost.one_shot_share:.0%} of what was missed"
         + (f", most of them of {worst[0]}" if worst[0] else ""),
@@ -202,6 +204,48 @@ def prefix_order(facts: Facts, excess: Excess) -> Proposal | None:
         claims=_accounts(excess, _saved(kv, order.movable_share)),
         fixes=(Change(removed={"compute.prefill": _saved(kv, order.movable_share)}),),
     )  # fmt: skip
+
+
+def pool_for_reuse(kv: KvFacts) -> int:
+    """Blocks that hold nearly all of what is asked for again: by the curve, else the largest size that it knows."""
+    if kv.curve is None:
+        return 2 * kv.pool_blocks
+    blocks = kv.curve.blocks_for()
+    if blocks is not None:
+        return max(blocks, kv.pool_blocks + 1)
+    # Twice the middle distance: half of what is asked for again lies beyond the middle, little beyond twice of it
+    distance = kv.eviction.reuse_distance_p50_blocks if kv.eviction is not None else None
+    return max(int(kv.curve.blocks[-1]), int(2 * (distance or 0.0)))
+
+
+def hit_with(kv: KvFacts, blocks: int) -> float:
+    """The share of the prompt tokens that a pool of so many blocks hits; beyond the curve nearly all that is shared."""
+    if kv.curve is None or blocks > kv.curve.blocks[-1]:
+        return ENOUGH * kv.use.infinite_share
+    return kv.curve.hit_share(blocks)
+
+
+def avoidable_prompts(facts: Facts) -> list[Evidence]:
+    """Against a load that is called too high: prompt tokens that a larger cache, smaller blocks or another order would
+    not compute."""
+    kv = facts.kv()
+    if kv is None or kv.use is None or facts.work is None:
+        return []
+    in_pool = hit_with(kv, pool_for_reuse(kv))
+    spared = {
+        "were evicted before they were asked for again": min(kv.use.outcomes.get("miss_evicted", 0.0),
+                                                            max(0.0, in_pool - kv.use.hit_share)),
+        "would be hits if the cache were on": kv.use.outcomes.get("miss_disabled", 0.0),
+        "are shared in parts that fill no block": kv.use.outcomes.get("miss_sub_block", 0.0),
+        "stand behind a part that differs": kv.order.movable_share if kv.order is not None else 0.0,
+    }  # fmt: skip
+    why, share = max(spared.items(), key=lambda item: item[1])
+    if share < WORTH_SHARING:
+        return []
+    saved = _saved(kv, share)
+    then = best_load(facts, replace(facts.work, computed_tokens=max(1.0, facts.work.computed_tokens * (1 - saved))))
+    return [evidence(f"{share:.0%} of the prompt tokens {why}: without them load / capacity would be {then:.2f}", then,
+                     "ratio", OUTCOMES, supports=then >= FULL, weight=4 if then < FULL else 0.5)]  # fmt: skip
 
 
 def block_size(facts: Facts, kv: KvFacts, size: int) -> dict[str, int]:
