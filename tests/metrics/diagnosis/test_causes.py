@@ -1,5 +1,7 @@
 """A cause is registered where it is defined, and nowhere else."""
 
+from pathlib import Path
+
 import pytest
 
 from metrics.diagnosis.facts import read_facts
@@ -45,3 +47,9 @@ def test_every_cause_names_known_lifecycles_accounts_and_symptoms(each):
     assert set(each.lifecycles) <= {*LIFECYCLES, "client"} and set(each.accounts) <= set(ACCOUNT_BY_NAME)
     assert not each.symptom or each.symptom in BY_KEY
     assert each.explain.__doc__
+
+
+def test_every_cause_stands_in_the_page_on_the_diagnosis():
+    page = (Path(__file__).parents[3] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    missing = [each.key for each in CAUSES if each.reads == "records" and f"| `{each.key}` |" not in page]
+    assert not missing
