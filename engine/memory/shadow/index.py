@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.memory.prefix import chain_hash
+from metrics.memory.known_prompts import TOKEN_BYTES, packed_tokens, shared_tokens
 from metrics.memory.prefix_outcomes import RATIOS
 
 REMEMBERED = 262_144
 REAL = RATIOS.index(1.0)
 TAILS = 64  # ends of sequences, less than a block, that are remembered behind one prefix
-TOKEN_BYTES = array("i").itemsize
 
 # How known sequences go on behind a prefix. One, as most prefixes have, or several in order: a list for each would keep
 # the garbage collector busy.
@@ -261,10 +261,6 @@ class ShadowIndex:
             self._roots.pop(root.key, None)
 
 
-def packed_tokens(tokens: Sequence[int]) -> bytes:
-    return array("i", tokens).tobytes()
-
-
 def branches_of(branches: Branches) -> list[bytes]:
     return branches if isinstance(branches, list) else [] if branches is None else [branches]
 
@@ -305,15 +301,3 @@ def follow_branches(branches: Branches, tokens: bytes) -> tuple[int, bool, bytes
         elif shared == furthest:
             leaves |= goes_on
     return furthest, leaves, followed
-
-
-def shared_tokens(one: bytes, other: bytes) -> int:
-    """Tokens with which both begin. Halves are compared, since a loop over the bytes is slower."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low // TOKEN_BYTES

@@ -45,8 +45,8 @@ import numpy as np
 from engine.memory.block_pool import BlockPool
 from engine.memory.observer import BlockObserver, BlockOwner, BlockTimes
 from engine.memory.prefix import root_hash
-from engine.memory.shadow.index import REAL, TOKEN_BYTES, ShadowIndex, ShadowNode, follow_branches, packed_tokens
-from engine.memory.shadow.live_prompts import SALT_BYTES, LivePrompts, salted
+from engine.memory.shadow.index import REAL, ShadowIndex, ShadowNode, follow_branches
+from metrics.memory.known_prompts import SALT_BYTES, TOKEN_BYTES, KnownPrompts, packed_tokens, salted
 from metrics.memory.prefix_outcomes import PrefixReport
 from metrics.memory.prompt_repeats import Allowance, PromptRepeats
 
@@ -86,7 +86,7 @@ class ShadowObserver(BlockObserver):
         self._pool = pool
         self._size = pool.block_size
         self._paths: dict[int, RequestPath] = {}  # by arrival index
-        self._live = LivePrompts()
+        self._live = KnownPrompts()  # of live requests: the index knows only full blocks
         self._repeats, self._repeats_allowed = PromptRepeats(), Allowance()
         self._in_flight: dict[bytes, int] = {}  # blocks never computed before → running requests that do
         self._num_cached = 0  # blocks that the last lookup found

@@ -1,0 +1,1 @@
+"""Prompts that a prefix cache cannot use, and texts that cost many tokens."""

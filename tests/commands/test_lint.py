@@ -1,0 +1,106 @@
+"""`sojourn lint` over bundled scenarios, planted ones, traces and runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loadgen.scenario.scenario import bundled_scenarios
+from metrics.records import RequestRecord, row
+from metrics.run.segments import write_segment
+from sojourn import app
+
+PLANTED = """
+target: {api: chat}
+arrivals: {process: poisson, rate_rps: 5, duration_s: 4}
+workload:
+  classes:
+    - klass: assistant
+      prompt_tokens: {distribution: constant, tokens: 300}
+      output_tokens: {distribution: constant, tokens: 8}
+      shared_prefix_tokens: 240
+      SHARED
+"""
+
+
+def lint(*arguments: str) -> dict:
+    result = CliRunner().invoke(app, ["lint", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def found(report: dict) -> list[str]:
+    return [finding["key"] for finding in report["findings"]]
+
+
+@pytest.fixture
+def planted(tmp_path) -> Path:
+    path = tmp_path / "planted.yaml"
+    path.write_text(PLANTED.replace("SHARED", "shared_part: last"))
+    return path
+
+
+def test_a_changing_part_that_stands_first_is_found_and_strict_says_so(planted):
+    report = lint(str(planted))
+    assert found(report)[0] == "prompt_order"
+    assert report["findings"][0]["share"] > 0.5
+    assert CliRunner().invoke(app, ["lint", str(planted), "--strict"]).exit_code == 1
+    planted.write_text(PLANTED.replace("SHARED", ""))
+    assert lint(str(planted))["findings"] == []
+    assert CliRunner().invoke(app, ["lint", str(planted), "--strict"]).exit_code == 0
+
+
+@pytest.mark.parametrize("name", bundled_scenarios())
+def test_no_bundled_scenario_wastes_its_prefixes(name):
+    report = lint(name, "--requests", "60")
+    assert [key for key in found(report) if key != "sub_block"] == []
+    assert all(each["texts"] for each in report["classes"])
+
+
+def test_a_trace_of_blocks_says_what_its_prompts_share_and_what_it_cannot():
+    report = lint("mooncake_conversation_trace.jsonl", "--requests", "300")
+    (klass,) = report["classes"]
+    assert report["block_size"] == 512 and klass["common_prefix_tokens"] == 512
+    assert 0.05 < klass["infinite_share"] < 0.2 and klass["movable_share"] is None
+    assert "below a block" in report["notes"][0]
+
+
+def test_a_trace_of_lengths_says_that_nothing_can_be_known():
+    report = lint("AzureLLMInferenceTrace_conv.csv", "--requests", "50")
+    assert report["classes"][0]["requests"] == 50 and report["classes"][0]["infinite_share"] is None
+    assert "lengths only" in report["notes"][0] and report["findings"] == []
+
+
+def test_a_trace_with_text_is_read_like_prompts(tmp_path):
+    trace = tmp_path / "texts.jsonl"
+    rules = " ".join(f"Rule {number}: answer in short sentences about harbours." for number in range(30))
+    lines = [{"prompt": f"Request {number * 7919} of day {number}. {rules}"} for number in range(8)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = lint(str(trace))
+    assert found(report)[0] == "prompt_order" and "--model" in report["notes"][0]
+
+
+def test_a_run_tells_what_its_prompts_shared_in_time_too(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"scenario": {"name": "x"}, "objectives": [], "engine": {}}))
+    records = [
+        RequestRecord(f"r{number}", 0, 1, klass="chat", prompt_tokens=100, prompt_characters=400, repeated_tokens=80,
+                      movable_tokens=80, prefix_outcomes={"miss_cold": 100}, prefix_shared_tokens=2)
+        for number in range(5)
+    ]  # fmt: skip
+    write_segment(tmp_path, "requests", [row(record) for record in records], "0")
+    report = lint(str(tmp_path))
+    assert found(report) == ["prompt_order", "sub_block"]
+    assert report["classes"][0]["texts"][0]["characters"] == 2000
+
+
+def test_wrong_use_is_told(tmp_path, planted):
+    for arguments, says in (
+        (["no-such-thing"], "neither a file nor a bundled trace"),
+        ([str(planted), "--model", "nowhere"], "'nowhere'"),
+    ):
+        result = CliRunner().invoke(app, ["lint", *arguments])
+        assert result.exit_code != 0 and says in str(result.exception)
+    (tmp_path / "run.json").write_text(json.dumps({"scenario": {"name": "x"}, "objectives": [], "engine": {}}))
+    assert "no server recorded" in str(CliRunner().invoke(app, ["lint", str(tmp_path)]).exception)
+    assert "leave" in str(CliRunner().invoke(app, ["lint", str(tmp_path), "--seed", "3"]).exception)
