@@ -12,13 +12,15 @@ from metrics.run.segments import write_segment
 from sojourn import app
 
 PLANTED = """
+description: one thing is wrong
+objectives: [{klass: all, ttft_ms: 500, source: this test}]
 target: {api: chat}
 arrivals: {process: poisson, rate_rps: 5, duration_s: 4}
 workload:
   classes:
     - klass: assistant
-      prompt_tokens: {distribution: constant, tokens: 300}
-      output_tokens: {distribution: constant, tokens: 8}
+      prompt_tokens: {distribution: uniform, min_tokens: 300, max_tokens: 301}
+      output_tokens: {distribution: uniform, min_tokens: 8, max_tokens: 9}
       shared_prefix_tokens: 240
       SHARED
 """
