@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.scenario.scenario import bundled_scenarios
 from metrics.records import RequestRecord, row
+from metrics.run.directory import RunDirectory
 from metrics.run.segments import write_segment
 from sojourn import app
+
+RUN = {"scenario": "x", "seed": 1, "engine": {}, "hardware": {}, "versions": {}, "wall_anchor": {}, "objectives": [],
+       "client_error": {}, "valid": True}  # fmt: skip
 
 PLANTED = """
 description: one thing is wrong
@@ -53,10 +56,10 @@ def test_a_changing_part_that_stands_first_is_found_and_strict_says_so(planted):
     assert CliRunner().invoke(app, ["lint", str(planted), "--strict"]).exit_code == 0
 
 
-@pytest.mark.parametrize("name", bundled_scenarios())
-def test_no_bundled_scenario_wastes_its_prefixes(name):
-    report = lint(name, "--requests", "60")
-    assert [key for key in found(report) if key != "sub_block"] == []
+@pytest.mark.parametrize("name", ["sessions", "shared-system-prompt", "mooncake"])
+def test_bundled_scenarios_that_share_prefixes_waste_none(name):
+    report = lint(name, "--requests", "30")
+    assert found(report) == []
     assert all(each["texts"] for each in report["classes"])
 
 
@@ -84,7 +87,7 @@ def test_a_trace_with_text_is_read_like_prompts(tmp_path):
 
 
 def test_a_run_tells_what_its_prompts_shared_in_time_too(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"scenario": {"name": "x"}, "objectives": [], "engine": {}}))
+    RunDirectory.create(tmp_path, RUN)
     records = [
         RequestRecord(f"r{number}", 0, 1, klass="chat", prompt_tokens=100, prompt_characters=400, repeated_tokens=80,
                       movable_tokens=80, prefix_outcomes={"miss_cold": 100}, prefix_shared_tokens=2)
@@ -92,7 +95,7 @@ def test_a_run_tells_what_its_prompts_shared_in_time_too(tmp_path):
     ]  # fmt: skip
     write_segment(tmp_path, "requests", [row(record) for record in records], "0")
     report = lint(str(tmp_path))
-    assert found(report) == ["prompt_order", "sub_block"]
+    assert found(report) == ["prompt_order"]
     assert report["classes"][0]["texts"][0]["characters"] == 2000
 
 
@@ -103,6 +106,6 @@ def test_wrong_use_is_told(tmp_path, planted):
     ):
         result = CliRunner().invoke(app, ["lint", *arguments])
         assert result.exit_code != 0 and says in str(result.exception)
-    (tmp_path / "run.json").write_text(json.dumps({"scenario": {"name": "x"}, "objectives": [], "engine": {}}))
+    RunDirectory.create(tmp_path, RUN)
     assert "no server recorded" in str(CliRunner().invoke(app, ["lint", str(tmp_path)]).exception)
     assert "leave" in str(CliRunner().invoke(app, ["lint", str(tmp_path), "--seed", "3"]).exception)

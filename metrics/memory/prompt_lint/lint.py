@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from metrics.memory.known_prompts import KnownPrompts, packed_tokens, salted, shared_tokens
-from metrics.memory.prompt_lint.finding import Finding, severity_of
+from metrics.memory.prompt_lint.finding import MEDIUM, Finding, severity_of
 from metrics.memory.prompt_lint.text_kinds import kind_of, pieces
 from metrics.memory.prompt_repeats import PromptRepeats
 
@@ -129,7 +129,7 @@ def share_findings(report: ClassReport, block_size: int, ns_per_token: float | N
     best = max(report.caught.values(), default=0.0)
     fits = max((size for size, share in report.caught.items() if share >= CAUGHT * best), default=block_size)
     lost = report.caught.get(fits, 0.0) - report.caught.get(block_size, 0.0)
-    if fits < block_size and (severity := severity_of(lost)):
+    if fits < block_size and lost >= MEDIUM and (severity := severity_of(lost)):  # small blocks cost time, too
         found.append(Finding(
             severity=severity, key="sub_block", subject=subject, **cost(lost),
             says=f"{lost:.0%} of the prompt tokens are a shared prefix that fills no block of {block_size} tokens",
