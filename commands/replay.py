@@ -104,9 +104,7 @@ def _print_line(cells: list[str], style: str | None = None) -> None:
 
 def _interval(interval: "Interval", shown: Callable[[float], str]) -> tuple[str, str]:
     """The median, and the bounds where they read differently."""
-    if math.isnan(interval.median):
-        return "–", ""
-    low, median, high = shown(interval.low), shown(interval.median), shown(interval.high)
+    low, median, high = (shown(math.nan if bound is None else bound) for bound in msgspec.structs.astuple(interval))
     return median, "" if low == median == high else f"{low}–{high}"
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from metrics.replay.prediction import Predictor
     from metrics.run.directory import RunDirectory
 
+MOST_REPLAYED_STEPS = 60_000  # of a run: a diagnosis replays it some thirty times, and is to take seconds
+
 
 def diagnose_run(run: "RunDirectory", against: "RunDirectory | None" = None) -> "Diagnosis":
     """Diagnoses a run and writes its diagnosis.json; a disk that does not take the file costs nothing but the file."""
@@ -35,7 +37,7 @@ def predictor(run: "RunDirectory") -> "Predictor | None":
     from metrics.errors import SojournError
 
     try:
-        return predictor_of(run)
+        return predictor_of(run, most_steps=MOST_REPLAYED_STEPS)
     except SojournError:
         return None
 

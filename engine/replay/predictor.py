@@ -23,6 +23,7 @@ NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 8
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
 # run's own; of the others two are at the bounds of 80 %.
 ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.5, 3.1))
+MOST_STEPS = 1_000_000  # of a run: a replay of more takes minutes
 LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
 Figures = dict[str, float]
 
@@ -33,11 +34,13 @@ class ReplayPredictor:
     `processes` above 1 replays a longer list of changes in as many processes.
     """
 
-    def __init__(self, run: RunDirectory, *, processes: int = 1) -> None:
+    def __init__(self, run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> None:
         self.run = run
         self._meta = run.meta()
         self._config = recorded_config(self._meta)
         requests, steps = run.requests(), run.table("steps")
+        if len(steps) > most_steps:
+            raise ReplayError(f"{run.name} has {len(steps):,} steps; at most {most_steps:,} are replayed here")
         self._material = material_of(run, self._meta, requests, steps, self._config)
         self._replayer = Replayer(self._material)
         self._processes = ReplayProcesses(self._material, processes)
@@ -155,13 +158,15 @@ class ReplayPredictor:
     def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:
         """The bounds of a change that was replayed once: as wide as those of the unchanged run, a share by points."""
         interval = _bounds(self._known[_key(Change())], name)
-        if interval is None or math.isnan(interval.median):
+        if interval is None:
+            return median, median
+        low, usual, high = (math.nan if bound is None else bound for bound in msgspec.structs.astuple(interval))
+        if math.isnan(usual):
             return median, median
         if name.startswith("attainment"):
-            below, above = interval.median - interval.low, interval.high - interval.median
-            return max(0.0, median - below), min(1.0, median + above)
-        scale = median / interval.median if interval.median else 1.0
-        return interval.low * scale, interval.high * scale
+            return max(0.0, median - (usual - low)), min(1.0, median + (high - usual))
+        scale = median / usual if usual else 1.0
+        return low * scale, high * scale
 
     def _interval(self, name: str, found: Sequence[Figures]) -> Interval:
         values = [figure.get(name, math.nan) for figure in found]
@@ -188,12 +193,20 @@ def _bounds(prediction: Prediction, name: str) -> Interval | None:
     return found if isinstance(found, Interval) else None
 
 
-def predictor_of(run: RunDirectory, facts: object = None, *, processes: int = 1) -> ReplayPredictor:
+def predictor_of(
+    run: RunDirectory, facts: object = None, *, processes: int = 1, most_steps: int = MOST_STEPS
+) -> ReplayPredictor:
     """The predictor of a run. Raises ReplayError, with a sentence, where the run cannot be replayed at all.
 
-    `facts` is what a diagnosis knows of the run already; a replay reads the run itself.
+    `facts` is what a diagnosis knows of the run already; a replay reads the run itself. A run of more than `most_steps`
+    is refused: a step takes about 30 µs of each replay.
     """
-    return ReplayPredictor(run, processes=processes)
+    try:
+        return ReplayPredictor(run, processes=processes, most_steps=most_steps)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ReplayError(
+            f"{run.name} has records that a replay cannot read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _key(change: Change) -> bytes:
