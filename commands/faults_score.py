@@ -87,13 +87,13 @@ def _store(accuracy: "Accuracy") -> None:
     """Writes the coefficients that `metrics.diagnosis.confidence` reads."""
     import msgspec
 
-    from metrics.diagnosis.confidence import COEFFICIENTS
+    from metrics.diagnosis.confidence import COEFFICIENTS, FEATURES
 
     if accuracy.fit is None:
         raise InputError("--calibrate needs more runs: too few findings carry the features of a confidence")
     fit = accuracy.fit
     note = f"fitted by `sojourn faults score --calibrate` to {fit.samples} findings on {accuracy.scored_on}"
-    document = {"note": note, "cases": fit.faults, "coefficients": fit.coefficients}
+    document = {"note": note, "cases": fit.faults, "coefficients": dict.fromkeys(FEATURES, 0.0) | fit.coefficients}
     with writing(COEFFICIENTS, "the program's own folder has to be writable"):
         COEFFICIENTS.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 

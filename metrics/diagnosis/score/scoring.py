@@ -14,6 +14,7 @@ from statistics import mean
 
 import msgspec
 
+from metrics.diagnosis.confidence import FEATURES, confidence
 from metrics.diagnosis.score.judgement import Judgement, judge
 from metrics.diagnosis.score.said import Said, said_of
 from metrics.diagnosis.score.threshold_rules import BASELINE, threshold_verdict
@@ -140,13 +141,23 @@ def _judgements(
     settings = {name: engine_settings(RunDirectory(folder / name).meta()) for name in runs}
     return {
         level: [
-            judge(name, record, level, verdicts[name].said[level], verdicts[name].attainment,
+            judge(name, record, level, with_confidence(verdicts[name].said[level]), verdicts[name].attainment,
                   base_attainment(record, controls), settings[name])
             for name, record in runs.items()
             if level in verdicts[name].said
         ]
         for level in levels
     }  # fmt: skip
+
+
+def with_confidence(said: Said) -> Said:
+    """With the confidence of today's coefficients, so that a new calibration makes no verdict anew."""
+    known = [set(FEATURES) <= set(cause.features) for cause in said.causes]
+    causes = [
+        msgspec.structs.replace(cause, confidence=confidence(cause.features)) if is_known else cause
+        for cause, is_known in zip(said.causes, known, strict=True)
+    ]
+    return msgspec.structs.replace(said, causes=causes)
 
 
 def base_attainment(record: FaultRecord, controls: Sequence[tuple[FaultRecord, float]]) -> float | None:

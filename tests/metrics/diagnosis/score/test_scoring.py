@@ -6,16 +6,17 @@ import shutil
 import msgspec
 import pytest
 
+from metrics.diagnosis.confidence import FEATURES, confidence
 from metrics.diagnosis.score.accuracy import accuracy_of, misses
 from metrics.diagnosis.score.document import page
-from metrics.diagnosis.score.scoring import base_attainment, score
+from metrics.diagnosis.score.scoring import base_attainment, score, with_confidence
 from metrics.diagnosis.score.threshold_rules import BASELINE
 from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
 from metrics.errors import RunDataError
 from metrics.replay.ledger import FILE_NAME, Checked, LedgerEntry, append
 from metrics.replay.prediction import Change
 from metrics.run.directory import RunDirectory
-from tests.metrics.diagnosis.score.judgements import KV, control, fault, judged, said
+from tests.metrics.diagnosis.score.judgements import KV, cause, control, fault, judged, said
 from tests.metrics.foreign import Life, VllmPage, foreign_run, steady
 
 LEVELS = ("client", "metrics", "steps", BASELINE)
@@ -126,6 +127,12 @@ def test_page_shows_each_level_and_the_misses(scored):
     assert "| kv_pool | 1 | 1 |" in written.replace("`", "") and "1 of 1 ended within" in written
     assert "| kv | kv_pool | `num_kv_blocks=256` | 10% | 90% (80–95) | 91% | yes |" in written
     assert "| 75% to 85% | 80% | 100% | 1 of 1 |" in written and "## Misses, level `client`\n\nNone." in written
+
+
+def test_confidence_is_that_of_todays_coefficients():
+    features = dict.fromkeys(FEATURES, 0.5)
+    old = said(cause("kv_pool", confidence=0.01, features=features), cause("overload", confidence=0.3))
+    assert [each.confidence for each in with_confidence(old).causes] == [confidence(features), 0.3]
 
 
 def test_misses_put_runs_with_one_answer_together():
