@@ -143,7 +143,7 @@ def test_dashboards_are_written_where_asked(tmp_path):
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (NOT_VALID, 0), (MOST_FAILED, MOST_FAILED)])
 def test_a_demo_on_a_busy_machine_is_no_failure(monkeypatch, ended, code):
-    def run(scenario: str) -> None:
+    def run(scenario: str, run_dir: Path) -> None:
         raise typer.Exit(ended)
 
     monkeypatch.setattr("commands.demo.run", run)
