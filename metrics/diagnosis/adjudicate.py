@@ -64,6 +64,7 @@ class Judgement:
     unchanged: Prediction | None = None
     with_all: Prediction | None = None
     refused: str = ""  # why there was no replay
+    rivals: dict[str, Prediction] = field(default_factory=dict)  # cause → its rival's fix, where that is no suspect
 
 
 def adjudicate(
@@ -88,12 +89,35 @@ def adjudicate(
         open_ = _on_top(open_, lost, taken, fix, trials)
         if best.prediction is not None and trials.affordable():
             result.with_all = trials.predict([fix])[0]
-    first = result.causes[0].alone if result.causes else 0.0
+    _order(result.causes)
+    _replay_rivals(result, suspects, trials)
+    first = max((each.alone for each in result.causes), default=0.0)
     rest = sorted(open_, key=lambda each: -each.alone)
     result.alternatives = [each for each in rest if each.alone >= ALTERNATIVE * first][:MOST_ALTERNATIVES]
     for each in result.alternatives:
         each.role = "alternative"
     return result
+
+
+def _order(causes: list[Judged]) -> None:
+    """The cause whose fix gains most comes first.
+
+    Those after the first were measured on top of it: only what is clearly more than its gain changes the order.
+    """
+    if len(causes) > 1 and causes[0].prediction is not None:
+        gained = causes[0].gain + WORTH_NAMING
+        causes.sort(key=lambda each: -(each.marginal or 0.0) if (each.marginal or 0.0) > gained else 0.0)
+
+
+def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trials) -> None:
+    """What the rivals' fixes would give: the measurement that separates them has then two predicted outcomes."""
+    known = {each.key for each in suspects}
+    for each in result.causes:
+        proposal = each.suspect.proposal
+        if proposal.rival_fix is not None and proposal.rival_key not in known and trials.affordable():
+            prediction = trials.predict([proposal.rival_fix])[0]
+            if not prediction.is_refused:
+                result.rivals[proposal.key] = prediction
 
 
 def _alone(suspect: Suspect, trials: Trials) -> Judged:

@@ -58,7 +58,7 @@ def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str,
         prediction=each.prediction,
         goodput_gain=None if each.gain is None else float(each.gain),
         gain_is_estimate=each.is_estimate,
-        rival_prediction=None if rival is None else rival.prediction,
+        rival_prediction=judgement.rivals.get(proposal.key) if rival is None else rival.prediction,
         request_ids=list(proposal.request_ids) or _worst(facts.rows.loc[lost], excess),
         **verdict,
     )

@@ -20,6 +20,7 @@ _ADD_OBJECTIVES = {
     "server": "Start the server with --objective-ttft-ms and --objective-tpot-ms",
 }
 SURE_ENOUGH = 0.5  # a verdict that is as often wrong as right is none
+BALANCED = 0.5  # as much weighs for a cause as against it
 CLEAR_MARGIN = 0.15  # of the first cause's score, by which the next one must be behind: what evidence is good to
 FEWEST_REQUESTS = 20  # below it one request is more than 5 %, and no share means much
 
@@ -47,6 +48,9 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
     if not facts.served:
         return "degraded", f"None of {facts.sent} requests was served: {ended}"
     failed = 1 - facts.served / facts.sent
+    costly = [finding for finding in findings if finding.goodput_lost]
+    if facts.objectives and costly and (open_ := _undecided(costly)):
+        return "inconclusive", open_
     if findings and findings[0].object == OFFERED_LOAD:
         return "overloaded", f"Overloaded: {findings[0].cause}. {attained:.0%} of the requests meet their objectives"
     if failed > TOLERATED_MISSES and not findings:
@@ -57,14 +61,11 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
             f"whether that is good. {_ADD_OBJECTIVES[facts.measured_by]}"
         )
     misses = [excess for excess in excesses(facts) if significant(facts, excess)]
-    costly = [finding for finding in findings if finding.goodput_lost]
     if not misses and not costly:
         klass, least = min(facts.rows.groupby("klass").good.mean().items(), key=lambda item: item[1])
         if min(attained, least) >= 1 - TOLERATED_MISSES:
             return _healthy(facts, attained, findings, steady)
         return "degraded", _lost_in_all(facts, klass)
-    if costly and (open_ := _undecided(costly)):
-        return "inconclusive", open_
     if costly:
         first = costly[0]
         return "degraded", (
@@ -75,14 +76,17 @@ def _measured(facts: Facts, findings: Sequence[Finding], steady: Steadiness) -> 
 
 
 def _undecided(costly: Sequence[Finding]) -> str:
-    """The sentence where two causes explain the same about as well; "" where the first one stands."""
+    """The sentence where two causes explain the same about as well, or the evidence speaks against the first one; ""
+    where it stands."""
     first, rivals = costly[0], [each for each in costly[1:] if each.role == "alternative"]
+    open_ = f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and why is open. "
+    if first.confidence_features.get("support", 1.0) < BALANCED:
+        return f"{open_}The evidence speaks against the likeliest cause, {first.cause}. Measure first: " + (
+            first.probe.measurement
+        )
     if not rivals or first.confidence >= SURE_ENOUGH or first.confidence_features.get("margin", 1.0) >= CLEAR_MARGIN:
         return ""
-    return (
-        f"{first.title}: {first.goodput_lost:.0%} of the requests miss their objective, and why is open. Either "
-        f"{first.cause}; or {rivals[0].cause}. Measure first: {first.probe.measurement}"
-    )
+    return f"{open_}Either {first.cause}; or {rivals[0].cause}. Measure first: {first.probe.measurement}"
 
 
 def _lost_in_all(facts: Facts, klass: str) -> str:

@@ -61,7 +61,9 @@ class Trials:
         return [self._known[_key(change)] for change in changes]
 
     def affordable(self) -> int:
-        """How many further changes can be replayed before a reader would wait too long."""
+        """How many further changes can be replayed before a reader would wait too long; 0 where none can."""
+        if not self.usable:
+            return 0
         left_s = SECONDS - self._spent_s
         return max(0, min(MOST_CHANGES, int(left_s / max(self._each_s, 1e-3))))
 

@@ -120,7 +120,7 @@ def test_second_cause_of_other_time_is_named_without_a_replay(facts):
     lost = [over]
     divide(lost, pair, {})
     result = adjudicate(facts, lost, pair, None)
-    assert set(keys(result.causes)) == {"a", "b"} and "not installed" in result.refused
+    assert set(keys(result.causes)) == {"a", "b"} and "no replay was made" in result.refused
 
 
 def test_best_candidate_of_a_setting_is_the_fix(facts):
@@ -182,3 +182,17 @@ def test_confidence_has_a_coefficient_for_each_feature_and_grows_with_what_is_re
     assert set(coefficients()) == {"intercept", *FEATURES}
     least, most = dict.fromkeys(FEATURES, 0.0), dict.fromkeys(FEATURES, 1.0)
     assert 0 < confidence(least) < confidence(most) < 1
+
+
+def test_cause_that_gains_clearly_more_on_top_of_the_first_comes_first(facts):
+    pair = [suspect("a", "fault", QUEUE, FASTER), suspect("b", "policy", QUEUE, BATCH)]
+    result, _ = judged(facts, pair, [(FASTER, 0.06), (BATCH, 0.05)], extras=[(combined(FASTER, BATCH), 0.3)])
+    assert keys(result.causes) == ["b", "a"]
+
+
+def test_fix_of_a_rival_that_nobody_proposed_is_replayed(facts):
+    one = suspect("batch_cap", "policy", QUEUE, BATCH)
+    excess_of, proposal = one.cases[0]
+    one.cases[0] = (excess_of, replace(proposal, rival_key="overload", rival_fix=FASTER))
+    result, _ = judged(facts, [one], [(BATCH, 0.4), (FASTER, 0.1)])
+    assert result.rivals["batch_cap"].change == FASTER
