@@ -9,7 +9,7 @@ from tests.metrics.synthetic import synthetic_run
 
 
 def test_symptom_prints_the_tree_and_ends_with_the_measurement(tmp_path):
-    run = str(synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=80).path)
+    run = str(synthetic_run(tmp_path / "run", plant="small_batch_cap", requests=40).path)
     printed = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["diagnose", run, "--symptom", "first token slow"])
     assert printed.exit_code == 0, printed.output
     lines = printed.output.splitlines()
