@@ -18,6 +18,7 @@ from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory
+from metrics.run.server_alone import requests_of
 
 NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
@@ -38,7 +39,7 @@ class ReplayPredictor:
         self.run = run
         self._meta = run.meta()
         self._config = recorded_config(self._meta)
-        requests, steps = run.requests(), run.table("steps")
+        requests, steps = requests_of(run, run.meta()), run.table("steps")
         if len(steps) > most_steps:
             raise ReplayError(f"{run.name} has {len(steps):,} steps; at most {most_steps:,} are replayed here")
         self._material = material_of(run, self._meta, requests, steps, self._config)
