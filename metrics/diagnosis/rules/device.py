@@ -39,12 +39,12 @@ def slowness(facts: Facts) -> tuple[float, float]:
     """Device time / normal time, without waits for a core: over the whole run, and over its worst quarter."""
     speed, machine = facts.speed(), facts.machine
     queued = (machine.core_queued or 0.0, machine.core_queued_worst or 0.0) if machine is not None else (0.0, 0.0)
+    whole = worst = 1.0
     if speed is not None:
         whole, worst = speed.device.slowdown, max(speed.quarters)
-    elif facts.steps is not None and facts.steps.slowdown is not None:
-        whole, worst = facts.steps.slowdown, facts.steps.worst_slowdown or facts.steps.slowdown
-    else:
-        return 1.0, 1.0
+    if (speed is None or speed.source != "reference") and facts.steps is not None and facts.steps.slowdown is not None:
+        whole = max(whole, facts.steps.slowdown)
+        worst = max(worst, facts.steps.worst_slowdown or 1.0)
     return whole * (1 - min(queued[0], 0.9)), worst * (1 - min(queued[1], 0.9))
 
 

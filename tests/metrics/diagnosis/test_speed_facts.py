@@ -1,0 +1,166 @@
+"""A run against normal speed: a device that is slow from the first step on, and who had the CPUs."""
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from metrics.compute.cost_model import ModelShape
+from metrics.compute.speed_run import entry_of_run
+from metrics.diagnosis.diagnose import diagnose
+from metrics.diagnosis.facts import read_facts
+from metrics.diagnosis.machine_facts import machine_facts
+from metrics.records import SCHEMAS
+from metrics.run.directory import RunDirectory
+from tests.metrics.simulated_server import Device
+from tests.metrics.synthetic import Plant, synthetic_run
+
+S = 1_000_000_000
+SHAPE = ModelShape(1000, 64, 10_000, 20_000, 256, ((None, 2),), 512, 100_000)
+
+
+def known(run: RunDirectory, entries: list | None = None, **core) -> RunDirectory:
+    """The run, with the model and the device that a server of ours would tell, and a reference."""
+    core = {"device": "cpu", "dtype": "float32", "weights": "float32", "threads": 1} | core
+    hardware = {"cpu": "simulated", "cores": 1}
+    changes = {"model_shape": msgspec.to_builtins(SHAPE), "core": core, "hardware": hardware}
+    reference = {"family": "simulated", "entries": msgspec.to_builtins(entries or [])}
+    run.update_meta(**changes, speed_reference=reference)
+    return run
+
+
+def slow_run(path, factor: float, **changes) -> RunDirectory:
+    return synthetic_run(path, plant=Plant(device=Device(slowdown=factor, slow_from=0.0), **changes), requests=120)
+
+
+@pytest.fixture(scope="module")
+def normal(tmp_path_factory):
+    """An entry of a healthy run of the same model."""
+    run = known(synthetic_run(tmp_path_factory.mktemp("normal") / "run", requests=120, seed=3))
+    entry = entry_of_run(run, run.meta())
+    return msgspec.structs.replace(entry, identity=1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_device_that_is_slow_all_the_time_is_slow_against_earlier_runs(tmp_path, normal, factor):
+    speed = read_facts(known(slow_run(tmp_path / "run", factor), [normal])).speed()
+    assert speed.source == "reference" and speed.covered > 0.7
+    assert speed.device.slowdown == pytest.approx(factor, rel=0.15)
+    assert max(speed.quarters) / min(speed.quarters) < 1.2
+
+
+def test_without_a_reference_a_slow_part_shows_and_a_slow_whole_does_not(tmp_path):
+    whole = read_facts(known(slow_run(tmp_path / "whole", 3.0))).speed()
+    part = Plant(device=Device(slowdown=3.0, slow_from=0.99))  # of the clock, which begins at 1,000 s: half of 20 s
+    found = read_facts(known(synthetic_run(tmp_path / "part", plant=part, requests=120))).speed()
+    assert whole.source == found.source == "own quarter"
+    assert max(whole.quarters) < 1.3 and max(found.quarters) > 2.0
+
+
+def test_a_run_is_not_its_own_reference(tmp_path):
+    run = known(slow_run(tmp_path / "run", 3.0))
+    own = entry_of_run(run, run.meta())
+    assert read_facts(known(run, [own])).speed().source == "own quarter"
+
+
+def test_a_slow_device_is_named_where_its_own_steps_say_overload(tmp_path, normal):
+    run = known(slow_run(tmp_path / "run", 6.0, rate_rps=8.0), [normal])
+    first = diagnose(run).findings[0]
+    assert first.key == "slow_device"
+    assert any("normal speed" in fact.statement and fact.supports for fact in first.evidence)
+
+
+def system(**columns) -> pd.DataFrame:
+    """Samples of four seconds; a list is of each sample, another value of all."""
+    rows = pd.DataFrame({name: pd.Series([None] * 4, dtype=object) for name in SCHEMAS["system"].names})
+    for name, value in ({"ns": [S, 2 * S, 3 * S, 4 * S]} | columns).items():
+        rows[name] = pd.Series(value if isinstance(value, list) else [value] * 4, dtype=object)
+    return rows
+
+
+def facts_of(rows: pd.DataFrame):
+    steps = pd.DataFrame({"step": [0], "begin_ns": [S], "end_ns": [4 * S]})
+    meta = {"hardware": {"cores": 2}, "core": {"threads": 2}, "load_use": {"cpu_cores": 0.1, "cpu_cores_max": 0.2}}
+    return machine_facts(meta, rows, steps, pd.DataFrame(), (0.0, 5.0 * S))
+
+
+def test_other_processes_have_what_ours_do_not_have_of_the_cpus():
+    found = facts_of(system(host_cpu_percent=100.0, front_cpu_seconds=[0.0, 0.1, 0.2, 0.3],
+                            core_cpu_seconds=[0.0, 0.8, 1.6, 2.4], core_queued_ns=[0, S, 2 * S, 3 * S]))  # fmt: skip
+    assert found.others_cores == pytest.approx(2.0 - 0.1 - 0.8 - 0.1)
+    assert found.core_queued == pytest.approx(0.5)
+
+
+def test_a_loop_that_sleeps_is_busy_and_on_no_core():
+    found = facts_of(system(loop_busy_ns=[0, S, 2 * S, 3 * S], front_loop_cpu_ns=[0, S // 10, S // 5, 3 * S // 10],
+                            front_loop_queued_ns=0, loop_turn_begin_ns=[[], [S], [], []],
+                            loop_turn_ns=[[], [S], [], []])).front  # fmt: skip
+    assert found.busy == pytest.approx(1.0) and found.on_cpu == pytest.approx(0.1)
+    assert found.slept == pytest.approx(0.9)
+    assert found.long_turns == 1 and found.longest_ms == pytest.approx(1000.0)
+
+
+def test_a_core_that_began_anew_counts_from_nothing():
+    found = facts_of(system(core_queued_ns=[5 * S, S, 2 * S, 3 * S]))
+    assert found.core_queued == pytest.approx(0.5)
+
+
+def test_without_samples_nothing_is_known():
+    assert machine_facts({}, system().iloc[:1], pd.DataFrame(), pd.DataFrame(), (0.0, 1.0)) is None
+    assert facts_of(system()).core_queued is None and facts_of(system()).front is None
+
+
+def with_system(run: RunDirectory, **columns) -> RunDirectory:
+    """The run, whose samples of the machine have these columns: a function of the seconds since the first."""
+    rows = run.table("system").sort_values("ns", ignore_index=True)
+    seconds = (rows.ns - rows.ns[0]).to_numpy("float64") / 1e9
+    for name, value in columns.items():
+        rows[name] = [value(second) for second in seconds]
+    pq.write_table(pa.Table.from_pandas(rows, SCHEMAS["system"], preserve_index=False), run.path / "system.parquet")
+    return run
+
+
+def turns(every_s: float, lasting_ms: float):
+    """Columns of a loop that is held for so long, again and again."""
+    return {
+        "loop_busy_ns": lambda s: int(s * lasting_ms * 1e6 / every_s),
+        "front_loop_cpu_ns": lambda s: int(s * lasting_ms * 1e6 / every_s),
+        "front_loop_queued_ns": lambda s: 0,
+        "loop_turn_begin_ns": lambda s: [int(1e12 + s * 1e9)],
+        "loop_turn_ns": lambda s: [int(lasting_ms * 1e6)],
+    }
+
+
+def test_a_held_event_loop_is_named_and_an_idle_one_is_not(tmp_path):
+    held = with_system(synthetic_run(tmp_path / "held", plant="slow_stream", requests=80), **turns(1.0, 600.0))
+    assert diagnose(held).findings[0].key == "blocked_front"
+    idle = with_system(synthetic_run(tmp_path / "idle", plant="slow_network", requests=60), **turns(1.0, 3.0))
+    keys = [finding.key for finding in diagnose(idle).findings]
+    assert keys[0] == "slow_network" and "blocked_front" not in keys
+
+
+def test_a_neighbour_is_named_where_threads_wait_for_a_core(tmp_path):
+    busy = {"host_cpu_percent": lambda s: 95.0, "front_cpu_seconds": lambda s: 0.05 * s,
+            "core_cpu_seconds": lambda s: 0.4 * s}  # fmt: skip
+    slow = "slow_device"
+    waits = with_system(known(synthetic_run(tmp_path / "waits", plant=slow), threads=2), **busy,
+                        core_queued_ns=lambda s: int(0.8e9 * s))  # fmt: skip
+    waits.update_meta(hardware={"cpu": "simulated", "cores": 2})
+    free = with_system(known(synthetic_run(tmp_path / "free", plant=slow), threads=2), **busy,
+                       core_queued_ns=lambda s: int(0.01e9 * s))  # fmt: skip
+    assert "noisy_neighbour" in [finding.key for finding in diagnose(waits).findings]
+    keys = [finding.key for finding in diagnose(free).findings]
+    assert keys[0] == "slow_device" and "noisy_neighbour" not in keys
+
+
+def test_slow_writes_are_the_servers_and_not_the_loops(tmp_path):
+    run = with_system(synthetic_run(tmp_path / "run", plant="slow_stream", requests=80), **turns(1.0, 20.0))
+    rows = run.table("requests")
+    rows["writing_ns"] = (0.95 * rows.ledger_request_stream_ns).astype("int64")
+    rows = rows.drop(columns=[name for name in rows if name.endswith("client_lag_ns") or name.endswith("network_ns")])
+    table = pa.Table.from_pandas(rows.reindex(columns=SCHEMAS["requests"].names).replace({np.nan: None}),
+                                 SCHEMAS["requests"], preserve_index=False)  # fmt: skip
+    pq.write_table(table, run.path / "requests.parquet")
+    assert diagnose(run).findings[0].key == "slow_writer"
