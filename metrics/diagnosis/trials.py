@@ -9,6 +9,7 @@ import msgspec
 from metrics.diagnosis.excess import attainment
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.suspects import Suspect
+from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Prediction, Predictor
 
@@ -75,8 +76,11 @@ class Trials:
         return prediction.attainment.median - self.unchanged.attainment.median
 
     def progress(self, prediction: Prediction) -> float:
-        """What a fix regains, and a little for bringing late requests nearer to their objective."""
-        return max(0.0, self.gain(prediction)) + NEARER * max(0.0, self._nearer(prediction))
+        """What a fix regains on the way to a healthy run, and a little for bringing late requests nearer to their
+        objective. Beyond a healthy run nothing counts: twice the devices would regain the last request, too."""
+        needed = 1.0 - TOLERATED_MISSES - self.unchanged.attainment.median
+        gained = max(0.0, self.gain(prediction))
+        return (min(gained, needed) if needed > 0 else gained) + NEARER * max(0.0, self._nearer(prediction))
 
     def _nearer(self, prediction: Prediction) -> float:
         before, after = _slow_ms(self.unchanged), _slow_ms(prediction)

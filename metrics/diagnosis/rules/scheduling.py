@@ -53,7 +53,7 @@ def admission_policy(facts: Facts, excess: Excess) -> Proposal | None:
     settings = {"max_long_prefills": 2 * int(limit)} if by_limit else policy("fcfs", facts)
     fixes = [settings]
     if by_limit:
-        fixes += [{"max_long_prefills": 4 * int(limit)}, {"max_long_prefills": None, "long_prefill_tokens": None}]
+        fixes += [{"max_long_prefills": None, "long_prefill_tokens": None}, {"max_long_prefills": 4 * int(limit)}]
     return Proposal(
         object="limit of long prompts (max_long_prefills)" if by_limit else "admission policy",
         cause=f"{why}{room}",
