@@ -105,8 +105,11 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
         return None
     ours = sum(each or 0.0 for each in (machine.front_cores, machine.load_cores))
     lost = min(0.9, queued) * machine.others_cores / max(machine.others_cores + ours, 1e-9)
+    speed, loop = facts.speed(), machine.front
+    if speed is not None and speed.source == "reference":  # what it costs cannot be more than what is lost
+        lost = min(lost, speed.device.lost_share)
     claims = dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS, "compute.host", SAMPLE), lost)
-    front, loop = 0.0, machine.front
+    front = 0.0
     if loop is not None and loop.queued is not None:  # a loop that is held waits for a core meanwhile, and not because
         front = min(0.9, loop.queued) * max(0.0, 1 - loop.long_share / max(loop.busy, 1e-9))
     claims |= dict.fromkeys(("request.stream", "token.encode", "token.decode"), front)
@@ -119,6 +122,10 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
             evidence(f"processes that are not of this run take {machine.others_cores:.2f} cores, {taken:.2f} in the "
                      "worst quarter", taken, "cores", SAMPLED, weight=1),
             *_own_pace_evidence(facts),
+            *([evidence(f"the front's event loop is held in turns of up to {loop.longest_ms:,.0f} ms, "
+                        f"{loop.long_share:.0%} of the time: no neighbour does that", loop.long_share, "share",
+                        "system: loop_turn_ns", supports=False, weight=3)]
+              if loop is not None and loop.long_share >= 0.1 else []),
             *excess_evidence(excess, tuple(claims)),
         ],
         measurement="the same scenario while nothing else runs on these cores",

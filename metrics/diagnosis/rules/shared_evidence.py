@@ -146,7 +146,7 @@ def blamed_group(facts: Facts, excess: Excess | None) -> list[Evidence]:
     codes, groups = pd.factorize(group_of)
     caused = matrix(book, largest_groups(book, pd.Series(codes, index=group_of.index))).loc[late].sum()
     caused = caused[[name for name in caused.index if name in range(len(groups))]]
-    share, (tenant, klass, band) = float(caused.max() / waited), groups[caused.idxmax()]
+    share, (tenant, klass, band) = float(caused.max() / waited), groups[int(caused.idxmax())]
     if share < NAMED:
         return []
     members = group_of[group_of == (tenant, klass, band)].index
