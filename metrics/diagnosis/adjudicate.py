@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.suspects import Claims, Suspect, added, divide
+from metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.diagnosis.trials import Trials, combined
 from metrics.replay.prediction import Change, Prediction, Predictor
@@ -46,6 +46,8 @@ class Judged:
     gain: float | None = None  # attainment that the fix regains alone
     marginal: float | None = None  # ... on top of the causes before it
     regained: float = 0.0  # of what any fix regains, 0 to 1
+    explained: float = 0.0  # of all that is lost, 0 to 1: of a cause beyond the causes before it
+    explains_ms: dict[Name, float] = field(default_factory=dict)
     score: float = 0.0
     alone: float = 0.0  # its score before any cause was certain
     role: str = "cause"
@@ -81,6 +83,8 @@ def adjudicate(
         if result.causes and not _adds(best, result):
             break
         result.causes.append(best)
+        divide(lost, [best.suspect], taken)  # nobody shares with it any more
+        _keep(best)
         best.marginal = best.gain if best.marginal is None else best.marginal
         taken = added(taken, best.suspect)
         open_ = [each for each in open_ if each is not best]
@@ -147,6 +151,12 @@ def _score(judged: Sequence[Judged], trials: Trials) -> None:
             * max(LEAST, each.suspect.explained) * max(LEAST, each.regained)
         )  # fmt: skip
         each.alone = each.score
+        _keep(each)
+
+
+def _keep(each: Judged) -> None:
+    """What it explains now; later divisions are about what is left."""
+    each.explained, each.explains_ms = each.suspect.explained, dict(each.suspect.explains_ms)
 
 
 def _worth(each: Judged, trials: Trials) -> float:

@@ -29,7 +29,7 @@ def features(facts: Facts, each: Judged, judgement: Judgement) -> dict[str, floa
     """What the confidence in a verdict is made of, 0 to 1 each."""
     known = facts.steps is not None
     found = {
-        "explained": min(1.0, each.suspect.explained),
+        "explained": min(1.0, each.explained),
         "regained": each.regained,
         "margin": _margin(each, judgement),
         "support": each.suspect.support,

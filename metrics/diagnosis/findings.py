@@ -40,7 +40,7 @@ def _finding(facts: Facts, each: Judged, judgement: Judgement, by_key: dict[str,
     late = [case[0] for case in sorted(each.suspect.cases, key=lambda case: -case[0].missed)]
     lost = sorted(set().union(*(case.missing for case in late)))  # a request counts once
     found, rival = features(facts, each, judgement), by_key.get(proposal.rival_key)
-    explains_ms = each.suspect.explains_ms.get(excess.name, 0.0)
+    explains_ms = each.explains_ms.get(excess.name, 0.0)
     titles = dict.fromkeys(_title(facts, case) for case in late)
     verdict = proposal.verdict() | {"fix": _fix(facts, proposal, each, judgement)}
     return Finding(
