@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from engine.replay.material import material_of
+from engine.replay.predictor import predictor_of
 from engine.replay.settings import changed_config, recorded_config
 from engine.replay.simulate import Replayer
 from metrics.errors import ReplayError
@@ -20,6 +21,11 @@ def replay(tmp_path_factory):
     config = recorded_config(meta)
     replayer = Replayer(material_of(run, meta, run.requests(), run.table("steps"), config))
     return lambda change: replayer.replay(change, changed_config(config, change, meta))
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory):
+    return predictor_of(write_run(tmp_path_factory.mktemp("runs") / "small", random_asks(6, 12)))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +74,7 @@ def test_a_full_queue_refuses(replay):
         (Change(settings={"max_num_seqs": 0}), "max_num_seqs=0 is not valid"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_and_spares_the_others(tmp_path, change, words):
-    from engine.replay.predictor import predictor_of
-
-    predictor = predictor_of(write_run(tmp_path / "run", random_asks(6, 12)))
+def test_what_cannot_be_replayed_is_refused_and_spares_the_others(predictor, change, words):
     with pytest.raises(ReplayError, match=words):
         predictor.check(change)
     refused, other = predictor.predict([change, Change(settings={"max_num_seqs": 2})])
