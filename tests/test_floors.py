@@ -28,6 +28,9 @@ MAY_IMPORT = {
     "metrics.steps": {"metrics.records"},
     "metrics.run": {"metrics.steps", "metrics.records", "metrics.ledger", "metrics.errors", "metrics.whole_file"},
     "metrics.compute": {"metrics.steps", "metrics.machine", "metrics.records", "metrics.errors"},
+    "metrics.compute.speed_run": {  # reads a whole run, after it
+        "metrics.compute", "metrics.request", "metrics.run", "metrics.records",
+    },
     "metrics.request": {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },
@@ -42,8 +45,8 @@ MAY_IMPORT = {
     "metrics.sources": {"metrics.catalog", "metrics.run", "metrics.ledger", "metrics.errors"},
     "metrics.diagnosis": {
         "metrics.sources", "metrics.results", "metrics.request", "metrics.run", "metrics.machine", "metrics.records",
-        "metrics.memory", "metrics.compute", "metrics.replay", "metrics.ledger", "metrics.statistics",
-        "metrics.errors",
+        "metrics.memory", "metrics.compute", "metrics.replay", "metrics.steps", "metrics.ledger",
+        "metrics.statistics", "metrics.errors",
     },
     "metrics.diagnosis.score": {
         "metrics.diagnosis", "metrics.replay", "metrics.sources", "metrics.request", "metrics.run", "metrics.ledger",
@@ -95,6 +98,7 @@ MAY_IMPORT = {
         "engine.core", "engine.engine", "engine.llm_output", "engine.messages", "engine.telemetry", "engine.config",
         "engine.sampling", "engine.token.text", "metrics",
     },
+    "engine.measure_speed": {"engine.llm", "engine.config", "engine.sampling", "engine.process", "metrics"},
     "engine.llm_output": {"engine.messages", "engine.sampling", "engine.token.text", "metrics"},
     "engine.server": {
         "engine.token.text", "engine.token.checkpoint", "engine.token.tools", "engine.token.grammar.grammar",

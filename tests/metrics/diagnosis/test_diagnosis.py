@@ -300,7 +300,8 @@ def test_classes_with_different_causes_get_a_finding_each(tmp_path):
         ),
     )
     diagnosis = diagnose(synthetic_run(tmp_path / "run", plant=plant))
-    assert {"prompt", "token budget of a step"} <= {finding.object for finding in diagnosis.findings}
+    objects = {finding.object for finding in diagnosis.findings}
+    assert "prompt" in objects and any(each.startswith("token budget of a step") for each in objects)
 
 
 def test_settings_that_the_server_alone_reports_are_defaults(tmp_path):
