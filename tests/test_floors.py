@@ -28,9 +28,6 @@ MAY_IMPORT = {
     "metrics.steps": {"metrics.records"},
     "metrics.run": {"metrics.steps", "metrics.records", "metrics.ledger", "metrics.errors", "metrics.whole_file"},
     "metrics.compute": {"metrics.steps", "metrics.machine", "metrics.records", "metrics.errors"},
-    "metrics.compute.speed_run": {  # reads a whole run, after it
-        "metrics.compute", "metrics.request", "metrics.run", "metrics.records",
-    },
     "metrics.request": {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },

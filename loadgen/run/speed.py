@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, add_entry, family_of, read_entries, settings_of
-from metrics.compute.speed_run import entry_of_run
+from metrics.diagnosis.speed_run import entry_of_run
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.request.goodput import judged, measured
 from metrics.run.directory import RunDirectory, engine_settings, section

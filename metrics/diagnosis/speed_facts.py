@@ -26,7 +26,7 @@ from metrics.compute.speed_reference import (
     settings_of,
     step_features,
 )
-from metrics.compute.speed_run import identity_of, records
+from metrics.diagnosis.speed_run import identity_of, records
 from metrics.run.directory import engine_settings
 from metrics.steps import Steps
 
@@ -94,13 +94,13 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
     device = np.maximum(batch["device_ns"] - drawn, 0).astype(float)
     own = settings_of(meta, engine_settings(dict(meta)))
     stored = stored_entries(meta)
-    same, source = [entry for entry in stored if entry.settings == own], "reference"
+    same = [entry for entry in stored if entry.settings == own]
+    source: Literal["reference", "own quarter"] = "reference"
     rows_of_logits = batch["logit_rows"].astype(float)
     normal = expected(same, found, rows_of_logits) if same else None
     if normal is None or _covered(device, normal.device_ns) < ENOUGH_COVERED:
-        quarters = [fit_entry(shape, part, name="own", identity=0, measured_at="", settings=own)
-                    for part in _parts(kept)]  # fmt: skip
-        same, source = [entry for entry in quarters if entry is not None], "own quarter"
+        fitted = [fit_entry(shape, part, name="own", identity=0, measured_at="", settings=own) for part in _parts(kept)]
+        same, source = [entry for entry in fitted if entry is not None], "own quarter"
         if len(same) < QUARTERS:
             return None
         normal = _fastest_quarter(same, found, rows_of_logits, device)

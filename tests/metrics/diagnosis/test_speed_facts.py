@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from metrics.compute.cost_model import ModelShape
-from metrics.compute.speed_run import entry_of_run
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.machine_facts import machine_facts
+from metrics.diagnosis.speed_run import entry_of_run
 from metrics.records import SCHEMAS
 from metrics.run.directory import RunDirectory
 from tests.metrics.simulated_server import Device
