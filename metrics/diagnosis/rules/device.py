@@ -74,7 +74,7 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
         cause=f"the device takes {times:.1f} times as long as normal for the same steps{part}",
         evidence=[
             *_pace_evidence(facts, whole, worst),
-            *_phase_evidence(speed),
+            *_phase_evidence(facts, speed),
             *_neighbour_evidence(facts, supports=False),
             *([evidence(f"the slowdown grows with the context ({grows:.1f} times as much with long ones): a kernel of "
                         "attention, not the whole device", grows, "ratio", PER_STEP, supports=False, weight=3)]
@@ -326,11 +326,13 @@ def _pace_evidence(facts: Facts, whole: float, worst: float) -> list[Evidence]:
     return found
 
 
-def _phase_evidence(speed: SpeedFacts | None) -> list[Evidence]:
+def _phase_evidence(facts: Facts, speed: SpeedFacts | None) -> list[Evidence]:
     """Which phase is slow separates faults: arithmetic bounds steps with prompts, memory bounds the others."""
-    if speed is None or speed.prompts is None or speed.decodes is None:
+    prompts, decodes = facts.steps.slowdown_with_prompts, facts.steps.slowdown_without
+    if speed is not None and speed.prompts is not None and speed.decodes is not None:
+        prompts, decodes = speed.prompts.slowdown, speed.decodes.slowdown
+    if prompts is None or decodes is None:
         return []
-    prompts, decodes = speed.prompts.slowdown, speed.decodes.slowdown
     if abs(prompts - decodes) < 0.2 * max(prompts, decodes):
         which = "both alike: the whole device"
     elif prompts > decodes:
