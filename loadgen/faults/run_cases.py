@@ -16,12 +16,11 @@ from loadgen.faults.case import Case, Variant
 from loadgen.faults.surroundings import PlantedSurroundings
 from loadgen.run.experiment import OnProgress, run_scenario
 from loadgen.target.processes import ServerDied
+from metrics.diagnosis.score.judgement import hurts
+from metrics.diagnosis.score.scoring import attainment
 from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, write_fault
 from metrics.errors import ExperimentError, SojournError
-from metrics.request.goodput import class_goodput, measured
 from metrics.run.directory import RunDirectory
-
-HURT_POINTS = 10  # of attainment below the base's, in percent: less is no fault that a user would feel
 
 BURST_AFTER_S = 6.0  # in the middle of the load
 
@@ -69,7 +68,7 @@ class FinishedRun:
         """Whether the client's own records show the fault. None for a control, and without a base."""
         if self.planned.case.control is not None or self.base is None:
             return None
-        return self.attainment <= self.base - HURT_POINTS / 100
+        return hurts(self.attainment, self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +92,19 @@ def run_planned(
     other only.
     """
     scenario = planned.variant.scenario.with_path(run_dir / "scenario.yaml")
-    surroundings = PlantedSurroundings(planned.variant.around) if planned.variant.around else None
+    surroundings = surroundings_of(planned.variant, profiles=profiles)
     try:
         return run_scenario(
             scenario, run_dir, seed=planned.seed, scrapes=True, progress=progress, surroundings=surroundings
         )
     except ServerDied:
         return RunDirectory.open(run_dir)
+
+
+def surroundings_of(variant: Variant, *, profiles: bool) -> PlantedSurroundings | None:
+    """What stands around a run of the variant; None where that is nothing."""
+    burst_after_s = BURST_AFTER_S if profiles else None
+    return PlantedSurroundings(variant.around, burst_after_s) if variant.around or profiles else None
 
 
 def plan_runs(cases: Sequence[Case], repeats: int, first_repeat: int = 1) -> list[PlannedRun]:
@@ -149,7 +154,7 @@ class Campaign:
         if name not in self._attainments:
             if not (self.folder / name / FAULT_FILE).is_file():
                 return None
-            self._attainments[name] = attainment_of(RunDirectory.open(self.folder / name))
+            self._attainments[name] = attainment(RunDirectory.open(self.folder / name))
         return self._attainments[name]
 
     @contextmanager
@@ -168,9 +173,3 @@ class Campaign:
             ) from None
         finally:
             os.close(lock)
-
-
-def attainment_of(run: RunDirectory) -> float:
-    """The share of the measured requests that kept their objectives, as the client saw them."""
-    meta = run.meta()
-    return class_goodput(measured(run.requests(), meta), meta["objectives"])[0].attainment

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from loadgen.faults.case import load_case
-from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs
+from loadgen.faults.run_cases import Campaign, FailedRun, plan_runs, surroundings_of
 from metrics.diagnosis.score.truth import read_fault
 from metrics.errors import ExperimentError, ServerError
 from metrics.records import ClientRecord, row
@@ -52,6 +52,14 @@ def test_first_repeat_comes_first_and_bases_before_their_cases(planned):
     assert names[:3] == ["chat--0--1", "batch-cap--1--1", "batch-cap--2--1"]
     assert names[len(names) // 2] == "chat--0--2"
     assert planned[0].seed == planned[1].seed != planned[-1].seed
+
+
+def test_steps_are_profiled_where_that_was_asked_for_also_without_a_fault_around():
+    (healthy,), (hit,) = (load_case(name).variants[:1] for name in ("chat", "network-delay"))
+    assert surroundings_of(healthy, profiles=False) is None
+    assert surroundings_of(healthy, profiles=True)._burst is not None
+    assert surroundings_of(hit, profiles=False)._burst is None
+    assert surroundings_of(hit, profiles=True)._burst is not None
 
 
 def test_what_is_finished_is_not_run_again_and_what_was_cut_short_is(planned, tmp_path):
