@@ -59,7 +59,7 @@ def _claim(folder: Path) -> "Claim | None":
 
 
 def _print_claim(claim: "Claim") -> None:
-    from metrics.replay.verify import change_text
+    from metrics.replay.prediction import change_text
 
     kept = claim.prediction.attainment
     out.print(

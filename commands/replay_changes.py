@@ -7,11 +7,9 @@ from typing import Any
 import yaml
 
 from metrics.errors import InputError
-from metrics.replay.prediction import Change
+from metrics.replay.prediction import FACTORS, REMOVED, Change, change_words
 
-FACTORS = ("device_speed", "kv_scale", "arrival_rate")
 WORDS = {"arrivals": ("recorded", "even"), "routing": ("round-robin", "least-loaded", "prefix")}
-REMOVED = "removed."  # removed.client.network=1 takes all time of that account away
 MOST_CHANGES = 500
 
 
@@ -34,16 +32,7 @@ def grid(words: Sequence[str], option: str = "--set") -> list[Change]:
 
 def label(change: Change) -> str:
     """What a change changes, as its words: `max_num_seqs=32 device_speed=2`."""
-    words = [f"{name}={_shown(value)}" for name, value in change.settings.items()]
-    words += [f"{name}={getattr(change, name):g}" for name in FACTORS if getattr(change, name) != 1.0]
-    words += [f"{REMOVED}{account}={share:g}" for account, share in change.removed.items()]
-    if change.arrivals != "recorded":
-        words.append(f"arrivals={change.arrivals}")
-    if change.replicas != 1:
-        words.append(f"replicas={change.replicas}")
-    if change.routing != "round-robin":
-        words.append(f"routing={change.routing}")
-    return " ".join(words) or "unchanged"
+    return " ".join(change_words(change)) or "unchanged"
 
 
 def _value(key: str, text: str, option: str) -> Any:
@@ -71,7 +60,3 @@ def _change(pairs: Sequence[tuple[str, Any]]) -> Change:
         else:
             fields["settings"][key] = value
     return Change(**fields)
-
-
-def _shown(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)

@@ -80,7 +80,8 @@ def verify_pair(
 
 
 def print_verified(found: "Verified", ledger: Path | None = None) -> None:
-    from metrics.replay.verify import change_text, settings_text
+    from metrics.replay.prediction import change_text
+    from metrics.replay.verify import settings_text
 
     entry = found.entry
     before = settings_text({name: old for name, (old, _) in found.changed.items()})
@@ -118,7 +119,7 @@ def verdict_sentence(entry: "LedgerEntry") -> str:
 
 def _list(path: Path, json: bool) -> None:
     from metrics.replay.ledger import read, score
-    from metrics.replay.verify import change_text
+    from metrics.replay.prediction import change_text
 
     entries = read(path)
     total = score(entries)

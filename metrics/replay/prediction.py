@@ -3,11 +3,15 @@
 This file knows no engine: `engine/replay` implements `Predictor`, and whoever shows a prediction reads these structs.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
+
+FACTORS = ("device_speed", "kv_scale", "arrival_rate")  # of a change; 1 changes nothing
+REMOVED = "removed."  # before an account in words of a change: removed.client.network=1 takes all of its time away
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,31 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     is_trusted: bool
     doubts: list[str]  # a sentence each: why the replay cannot be trusted, or [] where it can
     is_refused: bool = False  # the change cannot be replayed: the figures are those of the unchanged run
+
+
+def change_words(change: Change) -> list[str]:
+    """What a change changes, as `sojourn replay --set` takes it: ["max_num_seqs=32", "device_speed=2"]."""
+    words = [shown_setting(name, value) for name, value in change.settings.items()]
+    words += [f"{name}={getattr(change, name):g}" for name in FACTORS if getattr(change, name) != 1.0]
+    words += [f"{REMOVED}{account}={share:g}" for account, share in change.removed.items()]
+    if change.arrivals != "recorded":
+        words.append(f"arrivals={change.arrivals}")
+    if change.replicas != 1:
+        words.append(f"replicas={change.replicas}")
+    if change.routing != "round-robin":
+        words.append(f"routing={change.routing}")
+    if change.objectives is not None:
+        words.append("other objectives")
+    return words
+
+
+def change_text(change: Change) -> str:
+    """`max_num_seqs=18, device_speed=2`."""
+    return ", ".join(change_words(change)) or "no change"
+
+
+def shown_setting(name: str, value: Any) -> str:
+    return f"{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 class Predictor(Protocol):

@@ -1,6 +1,5 @@
 """Whether a run did what was predicted: what changed between two runs, who predicted it, and how far it was off."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from metrics.compare.samples import engine_of, identity, read_run, same_schedule
 from metrics.errors import InputError, ReplayError
 from metrics.replay.ledger import Checked, LedgerEntry
 from metrics.replay.measured import SHARE, measured_figures, num_measured, predicted_figures
-from metrics.replay.prediction import Change, Prediction, Predictor
+from metrics.replay.prediction import Change, Interval, Prediction, Predictor, change_text, shown_setting
 from metrics.run.directory import RunDirectory, engine_settings, section
 
 # Of these none changes what a request meets.
@@ -89,7 +88,7 @@ def claims(diagnosis: Mapping[str, Any] | None) -> list[Claim]:
             stated = finding.get(prediction_of)
             if isinstance(stated, dict):
                 try:
-                    prediction = msgspec.convert(_with_nan(stated), Prediction, strict=False)
+                    prediction = msgspec.convert(stated, Prediction, strict=False)
                 except msgspec.ValidationError:
                     continue
                 found.append(Claim(prediction, predicted_by, finding.get(cause_of) or ""))
@@ -151,16 +150,17 @@ def verified(run: RunDirectory, run2: RunDirectory, claim: Claim, notes: Sequenc
 def checked_figures(
     prediction: Prediction, before: Mapping[str, float], after: Mapping[str, float], requests: int
 ) -> list[Checked]:
-    """The judged figure first: attainment where it was measured, else the median end-to-end latency."""
+    """The judged figure first: attainment where it was predicted and measured, else the median end-to-end latency.
+
+    All figures are finite: JSON has no other numbers, so that a line of the ledger could not be read again.
+    """
     found, predicted = [], predicted_figures(prediction)
-    names = [name for name in SHOWN if name in after and name in predicted]
+    names = [name for name in SHOWN if name in after and name in predicted and _is_finite(predicted[name], after[name])]
     if SHARE not in names and "e2e_ms:p50" in names:
         names.remove("e2e_ms:p50")
         names.insert(0, "e2e_ms:p50")
     for name in names:
         interval, value = predicted[name], after[name]
-        if math.isnan(interval.median):
-            continue
         # A share of n requests comes in steps of 1/n, and so does the rate of good ones.
         grain = {SHARE: 0.5 / requests, "goodput_rps": 0.5 / requests * value}.get(name, 0.0)
         scale = 1.0 if name == SHARE else max(abs(interval.median), 1e-9)
@@ -179,22 +179,8 @@ def checked_figures(
     return found
 
 
-def change_text(change: Change) -> str:
-    """`max_num_seqs=18, device_speed=2`."""
-    parts = [f"{name}={_shown(value)}" for name, value in change.settings.items()]
-    for name in ("device_speed", "kv_scale", "arrival_rate", "replicas"):
-        if getattr(change, name) != 1:
-            parts.append(f"{name}={getattr(change, name):g}")
-    parts += [f"{account} less {share:.0%}" for account, share in change.removed.items()]
-    if change.arrivals != "recorded":
-        parts.append(f"arrivals={change.arrivals}")
-    if change.objectives is not None:
-        parts.append("other objectives")
-    return ", ".join(parts) or "no change"
-
-
 def settings_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_shown(value)}" for name, value in settings.items()) or "no change of settings"
+    return ", ".join(shown_setting(*each) for each in settings.items()) or "no change of settings"
 
 
 def build_of(meta: Mapping[str, Any]) -> str:
@@ -211,17 +197,9 @@ def _alike(one: Any, other: Any) -> bool:
     return one == other
 
 
+def _is_finite(interval: Interval, measured: float) -> bool:
+    return all(map(math.isfinite, (*msgspec.structs.astuple(interval), measured)))
+
+
 def _is_of_settings(change: Change) -> bool:
     return msgspec.structs.replace(change, settings={}, objectives=None) == SETTINGS_ONLY
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _with_nan(stated: Any) -> Any:
-    """JSON has null for a figure that is not known; a prediction has NaN."""
-    if isinstance(stated, dict):
-        is_interval = stated.keys() >= {"low", "median", "high"}
-        return {key: math.nan if is_interval and value is None else _with_nan(value) for key, value in stated.items()}
-    return [_with_nan(each) for each in stated] if isinstance(stated, list) else stated

@@ -20,6 +20,7 @@ def test_commas_make_a_grid_over_all_keys():
         "max_num_seqs=4 policy=fcfs removed.client.network=0.5",
         "max_num_seqs=4 policy=fcfs device_speed=2 removed.client.network=0.5",
     ]
+    assert [change for change in found if grid(label(change).split()) == [change]] == found
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from metrics.replay.ledger import Checked, LedgerEntry, Score
+from metrics.replay.prediction import change_text
 from ui.text import number, percent
 
 SHARES = ("attainment",)  # figures that are shares
@@ -24,8 +25,7 @@ def points(share: float | None) -> str:
 
 
 def pair_name(entry: LedgerEntry) -> str:
-    change = ", ".join(f"{name}={value}" for name, value in entry.change.settings.items()) or "another change"
-    return f"{entry.run} → {entry.run2}: {change} ({'hit' if entry.hit else 'miss'})"
+    return f"{entry.run} → {entry.run2}: {change_text(entry.change)} ({'hit' if entry.hit else 'miss'})"
 
 
 def is_share(figure: Checked) -> bool:

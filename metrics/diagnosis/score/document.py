@@ -10,6 +10,7 @@ from metrics.diagnosis.score.judgement import HURTS, NOTHING
 from metrics.diagnosis.score.threshold_rules import BASELINE
 from metrics.ledger import LIFECYCLES
 from metrics.replay.ledger import LedgerEntry, score
+from metrics.replay.prediction import change_text
 
 COLUMNS = {
     "lifecycle": "lifecycle", "first": "cause first", "among_three": "among three", "kind": "kind",
@@ -149,9 +150,8 @@ def _predictions(entries: Sequence[LedgerEntry]) -> str:
     rows = []
     for entry in entries:
         first = entry.figures[0]
-        change = ", ".join(f"{name}={value}" for name, value in entry.change.settings.items()) or "another change"
         before = "–" if first.before is None else f"{first.before:.0%}"
-        rows.append([Path(entry.run).name, entry.cause or entry.predicted_by, f"`{change}`", before,
+        rows.append([Path(entry.run).name, entry.cause or entry.predicted_by, f"`{change_text(entry.change)}`", before,
                      f"{first.median:.0%} ({100 * first.low:.0f}–{100 * first.high:.0f})", f"{first.measured:.0%}",
                      "yes" if entry.hit else "no"])  # fmt: skip
     head = ["run", "cause", "change", "attainment before", "predicted", "measured", "within"]

@@ -134,6 +134,12 @@ def test_without_objectives_the_median_latency_is_judged():
     assert other.hit
 
 
+def test_a_figure_without_a_bound_is_not_judged_and_stays_out_of_the_ledger():
+    stated = prediction(CAP, (math.nan, 0.9, 1.0), e2e_ms=(90, 100, 110), ttft_ms=(4, 5, math.inf))
+    measured = {"attainment": 0.9, "e2e_ms:p50": 100.0, "ttft_ms:p50": 5.0}
+    assert [figure.name for figure in checked_figures(stated, {}, measured, requests=9)] == ["e2e_ms:p50"]
+
+
 def test_a_diagnosis_on_disk_has_null_for_what_is_not_known():
     stated = json.loads(json.dumps(diagnosed(prediction(CAP, (math.nan,) * 3))).replace("NaN", "null"))
     (claim,) = claims(stated)
