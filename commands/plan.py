@@ -1,6 +1,5 @@
 """`sojourn plan`: which settings serve most within the objectives, found by replays of one run."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from metrics.errors import InputError, ReplayError
 if TYPE_CHECKING:
     from metrics.replay.plan import Planned, Point
     from metrics.replay.prediction import Change, Predictor
+    from metrics.replay.verify import Verified
     from metrics.replay.walls import Wall
     from metrics.run.directory import RunDirectory
 
@@ -37,7 +37,9 @@ def plan(
     confirm: Annotated[
         bool, typer.Option("--confirm", help="make one real run with the best settings, and verify the prediction")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables; progress goes to stderr")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document instead of tables; progress goes to stderr")
+    ] = False,
 ) -> None:
     """Search the settings that serve most requests within the objectives, by replays of a recorded run.
 
@@ -46,24 +48,26 @@ def plan(
     """
     need("engine", "pydantic", "msgspec")
     from engine.replay.predictor import predictor_of
+    from metrics.machine.host import usable_cores
     from metrics.replay.plan import Search
     from metrics.replay.run_walls import RunWalls, recorded_load
 
     opened = open_run(run)
     objectives = _objectives(opened, slo)
-    predictor = predictor_of(opened, processes=len(os.sched_getaffinity(0)))
+    if confirm:
+        _check_confirmable(opened)
+    predictor = predictor_of(opened, processes=usable_cores())
     walls = RunWalls(opened)
     with _shown_progress() as progress:
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
     report = Report(opened, found, walls, objectives, attainment, dollars_per_hour, predictor)
-    if json:
-        print_json(report.document())
-    else:
+    if not json:
         report.print()
-    if confirm:
-        _confirm(opened, found, predictor)
+    confirmed = _confirm(opened, found, predictor, is_shown=not json) if confirm else None
+    if json:
+        print_json(report.document() | {"confirmed": confirmed and confirmed.entry})
 
 
 def purchases() -> "dict[str, Change]":
@@ -158,8 +162,9 @@ class Report:
         if found.is_closed:
             out.print("! the load is a closed loop, so settings are compared at its concurrency, not at a rate")
         if words:
-            sets = " ".join(f"--set {name}={value}" for name, value in found.settings.items())
-            out.print(f"\nconfirm it     {program_name()} run {_scenario_name(self._meta)} {sets}", markup=False)
+            out.print(
+                f"\nconfirm it     {program_name()} plan {self._run.path} --confirm", markup=False, soft_wrap=True
+            )
 
     def _limit(self, point: "Point | None") -> str:
         if point is None:
@@ -270,31 +275,47 @@ def _pools(core: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int]:
     return [blocks * factor for factor in (2, 4) if blocks * factor <= most]
 
 
-def _confirm(run: "RunDirectory", found: "Planned", predictor: "Predictor") -> None:
-    """Repeats the run's scenario with the best settings, and verifies what the replay said of them."""
+def _check_confirmable(run: "RunDirectory") -> None:
+    """Raises SojournError where the run cannot be repeated here: before the search, which takes a while."""
+    need("engine")
     need("loadgen")
+    from loadgen.run.experiment import SCENARIO_FILE
+
+    if not (run.path / SCENARIO_FILE).is_file() or not _given(run.meta()):
+        raise InputError(
+            f"{run.path} has no {SCENARIO_FILE} or no settings of our engine, so --confirm cannot repeat it; record it "
+            "with `sojourn run`, or leave --confirm out"
+        )
+
+
+def _confirm(
+    run: "RunDirectory", found: "Planned", predictor: "Predictor", *, is_shown: bool
+) -> "Verified | None":  # fmt: skip
+    """Repeats the run's scenario with the best settings, and verifies what the replay said of them. None where the
+    recorded settings are the best."""
     from commands.verify import print_verified, verify_pair
-    from loadgen.run.experiment import run_scenario
-    from loadgen.scenario.scenario import Scenario
+    from engine.replay.settings import with_chosen
+    from loadgen.run.experiment import SCENARIO_FILE, run_scenario
+    from loadgen.scenario.scenario import load_scenario
     from metrics.replay.ledger import ledger_beside
 
     if not found.settings:
-        out.print("\nThe recorded settings are the best that were found, so there is nothing to confirm.")
-        return
+        if is_shown:
+            out.print("\nThe recorded settings are the best that were found, so there is nothing to confirm.")
+        return None
     meta = run.meta()
-    scenario = Scenario(**meta["scenario"])
+    scenario, given = load_scenario(run.path / SCENARIO_FILE), _given(meta)
+    settings = dict.fromkeys(given) | with_chosen(given, found.settings)  # None takes a setting back
     folder = new_run(f"{scenario.name}-plan")
-    with run_progress(folder) as progress:
+    with run_progress(folder, is_shown) as progress:
         done = run_scenario(
-            scenario,
-            folder,
-            engine_overrides=_given(meta) | found.settings,
-            seed=meta["seed"],
-            processes=1,
-            progress=progress,
+            scenario, folder, engine_overrides=settings, seed=meta["seed"], processes=1, progress=progress
         )
     ledger = ledger_beside(run.path)
-    print_verified(verify_pair(run, done, ledger, predicted_by="plan", predictor=predictor), ledger)
+    confirmed = verify_pair(run, done, ledger, predicted_by="plan", predictor=predictor)
+    if is_shown:
+        print_verified(confirmed, ledger)
+    return confirmed
 
 
 def _given(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,12 +374,6 @@ def _bounds(objectives: Sequence[Mapping[str, Any]]) -> str:
         + ("" if each.get("klass", "all") == "all" else f" of {each['klass']}")
         for each in objectives
     )
-
-
-def _scenario_name(meta: Mapping[str, Any]) -> str:
-    from metrics.run.directory import section
-
-    return str(section(meta, "scenario").get("name") or "SCENARIO")
 
 
 def _ms(quantiles: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """`sojourn replay`: what a recorded run would have been with something changed."""
 
 import math
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,30 +42,29 @@ def replay(
     """
     need("engine", "pydantic", "msgspec")
     from engine.replay.predictor import predictor_of
+    from metrics.machine.host import usable_cores
     from metrics.replay.prediction import Change
 
     changes = grid(set_ or [])
-    predictor = predictor_of(open_run(run), processes=processes or len(os.sched_getaffinity(0)))
+    predictor = predictor_of(open_run(run), processes=processes or usable_cores())
     for change in changes:
         predictor.check(change)
     unchanged, *predictions = predictor.predict([Change(), *changes])
     if json:
-        print_json(_document(predictor, unchanged, predictions))
+        print_json(_document(predictor, unchanged, predictions))  # null for what is no number
     else:
         _print(predictor, unchanged, predictions)
 
 
 def _document(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> dict[str, Any]:
-    return _finite(
-        {
-            "run": str(predictor.run.path),
-            "recorded": predictor.recorded | {"preemptions": predictor.recorded_preemptions},
-            "step_model_error": predictor.model_error,
-            "run_to_run": {"speed": predictor.spread.speed, "repeats": predictor.spread.repeats},
-            "unchanged": msgspec.to_builtins(unchanged),
-            "predictions": [msgspec.to_builtins(each) for each in predictions],
-        }
-    )
+    return {
+        "run": str(predictor.run.path),
+        "recorded": predictor.recorded | {"preemptions": predictor.recorded_preemptions},
+        "step_model_error": predictor.model_error,
+        "run_to_run": {"speed": predictor.spread.speed, "repeats": predictor.spread.repeats},
+        "unchanged": unchanged,
+        "predictions": predictions,
+    }
 
 
 def _print(predictor: "ReplayPredictor", unchanged: "Prediction", predictions: "list[Prediction]") -> None:
@@ -118,12 +116,3 @@ def _rate(value: float) -> str:
 
 def _share(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.0%}"
-
-
-def _finite(content: Any) -> Any:
-    """The same with null for what is no number: JSON has none."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -27,6 +27,9 @@ REMOVABLE = (
     "client.lag", "client.network", "token.encode", "token.decode", "token.sample", "request.admission",
     "request.quota", "request.moderation", "request.stream", "compute.host", "compute.prefill", "compute.decode",
 )  # fmt: skip
+POLICY_KNOBS = ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience")
+DEFAULT_POLICY = EngineConfig.model_fields["policy"].default
+POOL_SIZES = ("num_kv_blocks", "kv_cache_gib", "memory_fraction")  # at most one of them is set
 HOST_SHARE = 0.25  # of a host's memory that KV takes by default (engine/runner/memory_plan.py)
 
 
@@ -86,18 +89,26 @@ def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, An
     """The settings of a replay, with `num_kv_blocks` set. Raises ReplayError for values that the engine refuses."""
     chosen = {name: value for name, value in change.settings.items() if name in REPLAYED}
     settings = {name: getattr(recorded, name) for name in REPLAYED}
-    settings = {name: value for name, value in settings.items() if value is not None} | {"model": "tiny-model"} | chosen
-    if "policy" in chosen and chosen["policy"] != recorded.policy:  # knobs of the other policy are no longer read
-        for name in ("priority_ageing", "shortest_ageing", "fair_output_weight", "prefill_patience"):
-            if name not in chosen:
-                settings.pop(name, None)
-    if "max_num_batched_tokens" in chosen and "max_prefill_chunk_tokens" not in chosen:
-        chunk = settings.get("max_prefill_chunk_tokens")
-        if chunk is not None and isinstance(chosen["max_num_batched_tokens"], int):
-            settings["max_prefill_chunk_tokens"] = min(chunk, chosen["max_num_batched_tokens"])
+    settings = with_chosen({name: value for name, value in settings.items() if value is not None}, chosen)
+    settings["model"] = "tiny-model"
     settings["num_kv_blocks"] = _blocks(recorded, chosen, change.kv_scale, meta)
     settings.pop("kv_cache_gib", None)
     return _config(settings)
+
+
+def with_chosen(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those chosen in their place, and without what the engine refuses beside them: the knobs of
+    another policy, another size of the pool, a chunk above the token budget."""
+    found = {**settings, **chosen}
+    dropped: set[str] = set()
+    if "policy" in chosen and chosen["policy"] != settings.get("policy", DEFAULT_POLICY):
+        dropped.update(POLICY_KNOBS)
+    if any(chosen.get(name) is not None for name in POOL_SIZES):
+        dropped.update(POOL_SIZES)
+    budget, chunk = chosen.get("max_num_batched_tokens"), settings.get("max_prefill_chunk_tokens")
+    if isinstance(budget, int) and chunk is not None and "max_prefill_chunk_tokens" not in chosen:
+        found["max_prefill_chunk_tokens"] = min(chunk, budget)
+    return {name: value for name, value in found.items() if name in chosen or name not in dropped}
 
 
 def _blocks(recorded: EngineConfig, chosen: Mapping[str, Any], kv_scale: float, meta: Mapping[str, Any]) -> int:

@@ -35,15 +35,19 @@ STEAL_WARNS_PERCENT = 1.0
 def hardware() -> dict[str, Any]:
     """CPU model, cores that this process may use, memory, the NVIDIA devices, if any, and which start of the system
     this is: processes that see the same one share its monotonic clock."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
         "cpu": _cpu_model(),
-        "cores": len(cores),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
         "system": platform.platform(),
         "boot_id": boot_id(),
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; of a system that does not say which, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
