@@ -153,8 +153,15 @@ def read_entries(family: str, path: Path | None = None) -> list[SpeedEntry]:
         stored = msgspec.json.decode((path or store_path("speed", family)).read_bytes(), type=SpeedFile)
     except (OSError, msgspec.DecodeError):
         return []
-    usable = stored.family == family
-    return [entry for entry in stored.entries if len(entry.step_ns) == NUM_FEATURES] if usable else []
+    return _usable(stored.entries) if stored.family == family else []
+
+
+def recorded_entries(recorded: Any) -> list[SpeedEntry]:
+    """The entries in `speed_reference` of a `run.json`; [] where another version wrote them."""
+    try:
+        return _usable(msgspec.convert(recorded, SpeedFile).entries)
+    except msgspec.ValidationError:
+        return []
 
 
 def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
@@ -164,6 +171,11 @@ def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
     dropped = {id(each) for each in same[:-MOST_ENTRIES]}
     left = [each for each in entries if id(each) not in dropped]
     return store(SpeedFile(family, left), path or store_path("speed", family))
+
+
+def _usable(entries: Iterable[SpeedEntry]) -> list[SpeedEntry]:
+    """Those with the features of today's model of steps."""
+    return [entry for entry in entries if len(entry.step_ns) == NUM_FEATURES]
 
 
 def _fast_end(guesses: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -22,6 +21,7 @@ from metrics.compute.speed_reference import (
     family_of,
     fit_entry,
     read_entries,
+    recorded_entries,
     sampling_ns,
     settings_of,
     step_features,
@@ -141,7 +141,7 @@ def stored_entries(meta: Mapping[str, Any]) -> list[SpeedEntry]:
     """The reference entries of a run, without those of the run itself."""
     recorded = meta.get("speed_reference")
     if isinstance(recorded, Mapping):
-        entries = msgspec.convert(recorded.get("entries") or [], list[SpeedEntry])
+        entries = recorded_entries(recorded)
     else:
         family = family_of(meta)
         entries = [] if family is None else read_entries(family)

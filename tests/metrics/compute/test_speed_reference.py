@@ -2,6 +2,7 @@
 
 import warnings
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from metrics.compute.speed_reference import (
     family_of,
     line,
     read_entries,
+    recorded_entries,
 )
 from metrics.compute.step_time import NUM_FEATURES
 
@@ -71,6 +73,12 @@ def test_the_newest_entries_of_each_settings_stay(tmp_path):
 def test_a_file_that_cannot_be_read_is_no_reference(tmp_path):
     (tmp_path / "speed.json").write_text("{")
     assert read_entries("model", tmp_path / "speed.json") == []
+
+
+def test_entries_that_another_version_recorded_are_no_reference():
+    entries = msgspec.to_builtins([entry(1, step_ns=[1.0]), entry(2)])
+    assert [each.identity for each in recorded_entries({"family": "model", "entries": entries})] == [2]
+    assert recorded_entries({"family": "model", "entries": [{"name": 3}]}) == []
 
 
 def test_formats_of_weights_are_one_family_and_models_are_not():
