@@ -1,0 +1,114 @@
+"""Readings of the device, its host and the processes beside it."""
+
+from metrics.diagnosis.facts import Facts, tightest
+from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE
+from metrics.diagnosis.speed_facts import stored_entries
+from metrics.diagnosis.symptom_tree.reading import NEGLIGIBLE, Reading
+
+
+def device_slowdown(facts: Facts) -> Reading | None:
+    """Against normal speed where it is known; else only against the rest of the run, which rules no slow whole out."""
+    speed = facts.speed() if stored_entries(facts.meta) else None  # without a reference it is costly, and not asked
+    if speed is not None and speed.source == "reference":
+        worst = max(speed.quarters, default=speed.device.slowdown)
+        return Reading(
+            f"the device takes {speed.device.slowdown:.2f} times its normal time, {worst:.2f} times in a quarter",
+            worst < SLOW_DEVICE,
+            "steps: device_ns; run.json: speed reference",
+            max(0.0, 1 - 1 / max(worst, 1e-9)),
+        )
+    if facts.steps is None or facts.steps.worst_slowdown is None:
+        return None
+    worst = facts.steps.worst_slowdown
+    return Reading(
+        f"in the slowest quarter of the run steps took {worst:.2f} times what their composition explains",
+        worst < SLOW_DEVICE,
+        "steps: device_ns, predicted_ns",
+        max(0.0, 1 - 1 / max(worst, 1e-9)),
+    )
+
+
+def neighbours(facts: Facts) -> Reading | None:
+    """Whether the engine waited for cores that other processes had."""
+    machine = facts.machine
+    if machine is None or machine.core_queued is None:
+        return steal(facts)
+    worst = machine.core_queued_worst or machine.core_queued
+    others = "" if machine.others_cores is None else f", and other processes used {machine.others_cores:.1f} cores"
+    return Reading(
+        f"the engine waited for a core in {worst:.0%} of its time in the worst quarter{others}",
+        worst < NEGLIGIBLE,
+        "system: core_queued_ns, *_cpu_seconds",
+        min(1.0, worst),
+    )
+
+
+def host_time(facts: Facts) -> Reading | None:
+    if facts.steps is None:
+        return None
+    share = facts.steps.host_share
+    return Reading(
+        f"the host keeps the device waiting for {share:.0%} of the time of steps",
+        share < NEGLIGIBLE,
+        "steps: stage_*_ns, device_ns",
+        share,
+    )
+
+
+def decode_step(facts: Facts) -> Reading | None:
+    bound = tightest(facts, "tpot_ms")
+    if facts.steps is None or facts.steps.decode_step_p50_ns is None or bound is None:
+        return None
+    ms = facts.steps.decode_step_p50_ns / 1e6
+    return Reading(
+        f"a step with decodes only takes {ms:,.1f} ms, and the objective allows {bound:,.0f} ms",
+        ms < bound,
+        "steps: begin_ns, end_ns, kinds",
+        min(1.0, ms / bound),
+    )
+
+
+def batch(facts: Facts) -> Reading | None:
+    cap = facts.engine.get("max_num_seqs")
+    if facts.steps is None or not cap:
+        return None
+    share = facts.steps.mean_batch / cap
+    return Reading(
+        f"{facts.steps.mean_batch:.1f} requests run together on average, of {cap} that may",
+        False,
+        "steps: request_ids; run.json: max_num_seqs",
+        min(1.0, share),
+    )
+
+
+def large_batch(facts: Facts) -> Reading | None:
+    found, step = batch(facts), decode_step(facts)
+    if found is None or step is None:
+        return found
+    return Reading(f"{found.statement}; {step.statement}", step.rules_out, f"{found.source}; {step.source}", step.share)
+
+
+def device_kind(facts: Facts) -> Reading | None:
+    device = str(facts.engine.get("device") or "")
+    if not device:
+        return None
+    if device.startswith("cpu"):
+        return Reading("the device is a CPU: no kernel is launched from afar", True, "run.json: device")
+    return host_time(facts)
+
+
+def threads(facts: Facts) -> Reading | None:
+    used, hardware = facts.engine.get("threads"), facts.meta.get("server_hardware") or facts.meta.get("hardware") or {}
+    cores = hardware.get("cores") if isinstance(hardware, dict) else None
+    if not isinstance(used, int) or not isinstance(cores, int):
+        return None
+    return Reading(f"{used} of {cores} cores compute", used >= cores, "run.json: threads, hardware", 1 - used / cores)
+
+
+def steal(facts: Facts) -> Reading | None:
+    if facts.steal is None:
+        return None
+    share = facts.steal.mean / 100
+    return Reading(
+        f"the hypervisor gave {share:.0%} of the CPU time to other machines", False, "system: host_steal_percent", share
+    )
