@@ -43,15 +43,6 @@ class EvidenceView(RunDirectory):
         meta = _without_plant(super().meta())
         if self.level in ("client", "metrics"):  # the server's own word on itself
             meta = {name: value for name, value in meta.items() if name not in SERVER_KEYS} | {"engine": {}}
-        for name in ("engine", "scenario"):
-            if isinstance(meta.get(name), dict):
-                meta[name] = _without_plant(meta[name])
-        served = (meta.get("engine") or {}).get("served") if isinstance(meta.get("engine"), dict) else None
-        if isinstance(served, dict):
-            served = _without_plant(served)
-            if isinstance(served.get("engine"), dict):
-                served["engine"] = _without_plant(served["engine"])
-            meta["engine"]["served"] = served
         return meta
 
     def sources(self, table: str) -> list[Path]:
@@ -66,5 +57,8 @@ def seen(run: RunDirectory, level: Level) -> EvidenceView:
     return EvidenceView(run.path, level)
 
 
-def _without_plant(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name not in PLANTED}
+def _without_plant(content: Any) -> Any:
+    """At any depth: a scenario repeats the settings of its engine, and so does what the server says of itself."""
+    if not isinstance(content, dict):
+        return content
+    return {name: _without_plant(value) for name, value in content.items() if name not in PLANTED}

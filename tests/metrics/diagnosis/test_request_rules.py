@@ -164,6 +164,7 @@ def test_level_reads_no_more_than_it_may(tmp_path, level):
 def test_record_of_a_planted_fault_is_read_at_no_level(tmp_path):
     run = synthetic_run(tmp_path / "run", requests=20)
     engine = run.meta()["engine"] | {"faults": "slow_host:ms=9", "served": {"engine": {"faults": "slow_host:ms=9"}}}
-    run.update_meta(engine=engine, fault={"plant": "slow_host"})
+    scenario = {"name": "planted", "engine": {"faults": "slow_host:ms=9"}}
+    run.update_meta(engine=engine, scenario=scenario, fault={"plant": "slow_host"})
     assert "slow_host" not in str(seen(run, "all").meta())
     assert "faults" not in read_facts(run).engine
