@@ -93,7 +93,7 @@ def _wave(llm: Any, dice: random.Random) -> None:
 
 def _texts(tokenizer: Any, records: Sequence[StepRecord]) -> dict[str, Any]:
     """What texts cost: characters → ids, and ids → characters."""
-    if not tokenizer.stop_token_ids and not hasattr(tokenizer, "decode"):  # a model without a tokenizer
+    if not hasattr(tokenizer, "decode"):  # a model without a tokenizer
         return {}
     dice, characters, encoding, tokens, decoding = random.Random(0), [], [], [], []
     for count in TEXT_TOKENS * 4:

@@ -8,14 +8,23 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, StepRecord
+from metrics.records import COMPOSITIONS, KINDS, PROMPT_KINDS, STAGES, StepRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNKNOWN = -(2**63)  # in the place of a number that is not known
 EAGER = "eager"  # the graph of a step that replayed none
+
+# Columns of the table `steps` that a row of `rows_of` has.
+ROW_COLUMNS = (
+    "step", "device_ns", "sampling_ns", "new_tokens", "past_tokens", "kinds", "graph", "padding_tokens", "logit_rows",
+    *(f"stage_{stage}_ns" for stage in STAGES),
+)  # fmt: skip
 
 _KIND_CODES = {kind: code for code, kind in enumerate(KINDS)}
 _IS_PROMPT = np.array([kind in PROMPT_KINDS for kind in KINDS], np.int64)
@@ -102,3 +111,14 @@ class Steps:
 
     def _joined(self, values: Iterable[Iterable[int]]) -> np.ndarray:
         return np.fromiter(chain.from_iterable(values), np.int64)
+
+
+def rows_of(table: "pd.DataFrame") -> list[Any]:
+    """The rows of the table `steps`, in their order, as `Steps` reads records. What a run of an older version lacks: a
+    step has a row of logits for each sequence, and no padding."""
+    known = table[list(ROW_COLUMNS)].sort_values("step")
+    known["logit_rows"] = known.logit_rows.fillna(known.kinds.map(len))
+    known["padding_tokens"] = known.padding_tokens.fillna(0)
+    if known.sampling_ns.isna().any():
+        known["sampling_ns"] = known.sampling_ns.astype(object).where(known.sampling_ns.notna(), None)
+    return list(known.itertuples(index=False))

@@ -5,13 +5,14 @@ Pure: no clock and no torch. What a step will take says a model of step times, w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
 
 from engine.request.plan import StepOutcome, StepPlan
 from engine.request.request import Request
-from metrics.compute.cost_model import ModelShape, StepWork, Windows, decode_pairs, pairs_and_reads, prompt_pairs
+from metrics.compute.cost_model import ModelShape, StepWork, Windows, decode_pairs, prompt_pairs, steps_work
 from metrics.compute.step_time import StepTimeModel, features
 
 OBJECTIVE_SHARE = 0.8  # of a time per output token: the rest is for the host's work and the spread of steps
@@ -147,20 +148,7 @@ class LearningBudget(TimedBudget):
     def _learn(self) -> None:
         news, pasts, rows, padding, eager, device_ns = zip(*self._steps, strict=True)
         self._steps = []
-        sizes = [len(new) for new in news]
-        starts = np.cumsum([0, *sizes[:-1]])
-        new, past = (np.array([tokens for step in parts for tokens in step], dtype=np.int64) for parts in (news, pasts))
-        pairs, _ = pairs_and_reads(self._shape, new, past)
-        single = new == 1
-        decodes = np.add.reduceat(single.astype(np.int64), starts)
-        work = StepWork(
-            tokens=np.add.reduceat(new, starts),
-            decodes=decodes,
-            decode_pairs=np.add.reduceat(pairs * single, starts),
-            chunks=np.array(sizes) - decodes,
-            chunk_pairs=np.add.reduceat(pairs * ~single, starts),
-            kv_reads=np.zeros(len(sizes), dtype=np.int64),  # times do not depend on them beside the pairs
-            logit_rows=np.array(rows),
-        )
+        new, past = (np.fromiter(chain.from_iterable(parts), np.int64) for parts in (news, pasts))
+        work = steps_work(self._shape, new, past, np.array([len(each) for each in news]), np.array(rows))
         found = features(work, np.array(padding), eager=np.array(eager, dtype=float))
         self._model.observe_all(found, np.array(device_ns))

@@ -92,6 +92,30 @@ def step_work(shape: ModelShape, new_tokens: Sequence[int], past_tokens: Sequenc
     return StepWork(*map(int, counts), logit_rows)
 
 
+def steps_work(
+    shape: ModelShape, new: np.ndarray, past: np.ndarray, sequences: np.ndarray, logit_rows: np.ndarray
+) -> StepWork:
+    """What `step_work` counts of a step, of many: arrays [steps]. `new` and `past` tokens are of every sequence of
+    every step, one step after the other; `sequences` and `logit_rows` [steps]."""
+    pairs, reads = pairs_and_reads(shape, new, past)
+    single = new == 1
+    edges = np.concatenate(([0], np.cumsum(sequences)))
+
+    def summed(values: np.ndarray) -> np.ndarray:
+        return np.diff(np.concatenate(([0], np.cumsum(values)))[edges])
+
+    decodes = summed(single)
+    return StepWork(
+        tokens=summed(new),
+        decodes=decodes,
+        decode_pairs=summed(pairs * single),
+        chunks=sequences - decodes,
+        chunk_pairs=summed(pairs * ~single),
+        kv_reads=summed(reads),
+        logit_rows=logit_rows,
+    )
+
+
 def pairs_and_reads(shape: ModelShape, new: np.ndarray, past: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of sequences [n]: pairs of a query and a key that it sees, and positions whose KV is read, over all layers."""
     pairs, reads = np.zeros_like(new), np.zeros_like(new)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, step_cost
+from metrics.compute.cost_model import ModelShape, StepWork, step_cost, steps_work
 from metrics.compute.step_time import StepTimeModel, features
 from metrics.steps import UNKNOWN, Steps
 
@@ -30,16 +30,5 @@ class StepCosts:
 
 
 def batch_work(shape: ModelShape, steps: Steps) -> StepWork:
-    """What `cost_model.step_work` counts of a step, of many: each field is an array [steps]."""
-    pairs, reads = pairs_and_reads(shape, steps.new_tokens, steps.past_tokens)
-    single = steps.new_tokens == 1
-    decodes = steps.summed(single)
-    return StepWork(
-        tokens=steps.tokens,
-        decodes=decodes,
-        decode_pairs=steps.summed(pairs * single),
-        chunks=steps.sequences - decodes,
-        chunk_pairs=steps.summed(pairs * ~single),
-        kv_reads=steps.summed(reads),
-        logit_rows=steps["logit_rows"],
-    )
+    """The work of recorded steps: each field is an array [steps]."""
+    return steps_work(shape, steps.new_tokens, steps.past_tokens, steps.sequences, steps["logit_rows"])

@@ -26,9 +26,9 @@ from metrics.compute.speed_reference import (
     settings_of,
     step_features,
 )
-from metrics.diagnosis.speed_run import identity_of, records
+from metrics.diagnosis.speed_run import identity_of
 from metrics.run.directory import engine_settings
-from metrics.steps import Steps
+from metrics.steps import Steps, rows_of
 
 QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
@@ -88,7 +88,7 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
     shape = shape_from(meta)
     if shape is None or not meta.get("core") or len(steps) < 2 * FEWEST_STEPS:
         return None
-    kept = records(steps)
+    kept = rows_of(steps)
     batch = Steps(kept)
     found, drawn = step_features(shape, batch), sampling_ns(batch)
     device = np.maximum(batch["device_ns"] - drawn, 0).astype(float)

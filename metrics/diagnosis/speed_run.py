@@ -8,15 +8,11 @@ import pandas as pd
 
 from metrics.compute.cost_model import shape_from
 from metrics.compute.speed_reference import Line, SpeedEntry, fit_entry, line, settings_of
-from metrics.records import STAGES
 from metrics.request.goodput import measured, measured_steps
 from metrics.run.directory import RunDirectory, engine_settings, section
+from metrics.steps import rows_of
 
 FEWEST_REQUESTS = 10  # for the cost of a text
-READ = (
-    "step", "device_ns", "sampling_ns", "new_tokens", "past_tokens", "kinds", "graph", "padding_tokens", "logit_rows",
-    *(f"stage_{stage}_ns" for stage in STAGES),
-)  # fmt: skip
 
 
 def identity_of(meta: Mapping[str, Any]) -> int:
@@ -34,15 +30,7 @@ def entry_of_run(run: RunDirectory, meta: dict[str, Any]) -> SpeedEntry | None:
         "name": run.name, "identity": identity_of(meta), "settings": settings_of(meta, engine_settings(meta)),
         "measured_at": datetime.fromtimestamp(identity_of(meta) / 1e9, UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
-    return fit_entry(shape, records(measured_steps(run.table("steps"), rows)), **described, **text_costs(rows))
-
-
-def records(steps: pd.DataFrame) -> list[Any]:
-    """The rows of the table `steps` as metrics.steps.Steps reads records, as far as a speed takes them."""
-    known = steps[list(READ)].sort_values("step")
-    if known.sampling_ns.isna().any():
-        known["sampling_ns"] = known.sampling_ns.astype(object).where(known.sampling_ns.notna(), None)
-    return list(known.itertuples(index=False))
+    return fit_entry(shape, rows_of(measured_steps(run.table("steps"), rows)), **described, **text_costs(rows))
 
 
 def text_costs(rows: pd.DataFrame) -> dict[str, Line | None]:

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import pandas as pd
 
-from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
+from metrics.compute.cost_model import ModelShape, shape_from
 from metrics.compute.roofline import Ceilings
-from metrics.compute.step_time import StepTimeModel, features
+from metrics.compute.speed_reference import step_features
+from metrics.compute.step_time import StepTimeModel
 from metrics.errors import RunDataError
 from metrics.replay.plan import Load
 from metrics.replay.walls import MeanRequest, Wall, measured_walls, memory_wall, objective_wall
 from metrics.request.goodput import measured, rate_window
 from metrics.results.load import declared_window_s
 from metrics.run.directory import RunDirectory, section
-from metrics.steps import EAGER
+from metrics.steps import Steps, rows_of
 
 
 class RunWalls:
@@ -76,27 +76,10 @@ def recorded_load(run: RunDirectory) -> Load:
 def step_time_of(shape: ModelShape, steps: pd.DataFrame) -> StepTimeModel:
     """The model of step times, taught with all steps of a run."""
     model = StepTimeModel()
-    steps = steps[(steps.new_tokens.map(len) > 0) & steps.device_ns.notna()].sort_values("begin_ns")
-    if not len(steps):
-        return model
-    sizes = steps.new_tokens.map(len).to_numpy()
-    owner = np.repeat(np.arange(len(steps)), sizes)
-    new, past = (np.concatenate(steps[name].to_numpy()).astype(np.int64) for name in ("new_tokens", "past_tokens"))
-    pairs, reads = pairs_and_reads(shape, new, past)
-    single = new == 1
-
-    def summed(values: np.ndarray) -> np.ndarray:
-        return np.bincount(owner, weights=values.astype(float), minlength=len(steps))
-
-    rows = steps.logit_rows.astype("float64").fillna(0.0).to_numpy()
-    decodes = summed(single)
-    work = StepWork(
-        summed(new), decodes, summed(pairs * single), sizes - decodes, summed(pairs * ~single), summed(reads),
-        np.where(rows > 0, rows, sizes),
-    )  # fmt: skip
-    padding = steps.padding_tokens.astype("float64").fillna(0.0).to_numpy()
-    found = features(work, padding, eager=(steps.graph == EAGER).to_numpy().astype(float))
-    model.observe_all(found, steps.device_ns.astype("float64").to_numpy())
+    steps = steps[(steps.new_tokens.map(len) > 0) & steps.device_ns.notna()]
+    if len(steps):
+        batch = Steps(rows_of(steps))
+        model.observe_all(step_features(shape, batch), batch["device_ns"])
     return model
 
 

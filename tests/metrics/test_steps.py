@@ -14,7 +14,7 @@ from metrics.compute.step_costs import StepCosts, batch_work
 from metrics.compute.step_time import StepTimeModel, features
 from metrics.export.prometheus import Exporter
 from metrics.records import COMPOSITIONS, KINDS, StepRecord, columns, composition
-from metrics.steps import UNKNOWN, Steps
+from metrics.steps import UNKNOWN, Steps, rows_of
 from tests.metrics.random_records import random_step
 
 SHAPES = [
@@ -52,6 +52,16 @@ def test_columns_are_those_of_the_table_of_the_records(seed, count):
         assert getattr(steps, name).tolist() == table[name].combine_chunks().flatten().to_pylist()
     assert [KINDS[code] for code in steps.kinds] == table["kinds"].combine_chunks().flatten().to_pylist()
     assert steps.stages.T.tolist() == [record.stages for record in records]
+
+
+def test_rows_of_a_table_are_read_as_its_records_are():
+    records = some_steps(5, 30)
+    table = columns("steps", records).to_pandas()
+    found, own = (batch_work(SHAPES[0], Steps(each)) for each in (rows_of(table.iloc[::-1]), records))
+    assert all((one == other).all() for one, other in zip(found, own, strict=True))
+    older = Steps(rows_of(table.assign(logit_rows=np.nan, padding_tokens=np.nan, sampling_ns=np.nan)))
+    assert older["logit_rows"].tolist() == older.sequences.tolist() and not older["padding_tokens"].any()
+    assert set(older["sampling_ns"].tolist()) == {UNKNOWN}
 
 
 def test_costs_are_set_in_the_records():
