@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from commands.cli import need, out
+from commands.cli import need, out, writing
 from metrics.errors import InputError
 
 
@@ -50,6 +50,7 @@ def _calibrate_model(model: str, device: str, threads: int | None, output: Path 
     from engine.options import assignments
     from metrics.compute.speed_reference import add_entry
     from metrics.machine.host import company
+    from metrics.machine.store import store_path
 
     busy = company()
     settings = {"device": device} | ({"threads": threads} if threads else {}) | assignments(assigned, "--set")
@@ -57,4 +58,6 @@ def _calibrate_model(model: str, device: str, threads: int | None, output: Path 
     out.print(f"{family}: {entry.steps} steps")
     if busy:
         out.print(f"{busy}: this speed is too low; run it again on a quiet machine")
-    out.print(f"stored in {add_entry(family, entry, output)}")
+    path = output or store_path("speed", family)
+    with writing(path, "choose another with --out"):
+        out.print(f"stored in {add_entry(family, entry, path)}")

@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 
 from engine.replay.load import Sent
+from metrics.replay.measured import LATENCIES, QUANTILES
 from metrics.request.objectives import EVERY_CLASS, objectives_of
-
-LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms")
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)

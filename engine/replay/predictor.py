@@ -9,12 +9,13 @@ import numpy as np
 
 from engine.replay import trust
 from engine.replay.material import material_of
-from engine.replay.outcome import QUANTILES, Answers, figures, recorded_answers
+from engine.replay.outcome import Answers, figures, recorded_answers
 from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
 from engine.replay.spread import Spread, spread_of
 from metrics.errors import ReplayError
+from metrics.replay.measured import QUANTILES
 from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory

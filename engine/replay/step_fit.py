@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change, as in metrics/compute/step_time.py
+from metrics.compute.step_time import KNOTS
+
 FEWEST_BETWEEN_KNOTS = 20  # steps, or the slope there would be noise
 BASE_FEATURES = 7
 FITTED_STEPS = 6_000  # more would not move the coefficients

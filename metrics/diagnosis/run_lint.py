@@ -8,7 +8,7 @@ from metrics.diagnosis.memory_facts import asked, prefix_use, prompt_order, shar
 from metrics.diagnosis.step_facts import step_facts
 from metrics.errors import RunDataError
 from metrics.memory.prompt_lint.finding import Finding
-from metrics.memory.prompt_lint.lint import ClassReport, LintReport, TextCost, share_findings, text_findings
+from metrics.memory.prompt_lint.lint import ClassReport, LintReport, TextCost, share_findings
 from metrics.run.directory import RunDirectory, engine_settings
 
 BLOCK_SIZE = 16  # the engine's default, where a run does not say
@@ -29,8 +29,7 @@ def lint_run(run: RunDirectory) -> LintReport:
     ns_per_token = facts.model.token_ns if facts is not None and facts.model is not None else None
     classes = list(_classes(rows, block_size))
     findings = [finding for report in classes for finding in share_findings(report, block_size, ns_per_token)]
-    findings += [finding for report in classes for finding in text_findings(report)]
-    notes = ["characters per token are of whole prompts: a run does not record their text"]
+    notes = ["characters per token are of whole prompts: a run records neither their text nor its bytes"]
     if shared_lengths(rows, block_size) is None:
         notes.append(OLDER)
     return LintReport(
@@ -52,6 +51,5 @@ def _classes(rows: pd.DataFrame, block_size: int) -> Iterator[ClassReport]:
             klass=str(klass), requests=len(group), prompt_tokens=use.prompt_tokens, common_prefix_tokens=None,
             shared_share=lengths and lengths.shared_share, infinite_share=use.infinite_share,
             movable_share=order and order.movable_share, caught=lengths.caught if lengths else {},
-            # A run has no bytes; of a text in Latin script they are the characters.
-            texts=[TextCost("prompts", characters, tokens, characters)] if tokens else [],
+            texts=[TextCost("prompts", characters, tokens, None)] if tokens else [],
         )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from metrics.memory.known_prompts import KnownPrompts, packed_tokens, salted, shared_tokens
+from metrics.memory.known_prompts import TOKEN_BYTES, KnownPrompts, packed_tokens, salted, shared_tokens
 from metrics.memory.prompt_lint.finding import MEDIUM, Finding, severity_of
 from metrics.memory.prompt_lint.text_kinds import kind_of, pieces
 from metrics.memory.prompt_repeats import PromptRepeats
@@ -35,7 +35,7 @@ class TextCost(msgspec.Struct, frozen=True):
     kind: str
     characters: int
     tokens: int
-    bytes: int  # of UTF-8
+    bytes: int | None  # of UTF-8; None where only the characters are known
 
     @property
     def characters_per_token(self) -> float:
@@ -87,7 +87,7 @@ def lint_prompts(
         shared[prompt.klass].append(min(longest, max(0, len(prompt.token_ids) - 1)))
         lengths[prompt.klass].append(len(prompt.token_ids))
         before = common.get(prompt.klass, packed)
-        common[prompt.klass] = before[: len(packed_tokens([0])) * shared_tokens(before, packed)]
+        common[prompt.klass] = before[: TOKEN_BYTES * shared_tokens(before, packed)]
     reports, findings = [], []
     for klass, sizes in lengths.items():
         total = max(1, sum(sizes))
@@ -95,7 +95,7 @@ def lint_prompts(
         texts = _texts([prompt.text for prompt in prompts if prompt.klass == klass], count) if count else []
         report = ClassReport(
             klass=klass, requests=len(sizes), prompt_tokens=sum(sizes),
-            common_prefix_tokens=len(common[klass]) // 4 if len(sizes) > 1 else None,
+            common_prefix_tokens=len(common[klass]) // TOKEN_BYTES if len(sizes) > 1 else None,
             shared_share=float(found.sum() / total), infinite_share=_caught(found, block_size) / total,
             movable_share=movable[klass] / total,
             caught={size: _caught(found, size) / total for size in sorted({*_SIZES, block_size})}, texts=texts,
@@ -142,6 +142,8 @@ def text_findings(report: ClassReport) -> list[Finding]:
     """Kinds of text that the tokenizer cuts into pieces of a byte or two."""
     found = []
     for text in report.texts:
+        if text.bytes is None:
+            continue
         spared = text.tokens - text.bytes / USUAL_BYTES
         share = spared / max(1, report.prompt_tokens)
         if text.bytes / text.tokens < FEW_BYTES and (severity := severity_of(share)):
