@@ -80,7 +80,7 @@ def run_scenario(
     """Starts our engine as the scenario says, replays the scenario against it, stops it and gathers the run.
 
     `engine_overrides` replaces keys of the scenario's engine block; `processes` share the schedule. `scrapes` records
-    /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` are told how
+    /metrics once a second beside the server's records, as `load` does of a foreign server. `surroundings` hear how
     far the run is. Raises ExperimentError or ScenarioError; nothing is left behind if the server never became ready.
     """
     settings = engine_settings(scenario, {**scenario.engine, **(engine_overrides or {})})
@@ -120,7 +120,7 @@ def run_scenario(
             if server.returncode == 1 and not reasons:
                 reasons.append(f"the server ended with exit code 1; its last lines:\n{tail(run.path / SERVER_LOG)}")
     with suppress(RunDataError, OSError):  # a run without it is a run all the same
-        add_reference(run, may_measure=True, planted=surroundings is not None,
+        add_reference(run, planted=surroundings is not None,
                       progress=lambda: progress(Progress("measuring normal speed")))  # fmt: skip
     return run
 
@@ -231,7 +231,7 @@ def _load(
     options = {"seed": seed, "model-name": model, "tokenizer": tokenizer, "processes": _several(processes)}
     load = start(load_command(str(run.path / SCENARIO_FILE), endpoint.url, run.path, options), log)
     live, live_due_s, use = LiveTable(run.path), time.monotonic() + LIVE_S, LoadUse(load.pid)
-    told = surroundings is None
+    waits_for_first = surroundings is not None
     try:
         if surroundings is not None:
             surroundings.loading(load.pid)
@@ -243,9 +243,9 @@ def _load(
             progress(Progress("sending", **counts) if counts else Progress("preparing load"))
             if counts:
                 use.look()
-            if not told and counts and counts["sent"]:
+            if waits_for_first and counts and counts["sent"]:
                 surroundings.sending()
-                told = True
+                waits_for_first = False
             if server is not None and server.poll() is not None:
                 reasons.append(f"the server ended with exit code {server.returncode} during the run")
                 raise ServerDied(f"{reasons[-1]}; its last lines:\n{tail(run.path / SERVER_LOG)}")

@@ -20,7 +20,7 @@ class LoadUse:
         self, pid: int, clock: Callable[[], float] = time.monotonic, read: Callable[[int], Reading] | None = None
     ):
         self._pid, self._clock, self._read = pid, clock, read or _read
-        self._readings: list[tuple[float, Reading]] = []  # the first, the last, and the one before it
+        self._readings: list[tuple[float, Reading]] = []  # the first and the last
         self._busiest = 0.0
 
     def look(self) -> None:

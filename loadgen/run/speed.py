@@ -26,7 +26,7 @@ MOST_OWN, MOST_OTHER = 8, 4  # entries in `run.json`: of the run's own settings,
 FASTEST_KERNELS = {"attention_backend": "auto", "fused_operations": "auto"}
 
 
-def add_reference(run: RunDirectory, *, may_measure: bool, planted: bool, progress: Callable[[], None]) -> None:
+def add_reference(run: RunDirectory, *, planted: bool, progress: Callable[[], None]) -> None:
     """Writes `speed_reference` into `run.json`, and adds a valid run to the store unless faults were planted.
 
     `progress` is called where it measures: that takes seconds. A run without records of steps gets nothing.
@@ -37,7 +37,7 @@ def add_reference(run: RunDirectory, *, may_measure: bool, planted: bool, progre
         return
     own = entry_of_run(run, meta)
     entries, cores = read_entries(family), int(section(meta, "hardware").get("cores") or 0)
-    if may_measure and any_late(run, meta):
+    if any_late(run, meta):
         for settings in _lacking(engine, settings_of(meta, engine), entries, cores):
             progress()
             if (found := measure_apart(str(engine["model"]), settings)) is not None:
