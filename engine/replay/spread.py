@@ -11,9 +11,11 @@ import pandas as pd
 
 from engine.replay.outcome import figures, recorded_answers
 from engine.replay.simulate import Material
+from metrics.compare.samples import identity
 from metrics.errors import SojournError
+from metrics.replay.verify import changed_settings
 from metrics.request.goodput import measured
-from metrics.run.directory import RunDirectory, engine_settings
+from metrics.run.directory import RunDirectory, section
 
 BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
 USUAL_SPEED_SPREAD = 0.03  # of two runs on one machine: docs/replay_accuracy.md measures it
@@ -64,28 +66,29 @@ def _within(material: Material) -> float:
 def _repeats(run: RunDirectory, meta: Mapping[str, Any]) -> list[dict[str, float]]:
     """The figures of other runs in the folder of this one, of the same scenario, seed and settings, and machine."""
     found: list[dict[str, float]] = []
-    key = _key(meta)
     for file in sorted(Path(run.path).resolve().parent.glob("*/run.json"))[:200]:
         if file.parent == run.path.resolve() or len(found) >= MOST_REPEATS:
             continue
         try:
             other = RunDirectory.open(file.parent)
             other_meta = other.meta()
-            if _key(other_meta) == key and other_meta.get("valid") is not False:
+            if _is_repeat(meta, other_meta):
                 found.append(_figures(measured(other.requests(), other_meta), other_meta))
         except (SojournError, OSError, KeyError, ValueError):  # another run that cannot be read tells nothing
             continue
     return found
 
 
-def _key(meta: Mapping[str, Any]) -> tuple:
-    scenario = {name: value for name, value in (meta.get("scenario") or {}).items() if name != "name"} if isinstance(
-        meta.get("scenario"), dict) else meta.get("scenario")  # fmt: skip
-    volatile = ("port", "run_dir", "host", "memory_bytes")
-    settings = {name: value for name, value in engine_settings(dict(meta)).items() if name not in volatile}
-    hardware = meta.get("hardware") or {}
-    return (repr(scenario), meta.get("seed"), repr(sorted(settings.items(), key=str)), hardware.get("cpu"),
-            hardware.get("cores"), repr(hardware.get("gpus")))  # fmt: skip
+def _is_repeat(meta: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Of one scenario, seed and settings, on one machine; a run that is not valid repeats nothing."""
+    same = meta.get("seed") == other.get("seed") and identity(dict(meta)) == identity(dict(other))
+    same = same and _described(meta) == _described(other)
+    return same and other.get("valid") is not False and not changed_settings(meta, other)
+
+
+def _described(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario with its description: a planted network or neighbour is in no setting, but its case says so."""
+    return {name: value for name, value in section(meta, "scenario").items() if name not in ("name", "engine")}
 
 
 def _figures(rows: pd.DataFrame, meta: Mapping[str, Any]) -> dict[str, float]:

@@ -15,9 +15,7 @@ from metrics.replay.prediction import Change, Interval, Prediction, Predictor, c
 from metrics.run.directory import RunDirectory, engine_settings, section
 
 # Of these none changes what a request meets.
-WITHOUT_EFFECT = (
-    "host", "port", "run_dir", "served_model_name", "base_url", "served", "usage_dir", "access", "api_keys", "faults",
-)  # fmt: skip
+WITHOUT_EFFECT = ("host", "port", "run_dir", "served_model_name", "base_url", "served", "usage_dir", "api_keys")
 SHOWN = (SHARE, "goodput_rps", "ttft_ms:p50", "ttft_ms:p90", "tpot_ms:p50", "tpot_ms:p90", "e2e_ms:p50", "e2e_ms:p90")
 SETTINGS_ONLY = Change()
 

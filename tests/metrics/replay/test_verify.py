@@ -87,6 +87,12 @@ def test_the_diagnosis_is_tested_if_its_fix_is_what_differs(pair):
     assert (claim.predicted_by, claim.cause) == ("rival", "overload")
 
 
+def test_a_fault_or_a_limit_of_a_tenant_that_differs_is_a_change():
+    before = {"engine": {"port": 1, "faults": "slow_host:ms=9", "access": "a.yaml"}}
+    assert changed_settings(before, {"engine": {"port": 2, "access": "a.yaml"}}) == {"faults": ("slow_host:ms=9", None)}
+    assert "access" in changed_settings(before, {"engine": {"access": "b.yaml"}})
+
+
 def test_without_a_prediction_and_without_a_replay_it_says_so(pair):
     with pytest.raises(ReplayError, match="nobody predicted max_num_seqs=18"):
         chosen_claim({"max_num_seqs": (2, 18)}, [], lambda: None)
