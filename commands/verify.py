@@ -1,6 +1,5 @@
 """`sojourn verify`: whether the run with the fix did what was predicted."""
 
-import importlib.util
 import json as json_module
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.cli import EXTRAS, RUNS, find_run, open_run, out, print_json, table
+from commands.cli import RUNS, find_run, open_run, out, print_json, table
 from metrics.errors import InputError, ReplayError, SojournError
 
 if TYPE_CHECKING:
@@ -161,9 +160,7 @@ def _diagnosis(run: "RunDirectory") -> dict | None:
         return None
 
 
-def _predictor(run: "RunDirectory") -> "Predictor | None":
-    if any(importlib.util.find_spec(name) is None for name in EXTRAS["engine"] if name != "torch"):
-        return None
+def _predictor(run: "RunDirectory") -> "Predictor":
     from engine.replay.predictor import predictor_of
 
     return predictor_of(run)
