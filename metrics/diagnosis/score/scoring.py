@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -63,10 +64,12 @@ def score(
     verdicts: dict[str, Verdicts] = {}
     work = partial(_verdicts, folder, diagnose, tuple(levels), code)
     tasks = {name: known.get(name) for name in runs}
-    for done, (name, found) in enumerate(_each(work, tasks, processes), 1):
-        verdicts[name] = found
-        progress(done, len(runs))
-    write_whole(folder / CACHE_FILE, msgspec.json.encode(known | verdicts).decode())
+    try:
+        for done, (name, found) in enumerate(_each(work, tasks, processes), 1):
+            verdicts[name] = found
+            progress(done, len(runs))
+    finally:  # also what was said until Ctrl-C
+        write_whole(folder / CACHE_FILE, msgspec.json.encode(known | verdicts))
     return _judgements(folder, runs, verdicts, levels)
 
 
@@ -167,8 +170,13 @@ def base_attainment(record: FaultRecord, controls: Sequence[tuple[FaultRecord, f
 
 
 def _read_cache(folder: Path) -> dict[str, Verdicts]:
-    """{} where there is none, or one of another version."""
+    """{} where there is none. Verdicts that cannot be read, such as those of another version, are left out."""
     try:
-        return msgspec.json.decode((folder / CACHE_FILE).read_bytes(), type=dict[str, Verdicts])
+        stored = msgspec.json.decode((folder / CACHE_FILE).read_bytes(), type=dict[str, msgspec.Raw])
     except (OSError, msgspec.DecodeError):
         return {}
+    found = {}
+    for name, each in stored.items():
+        with suppress(msgspec.DecodeError):
+            found[name] = msgspec.json.decode(each, type=Verdicts)
+    return found

@@ -1,5 +1,6 @@
 """Recorded runs are diagnosed once at each level that they have evidence for, and the page shows what came of it."""
 
+import json
 import os
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 from metrics.diagnosis.confidence import FEATURES, confidence
 from metrics.diagnosis.score.accuracy import accuracy_of, misses
 from metrics.diagnosis.score.document import page
-from metrics.diagnosis.score.scoring import base_attainment, score, with_confidence
+from metrics.diagnosis.score.scoring import CACHE_FILE, base_attainment, score, with_confidence
 from metrics.diagnosis.score.threshold_rules import BASELINE
 from metrics.diagnosis.score.truth import FAULT_FILE, FaultRecord, read_fault, write_fault
 from metrics.errors import RunDataError
@@ -81,6 +82,25 @@ def test_a_changed_run_is_diagnosed_anew_and_the_others_are_not(folder):
     os.utime(folder / "kv" / "run.json", ns=(1, 1))
     score(folder, clerk, levels=["client"], processes=1)
     assert clerk.asked == [("chat", "client"), ("kv", "client"), ("kv", "client")]
+
+
+def test_what_was_said_until_an_interruption_counts_and_a_verdict_that_cannot_be_read_is_made_anew(folder):
+    class Stopped(Clerk):
+        def __call__(self, run, level):
+            if run.name == "kv":
+                raise KeyboardInterrupt
+            return super().__call__(run, level)
+
+    with pytest.raises(KeyboardInterrupt):
+        score(folder, Stopped(), levels=["client"], processes=1)
+    clerk = Clerk()
+    score(folder, clerk, levels=["client"], processes=1)
+    assert clerk.asked == [("kv", "client")]
+    stored = json.loads((folder / CACHE_FILE).read_text())
+    stored["chat"]["said"]["client"]["seconds"] = None  # JSON has no NaN
+    (folder / CACHE_FILE).write_text(json.dumps(stored))
+    score(folder, clerk, levels=["client"], processes=1)
+    assert clerk.asked == [("kv", "client"), ("chat", "client")]
 
 
 def test_folder_without_records_and_records_without_truth_are_refused(tmp_path, folder):
