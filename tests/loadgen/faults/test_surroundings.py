@@ -79,6 +79,7 @@ def asked(endpoint: Endpoint, line: bytes, size: int) -> float:
         return time.monotonic() - begin
 
 
+@pytest.mark.server
 def test_a_network_delays_both_ways_and_is_as_narrow_as_it_says(echo, tmp_path):
     fault = {"fault": "network", "delay_ms": 40, "kib_per_s": 256, "share": 0.5}
     surroundings, target = behind(echo, tmp_path, fault)
@@ -94,6 +95,7 @@ def test_a_network_delays_both_ways_and_is_as_narrow_as_it_says(echo, tmp_path):
         asked(target, b"a", 1)
 
 
+@pytest.mark.server
 def test_a_neighbour_and_pauses_end_with_the_run_and_leave_the_load_going(tmp_path):
     load = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     faults = [
@@ -133,6 +135,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.server
 def test_a_neighbour_ends_with_its_parent_however_that_ends(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
     child = psutil.Process(int(parent.stdout.readline()))

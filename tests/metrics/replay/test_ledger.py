@@ -1,21 +1,11 @@
 """The ledger of predictions: whole lines from several writers, a score that counts each pair once."""
 
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from metrics.replay.ledger import Checked, LedgerEntry, append, ledger_beside, read, score
 from metrics.replay.prediction import Change
-
-WRITER = """
-import sys
-from pathlib import Path
-from tests.metrics.replay.test_ledger import entry
-from metrics.replay.ledger import append
-for number in range(200):
-    append(Path(sys.argv[1]), entry(run2=f"{sys.argv[2]}-{number}", cause="x" * 3000))
-"""
 
 
 def entry(error: float = 0.1, hit: bool = True, run2: str = "b", cause: str = "", **change) -> LedgerEntry:
@@ -40,8 +30,13 @@ def test_entries_come_back_in_order_and_a_cut_line_spoils_no_other(tmp_path):
 
 def test_two_writers_at_one_time_lose_no_line(tmp_path):
     path = tmp_path / "predictions.jsonl"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in ("one", "two")]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+
+    def write(name: str) -> None:
+        for number in range(200):
+            append(path, entry(run2=f"{name}-{number}", cause="x" * 3000))
+
+    with ThreadPoolExecutor(2) as pool:  # each line has a descriptor of its own, as those of two processes have
+        list(pool.map(write, ("one", "two")))
     assert {each.run2 for each in read(path)} == {f"{name}-{n}" for name in ("one", "two") for n in range(200)}
 
 
