@@ -17,6 +17,7 @@ from bench.replay.compare import Compared, compare
 from bench.replay.pairs import BASE, PAIRS, SCENARIOS, label
 from bench.replay.report import markdown, summary
 from loadgen.run.experiment import run_scenario
+from loadgen.run.run_files import UNFINISHED
 from loadgen.scenario.scenario import load_scenario
 from metrics.errors import RunDataError
 from metrics.run.directory import RunDirectory
@@ -82,9 +83,9 @@ def _path(folder: Path, name: str, settings: dict, repeat: int) -> Path:
 
 
 def _is_whole(path: Path) -> bool:
-    """The run came to its end: only then does it say whether it is valid."""
+    """The run came to its end, valid or not."""
     try:
-        return isinstance(RunDirectory(path).meta().get("valid"), bool)
+        return UNFINISHED not in RunDirectory(path).meta().get("invalid_reasons", [])
     except RunDataError:
         return False
 
