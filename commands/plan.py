@@ -62,7 +62,7 @@ def plan(
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
-    report = Report(opened, found, walls, objectives, attainment, dollars_per_hour, predictor)
+    report = Report(opened, found, walls, objectives, attainment, dollars_per_hour)
     if not json:
         report.print()
     confirmed = _confirm(opened, found, predictor, is_shown=not json) if confirm else None
@@ -88,7 +88,7 @@ class Report:
 
     def __init__(
         self, run: "RunDirectory", found: "Planned", walls: Any, objectives: Sequence[Mapping[str, Any]],
-        attainment: float, dollars_per_hour: float | None, predictor: "Predictor",
+        attainment: float, dollars_per_hour: float | None,
     ) -> None:  # fmt: skip
         self.found, self.attainment, self.dollars_per_hour = found, attainment, dollars_per_hour
         self.objectives = objectives

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,7 +57,7 @@ def measure(model: str, settings: dict[str, Any], seconds: float = SECONDS) -> t
     entry = fit_entry(
         ready.shape, records, name="calibration", identity=time.time_ns(),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"), settings=in_force,
-        **_texts(tokenizer, records),
+        **_texts(tokenizer),
     )  # fmt: skip
     if entry is None:
         raise CalibrationError(f"only {len(records)} steps fit into {seconds:g} s, too few; give it more seconds")
@@ -91,7 +90,7 @@ def _wave(llm: Any, dice: random.Random) -> None:
     llm.generate(prompts, sampling)
 
 
-def _texts(tokenizer: Any, records: Sequence[StepRecord]) -> dict[str, Any]:
+def _texts(tokenizer: Any) -> dict[str, Any]:
     """What texts cost: characters → ids, and ids → characters."""
     if not hasattr(tokenizer, "decode"):  # a model without a tokenizer
         return {}

@@ -126,7 +126,7 @@ class ReplayPredictor:
     def _prediction(self, change: Change, outcomes: Sequence[Replayed]) -> Prediction:
         found = [self._figures(each.answers, change) for each in outcomes]
         if self._doubts is None:  # the first prediction is that of the unchanged run
-            self._doubts = trust.of_run(self._meta, self._material, self._measured)
+            self._doubts = trust.of_run(self._material, self._measured)
             self._doubts += trust.of_unchanged(
                 self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions, self.objectives
             )
@@ -195,13 +195,10 @@ def _bounds(prediction: Prediction, name: str) -> Interval | None:
     return found if isinstance(found, Interval) else None
 
 
-def predictor_of(
-    run: RunDirectory, facts: object = None, *, processes: int = 1, most_steps: int = MOST_STEPS
-) -> ReplayPredictor:
+def predictor_of(run: RunDirectory, *, processes: int = 1, most_steps: int = MOST_STEPS) -> ReplayPredictor:
     """The predictor of a run. Raises ReplayError, with a sentence, where the run cannot be replayed at all.
 
-    `facts` is what a diagnosis knows of the run already; a replay reads the run itself. A run of more than `most_steps`
-    is refused: a step takes about 30 µs of each replay.
+    A run of more than `most_steps` is refused: a step takes about 30 µs of each replay.
     """
     try:
         return ReplayPredictor(run, processes=processes, most_steps=most_steps)

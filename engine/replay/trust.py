@@ -20,7 +20,7 @@ FEW_PREEMPTIONS = 10  # a difference of so many is no storm
 WORST_EXTRAPOLATED = 0.3
 
 
-def of_run(meta: Mapping[str, Any], material: Material, measured: pd.DataFrame) -> list[str]:
+def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
     doubts = list(material.load.doubts)
     steps = len(material.step_begins_ns)
     if steps < FEW_STEPS:

@@ -145,7 +145,7 @@ def _lifecycle(
     taken = {_key(each) for _, each in own}
     objects = [_object(facts, complaint.symptom, spent, leaf) for leaf in leaves if leaf.key not in taken]
     objects.sort(key=lambda each: _ORDER.index(each.status))
-    objects = [_of_finding(facts, place, each) for place, each in named] + objects
+    objects = [_of_finding(place, each) for place, each in named] + objects
     accounts = {account: share for account, share in spent.shares.items()
                 if account.split(".")[0] == name and share >= 0.01}  # fmt: skip
     share = float(sum(accounts.values())) if spent.shares else None
@@ -168,7 +168,7 @@ def _key(finding: Finding) -> str:
     return finding.key or finding.object
 
 
-def _of_finding(facts: Facts, place: int, found: Finding) -> ObjectBranch:
+def _of_finding(place: int, found: Finding) -> ObjectBranch:
     leaf = OBJECTS.get(_key(found))
     return ObjectBranch(
         key=_key(found), name=found.object, asks=leaf.asks if leaf else "", reason=found.cause,
