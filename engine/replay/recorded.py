@@ -64,7 +64,6 @@ class RecordedLoad:
     may_repeat: bool  # a closed loop without a count: a faster server is sent more than was recorded
     timeout_ns: int | None
     declared_window_s: float | None
-    has_exact_prefixes: bool
     doubts: list[str]
 
 
@@ -84,7 +83,6 @@ def recorded_load(run: RunDirectory, frame: pd.DataFrame, meta: Mapping[str, Any
     if (missing := int((~known).sum())) > 0.02 * len(known):
         doubts.append(f"{missing} of {len(known)} requests have no recorded lengths, and the replay leaves them out.")
     slots = _follow(requests, frame, meta)
-    exact = "prefix_source" in frame and frame.prefix_source.notna().any()
     give_token_ids(frame, requests)
     scenario = section(meta, "scenario")
     arrivals, target = section(scenario, "arrivals"), section(scenario, "target")
@@ -98,7 +96,6 @@ def recorded_load(run: RunDirectory, frame: pd.DataFrame, meta: Mapping[str, Any
         may_repeat=closed and arrivals.get("count") is None,
         timeout_ns=round(timeout * 1e9) if timeout else None,
         declared_window_s=declared_window_s(dict(meta)),
-        has_exact_prefixes=bool(exact),
         doubts=doubts,
     )
 

@@ -55,11 +55,6 @@ class PoolCurve:
         part = 1.0 if high <= low or at == 1 else (wanted - low) / (high - low)
         return int(np.ceil(self.blocks[at - 1] + part * (self.blocks[at] - self.blocks[at - 1])))
 
-    def extra_blocks_for(self, share_of_infinite: float = ENOUGH) -> int | None:
-        """What `blocks_for` has more than the pool that ran; 0 where that one suffices."""
-        blocks = self.blocks_for(share_of_infinite)
-        return None if blocks is None else max(0, blocks - self.pool_blocks)
-
 
 @dataclass(frozen=True, slots=True)
 class SharedLengths:

@@ -44,7 +44,7 @@ def recorded(asks: list[Ask]) -> RecordedLoad:
     ]  # fmt: skip
     return RecordedLoad(
         requests=requests, origin_ns=0, slots=None, until_ns=None, may_repeat=False, timeout_ns=None,
-        declared_window_s=None, has_exact_prefixes=True, doubts=[],
+        declared_window_s=None, doubts=[],
     )  # fmt: skip
 
 

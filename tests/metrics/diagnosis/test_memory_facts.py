@@ -63,8 +63,6 @@ def test_the_pool_that_suffices_is_computed_between_the_measured_sizes(table):
     assert curve.hit_share(100) == 0.2 and curve.hit_share(150) == pytest.approx(0.4)
     assert curve.hit_share(10_000) == 1.0
     assert curve.blocks_for(0.9) == 350, "90 % lie between 60 % at 200 blocks and 100 % at 400"
-    assert curve.extra_blocks_for(0.9) == 250
-    assert curve.extra_blocks_for(0.1) == 0
     assert curve.blocks_for(0.01) == 50, "nothing is known below half the pool"
 
 
@@ -72,7 +70,7 @@ def test_a_pool_that_no_measured_size_makes_good_has_no_size(table):
     curve = pool_curve(
         table(asked("a", {"miss_evicted": 100}, infinite_hit_tokens=100, resized_hit_tokens=[0, 0, 0, 10, 20])), 100
     )
-    assert curve.blocks_for(0.9) is None and curve.extra_blocks_for(0.9) is None
+    assert curve.blocks_for(0.9) is None
     assert pool_curve(table(asked("a", {"miss_cold": 9}, resized_hit_tokens=[0] * 5)), 100).blocks_for() is None
 
 
