@@ -97,7 +97,7 @@ def changed_config(recorded: EngineConfig, change: Change, meta: Mapping[str, An
 
 
 def with_chosen(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those chosen in their place, and without what the engine refuses beside them: the knobs of
+    """The settings with those chosen in their place. What the engine refuses beside them is left out: the knobs of
     another policy, another size of the pool, a chunk above the token budget."""
     found = {**settings, **chosen}
     dropped: set[str] = set()

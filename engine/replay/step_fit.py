@@ -1,10 +1,10 @@
 """How long a turn of the loop takes, fitted on the turns of one run.
 
 A turn has host stages before the device begins and after it ends, and the device's own time. Each is linear in what
-the step computed, with coefficients that cannot be negative: non-negative least squares of the relative errors, with
-errors far beyond the usual clipped (Huber, 1964), so that one stall teaches nothing. The rows of the matrix products
-have a piecewise linear cost, with knots only where the run has steps on both sides: beyond the largest step the last
-slope goes on.
+the step computed, with coefficients that cannot be negative. They are the non-negative least squares of the relative
+errors. Errors far beyond the usual are clipped (Huber, 1964), so that one stall teaches nothing. The rows of the matrix
+products have a piecewise linear cost, with knots only where the run has steps on both sides. Beyond the largest step
+the last slope goes on.
 """
 
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(steps: StepColumns) -> float:
-    """How wrong the sizes of steps are to each other, in stretches of the run that the fit did not see: the mean, by
+    """How wrong the sizes of steps are to each other, in stretches of the run that the fit did not see. The mean, by
     device time, of each size's relative error against that of all. That the machine was slower there is no error: a
     replay takes its level from the run."""
     count = len(steps)

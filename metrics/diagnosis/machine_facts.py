@@ -1,6 +1,6 @@
 """Who had the CPUs during a run: our processes, others, and nobody; and what kept the front's event loop busy.
 
-A slow step or a slow front has three explanations that look alike in its wall time: it computed longer, it waited for a
+A slow step or a slow front has three explanations that look alike in its wall time. It computed longer, it waited for a
 core that another process had, or it slept. The kernel tells them apart, thread by thread.
 """
 
