@@ -13,6 +13,7 @@ import pandas as pd
 from metrics.diagnosis.chunk_facts import Chunks, chunks_of
 from metrics.diagnosis.evidence_level import Level, seen
 from metrics.diagnosis.kv_facts import KvFacts, kv_facts
+from metrics.diagnosis.launch_facts import Launches, launches_of
 from metrics.diagnosis.machine_facts import MachineFacts, machine_facts
 from metrics.diagnosis.speed_facts import SpeedFacts, speed_facts
 from metrics.diagnosis.step_facts import StepFacts, step_facts
@@ -24,7 +25,7 @@ from metrics.request.objectives import objectives_of
 from metrics.request.offenders import Book, TooLarge, book_of
 from metrics.request.waits import reasons
 from metrics.results.load import is_closed
-from metrics.run.directory import RunDirectory, engine_settings
+from metrics.run.directory import RunDirectory, engine_settings, section
 from metrics.run.server_alone import is_server_alone, meta_of, requests_of
 from metrics.sources.view import ServerView, observe
 
@@ -70,6 +71,7 @@ class Facts:
     steal: Steal | None = None  # None where nothing sampled the server's machine, or its kernel does not count
     speed: Callable[[], SpeedFacts | None] = lambda: None  # against normal speed; worked out at its first use
     machine: MachineFacts | None = None  # who had the CPUs
+    launches: Launches | None = None  # of a GPU
     kv: Callable[[], KvFacts | None] = lambda: None  # blocks and prefix cache; worked out at its first use
 
     @property
@@ -169,8 +171,13 @@ def read_facts(run: RunDirectory, level: Level = "all") -> Facts:
         steal=steal_within(system, *span) if span else None,
         speed=cache(lambda: speed_facts(meta, steps, rows)),
         machine=machine_facts(meta, system, steps, rows, span),
+        launches=launches_of(meta, steps),
         kv=cache(
-            lambda: kv_facts(engine_settings(meta), run.table("requests"), run.table("steps")) if joined else None
+            lambda: (
+                kv_facts(engine_settings(meta), section(meta, "core"), run.table("requests"), run.table("steps"))
+                if joined
+                else None
+            )
         ),
     )
 

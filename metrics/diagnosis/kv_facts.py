@@ -37,9 +37,10 @@ class KvFacts:
     leak: Leak | None
 
 
-def kv_facts(engine: dict, requests: pd.DataFrame, steps: pd.DataFrame) -> KvFacts:
-    """`requests` and `steps` are all that the server recorded, warm-up too."""
-    size, blocks = int(engine.get("block_size") or USUAL_BLOCK_SIZE), pool_blocks(steps)
+def kv_facts(engine: dict, core: dict, requests: pd.DataFrame, steps: pd.DataFrame) -> KvFacts:
+    """`requests` and `steps` are all that the server recorded, warm-up too; `core` is what `run.json` says of it."""
+    size = int(engine.get("block_size") or USUAL_BLOCK_SIZE)
+    blocks = pool_blocks(steps) or int(core.get("num_kv_blocks") or 0)
     return KvFacts(
         block_size=size,
         pool_blocks=blocks,

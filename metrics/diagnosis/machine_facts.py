@@ -15,6 +15,8 @@ from metrics.run.directory import section
 from metrics.run.front_turns import Turns
 
 PARTS = 4  # of the window, to see what was there only for a while
+RARELY = 0.2  # of the mean: in a part with so little work, waits are those of threads without any
+MOST_DELAYED = 0.9  # of the steps' time: a share near 1 would call any speed normal
 LONG_TURN_NS = 10_000_000  # of the front's loop: a pause that a reader of text may notice
 
 
@@ -26,6 +28,7 @@ class FrontLoop:
     busy_worst: float  # ... in the busiest second
     on_cpu: float | None  # of its busy time, on a core
     queued: float | None  # ... ready, and waiting for a core; the rest it slept within a callback
+    queued_by_others: float | None  # ... of that, because of processes that are not ours
     long_turns: int  # of at least LONG_TURN_NS
     long_share: float  # of the time, in those
     longest_ms: float
@@ -44,6 +47,7 @@ class MachineFacts:
     """The window of the measured requests. Cores are means; None where nothing was sampled or the kernel is silent."""
 
     cores: int
+    threads: int  # of the core process that compute a step together
     front_cores: float | None
     core_cores: float | None  # of the core process
     load_cores: float | None  # of the load generator, on the same machine
@@ -53,9 +57,16 @@ class MachineFacts:
     others_cores_worst: float | None  # ... in the worst quarter of the window
     core_queued: float | None  # run-queue time of the core's threads / time that its threads could have computed
     core_queued_worst: float | None  # ... in the worst quarter
+    core_queued_by_others: float | None  # of that time, because of processes that are not ours
+    core_queued_by_others_worst: float | None  # ... in the worst quarter
     core_slept: float | None  # of the steps' time, in which the loop's thread was neither on a core nor in the queue
     pressure_percent: float | None
     front: FrontLoop | None
+
+    def delayed(self, queued: float | None) -> float:
+        """Of the steps' time, 0 to 1, at most so much was spent in waits for a core: a step waits for its last thread,
+        and each may wait at another time."""
+        return min(MOST_DELAYED, (queued or 0.0) * self.threads)
 
 
 def machine_facts(
@@ -79,9 +90,14 @@ def machine_facts(
     front, core = (_rate(samples, f"{name}_cpu_seconds", 1e9, lasted) for name in ("front", "core"))
     others = _others(samples, cores, front, core, load.get("cpu_cores"))
     queued = _gain(samples, "core_queued_ns")
-    possible = np.maximum(walls * threads, 1.0)
+    possible = walls * threads
+    if queued is not None and core is not None and not walls.any():  # no step was read: it ran, or was ready to
+        possible = core * lasted + queued
+    possible = np.maximum(possible, 1.0)
+    by_others = None if queued is None or others is None else queued * _part_of_others(others, front, load)
     return MachineFacts(
         cores=cores,
+        threads=threads,
         front_cores=_mean(front, lasted),
         core_cores=_mean(core, lasted),
         load_cores=load.get("cpu_cores"),
@@ -90,21 +106,30 @@ def machine_facts(
         others_cores=_mean(others, lasted),
         others_cores_worst=_worst(others, lasted),
         core_queued=None if queued is None else float(queued.sum() / possible.sum()),
-        core_queued_worst=None if queued is None else max(
-            (float(queued[part].sum() / possible[part].sum()) for part in _parts(len(queued))), default=0.0),
+        core_queued_worst=_worst_share(queued, possible),
+        core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
+        core_queued_by_others_worst=_worst_share(by_others, possible),
         core_slept=_slept(samples, walls),
         pressure_percent=_mean(_column(samples, "cpu_pressure_percent"), lasted),
-        front=_front_loop(samples, rows, lasted),
+        front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load)),
     )  # fmt: skip
 
 
-def _front_loop(samples: pd.DataFrame, rows: pd.DataFrame, lasted: np.ndarray) -> FrontLoop | None:
+def _part_of_others(others: np.ndarray, ours: np.ndarray, load: Mapping[str, Any]) -> np.ndarray:
+    """Of each second in which a thread of ours waits for a core, the part for which others have it: whoever ran
+    meanwhile had the cores. `ours`: cores of the other process of the server."""
+    return others / np.maximum(others + ours + (load.get("cpu_cores") or 0.0), 1e-9)
+
+
+def _front_loop(
+    samples: pd.DataFrame, rows: pd.DataFrame, lasted: np.ndarray, part_of_others: np.ndarray | None
+) -> FrontLoop | None:
     busy = _gain(samples, "loop_busy_ns")
     if busy is None or busy.sum() <= 0:
         return None
     whole, time_ns = float(busy.sum()), float(lasted.sum())
     cpu, queued = (_gain(samples, f"front_loop_{name}_ns") for name in ("cpu", "queued"))
-    turns = Turns(samples.iloc[1:])
+    turns = Turns.of(samples.iloc[1:])
     long = turns.lasted_ns[turns.lasted_ns >= LONG_TURN_NS]
     work = {name: float(rows[f"{name}_ns"].astype("float64").fillna(0).sum()) / whole if f"{name}_ns" in rows else 0.0
             for name in ("encoding", "decoding", "writing")}  # fmt: skip
@@ -113,6 +138,9 @@ def _front_loop(samples: pd.DataFrame, rows: pd.DataFrame, lasted: np.ndarray) -
         busy_worst=min(1.0, float((busy / lasted).max())),
         on_cpu=None if cpu is None else min(1.0, float(cpu.sum()) / whole),
         queued=None if queued is None else min(1.0, float(queued.sum()) / whole),
+        queued_by_others=None
+        if queued is None or part_of_others is None
+        else min(1.0, float((queued * part_of_others).sum()) / whole),
         long_turns=len(long),
         long_share=min(1.0, float(long.sum()) / time_ns),
         longest_ms=float(turns.lasted_ns.max(initial=0.0)) / 1e6,
@@ -179,6 +207,15 @@ def _worst(values: np.ndarray | None, lasted: np.ndarray) -> float | None:
     if values is None:
         return None
     return max((float(np.average(values[part], weights=lasted[part])) for part in _parts(len(values))), default=None)
+
+
+def _worst_share(spent: np.ndarray | None, possible: np.ndarray) -> float | None:
+    """Of the parts of the window, the largest share of what was possible. A part with hardly any step tells nothing."""
+    if spent is None:
+        return None
+    least = RARELY * possible.sum() / PARTS
+    parts = [(spent[part].sum(), possible[part].sum()) for part in _parts(len(spent))]
+    return max((min(1.0, float(one / whole)) for one, whole in parts if whole >= least), default=0.0)
 
 
 def _parts(count: int) -> list[np.ndarray]:

@@ -33,6 +33,7 @@ from metrics.steps import Steps, rows_of
 QUARTERS = 4
 FEWEST_STEPS = 32  # of a part: a median of fewer is good to a fifth at best
 ENOUGH_COVERED = 0.5  # of the device time must be in steps that the reference knows
+DECODE_PAIRS = 3  # of step_time.features: pairs of a query and a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,7 @@ class SpeedFacts:
     decodes: Pace | None  # the others
     quarters: list[float]  # slowdown of the device over each quarter of the steps
     worst_steps: tuple[int, int]  # first and last step of the slowest quarter
-    short_context: Pace | None  # of the decode steps, the half with less context
-    long_context: Pace | None
-    per_step_ms: float  # of what a step takes too long, the part that does not grow with the step
+    with_context: float | None  # slowdown of decode steps with much context over that of as many rows with little
     sampling: Pace | None
     host: dict[str, Pace]  # stage → its time
     encoding: Pace | None
@@ -108,13 +107,11 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
             return None
     known = ~np.isnan(normal.device_ns)
     prompts = batch.summed((batch.new_tokens > 1).astype(int)) > 0
-    context = batch.summed(batch.past_tokens).astype(float)
     quarters = [_pace(device, normal.device_ns, part) for part in _masks(known)]
     slowdowns = [pace.slowdown if pace is not None else 1.0 for pace in quarters]
     numbers = batch["step"]
     worst = np.flatnonzero(_masks(known)[int(np.argmax(slowdowns))])
     alone = known & ~prompts
-    middle = np.median(context[alone]) if alone.any() else 0.0
     is_reference = source == "reference"
     return SpeedFacts(
         source=source,
@@ -125,9 +122,9 @@ def speed_facts(meta: Mapping[str, Any], steps: pd.DataFrame, rows: pd.DataFrame
         decodes=_pace(device, normal.device_ns, alone),
         quarters=slowdowns,
         worst_steps=(int(numbers[worst[0]]), int(numbers[worst[-1]])),
-        short_context=_pace(device, normal.device_ns, alone & (context <= middle)),
-        long_context=_pace(device, normal.device_ns, alone & (context > middle)),
-        per_step_ms=_per_step_ms(device[known], normal.device_ns[known]),
+        with_context=_with_context(
+            device[alone] / np.maximum(normal.device_ns[alone], 1.0), batch.sequences[alone], found[alone, DECODE_PAIRS]
+        ),
         sampling=_pace(drawn.astype(float), normal.sampling_ns, ~np.isnan(normal.sampling_ns)),
         host=_host(same, kept, batch) if is_reference else {},
         encoding=_texts(same, rows, "encoding", "prompt_characters") if is_reference else None,
@@ -180,12 +177,17 @@ def _pace(took: np.ndarray, normal: np.ndarray, chosen: np.ndarray) -> Pace | No
     return Pace(float(took[chosen].sum()) / 1e6, float(normal[chosen].sum()) / 1e6)
 
 
-def _per_step_ms(took: np.ndarray, normal: np.ndarray) -> float:
-    """The intercept of what was lost by what is normal: a fixed cost of each step, 0 where it grows with the step."""
-    lost = np.minimum(took - normal, np.quantile(took - normal, 0.95))
-    spread = normal - normal.mean()
-    slope = float((spread * lost).sum() / max((spread**2).sum(), 1e-9))
-    return max(0.0, float(lost.mean() - max(slope, 0.0) * normal.mean())) / 1e6
+def _with_context(slowdown: np.ndarray, sequences: np.ndarray, pairs: np.ndarray) -> float | None:
+    """The upper third by context against the lower third, among steps of as many sequences: a batch that grows has more
+    context, too. Medians, and their mean by steps; None for too few."""
+    ratios, counts = [], []
+    for size in np.unique(sequences):
+        same = sequences == size
+        low, high = np.quantile(pairs[same], [1 / 3, 2 / 3])
+        if same.sum() >= FEWEST_STEPS and high > low:
+            ratios.append(np.median(slowdown[same & (pairs >= high)]) / np.median(slowdown[same & (pairs <= low)]))
+            counts.append(same.sum())
+    return float(np.average(ratios, weights=counts)) if counts else None
 
 
 def _host(entries: Sequence[SpeedEntry], kept: Sequence[Any], batch: Steps) -> dict[str, Pace]:

@@ -14,14 +14,17 @@ FROM, TO = (ACCOUNT_BY_NAME[name].column for name in ("client.network", "request
 
 
 class Turns:
-    """The long turns of one event loop, in their order."""
+    """Stretches of time in their order, none of which overlap: such as the long turns of one event loop."""
 
-    def __init__(self, system: pd.DataFrame):
-        """From rows of the table `system`."""
-        begins, lasted = (_joined(system, name) for name in ("loop_turn_begin_ns", "loop_turn_ns"))
-        order = np.argsort(begins, kind="stable")
-        self.begin_ns, self.lasted_ns = begins[order], lasted[order]
+    def __init__(self, begin_ns: np.ndarray, lasted_ns: np.ndarray):
+        order = np.argsort(begin_ns, kind="stable")
+        self.begin_ns, self.lasted_ns = begin_ns[order], lasted_ns[order]
         self.end_ns = self.begin_ns + self.lasted_ns
+
+    @classmethod
+    def of(cls, system: pd.DataFrame) -> "Turns":
+        """From rows of the table `system`."""
+        return cls(*(_joined(system, name) for name in ("loop_turn_begin_ns", "loop_turn_ns")))
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -44,7 +47,7 @@ def with_front_turns(joined: pd.DataFrame, system: pd.DataFrame) -> pd.DataFrame
     its send and its arrival, as `front_turns_ns`; 0 without such records. The sum of the accounts stays."""
     sent, arrived = (joined[name].astype("float64").to_numpy(dtype="float64", na_value=np.nan)
                      for name in ("sent_ns", "arrived_ns"))  # fmt: skip
-    waited = Turns(system).within(sent, np.maximum(arrived, sent))
+    waited = Turns.of(system).within(sent, np.maximum(arrived, sent))
     joined["front_turns_ns"] = waited
     moved = np.nan_to_num(waited)
     for prefix in ("ledger", "ttft") if moved.any() else ():

@@ -26,7 +26,8 @@ from metrics.replay.prediction import Change
 
 # A cause is proposed if it explains this share of an excess: a tenth could be chance. `adjudicate` asks for more.
 WORTH_A_LOOK = 0.1
-QUEUE = ("request.queue", "request.admission")
+ADMISSION = "request.admission"
+QUEUE = ("request.queue", ADMISSION)
 WAITS = (*QUEUE, "memory.blocked")
 CONTENTION = (*WAITS, "request.interference")  # time that other requests cost
 # Where a function must decide alone whether its accounts explain enough to be of any use.
@@ -108,6 +109,7 @@ class Cause:
     accounts: tuple[str, ...] = ()  # if these do not explain enough of the excess, it does not apply
     reason: str = ""  # of the waiting, only the part that has this reason counts
     symptom: str = ""  # that it can explain though no objective is missed
+    in_front: bool = False  # only such a cause can explain what a request waited for the front's event loop
     # metrics: of a server that recorded nothing for us; accounts: where no step is known; client: where nothing else is
     reads: Literal["records", "metrics", "accounts", "client"] = "records"
 
@@ -124,6 +126,8 @@ class Cause:
         if not self._applies(facts, excess) or (found := self.explain(facts, excess)) is None:
             return None
         claims = self._claims(facts) if found.claims is None else found.claims
+        if not self.in_front and ADMISSION in claims and excess is not None:
+            claims = {**claims, ADMISSION: claims[ADMISSION] * (1 - _front_share(facts, excess))}
         found = _held_against_the_served(facts, found)
         return replace(
             found,
@@ -197,6 +201,15 @@ def proposals_of_symptom(facts: Facts, symptom: str) -> list[Proposal]:
     """What could be the cause of a symptom that shows without an objective being missed."""
     tried = [each for each in causes_for(facts) if each.symptom == symptom]
     return [found for each in tried if (found := each(facts, None)) is not None]
+
+
+def _front_share(facts: Facts, excess: Excess) -> float:
+    """Of what late requests waited before the core took them in, 0 to 1: for turns of the front's event loop."""
+    if "front_turns_ns" not in facts.rows:
+        return 0.0
+    late = facts.rows.loc[excess.missing]
+    waited = float(late.ledger_request_admission_ns.astype("float64").sum())
+    return min(1.0, float(late.front_turns_ns.sum()) / waited) if waited > 0 else 0.0
 
 
 def _held_against_the_served(facts: Facts, found: Proposal) -> Proposal:

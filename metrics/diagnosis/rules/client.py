@@ -3,19 +3,26 @@
 import numpy as np
 import pandas as pd
 
+from metrics.diagnosis.client_stalls import ClientStalls, client_stalls
 from metrics.diagnosis.excess import SERVED, Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.front import DRAINED, drained_share
 from metrics.diagnosis.rules.shared_evidence import excess_evidence, missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
 NETWORK, LAG, LOST = "client.network", "client.lag", "request.lost"
 FEW = 0.5  # of the requests: what hits fewer of them belongs to them
+NEARLY_ALL = 0.9  # of the requests: these are no few readers, whatever their way in
 NEAR_NOTHING = 0.1  # of the late requests' transit: the others have hardly any
 IDLE_LOOP = 0.5  # busy: an event loop below it answers at once
 FULL_CLIENT = 0.9  # of a core: one process of a load generator has one
 CORE_DIED = ("the engine core", "core died", "engine_restarting", "engine is restarting")
+BROKEN = ("stream ended before", "closed without a reply", "connection reset", "broken pipe", "connection refused",
+          "connection aborted")  # fmt: skip
+HOLDS_TEXT = 0.05  # of the time, in long turns of the front's loop: beyond it the front may hold what is not read
+STILL = "client: due_ns, sent_ns, chunk_ns; requests: token_ns"
 WAYS = "client: sent_ns, last_byte_ns; requests: arrived_ns, written_ns"
 
 
@@ -26,7 +33,7 @@ def slow_network(facts: Facts, excess: Excess) -> Proposal | None:
     way_in, way_out = ways_ms(facts)
     hit = _hit(facts, way_in + way_out, excess)
     both = float(way_in.median()) >= NEAR_NOTHING * float((way_in + way_out).median())
-    steady = _variation(way_in)
+    steady, path = _variation(way_in), 1.0 - stalled_share(facts, excess)
     return Proposal(
         cause=f"a request is in transit for {way_in.median():,.0f} ms before it arrives, and its end for "
         f"{way_out.median():,.0f} ms (medians)",
@@ -35,11 +42,13 @@ def slow_network(facts: Facts, excess: Excess) -> Proposal | None:
                      supports=hit >= FEW, weight=3),
             evidence("the way in is slow, too: the first byte of a request is as late as the last of its answer" if both
                      else "the way in is fast: the first byte of a request is not delayed", float(way_in.median()),
-                     "ms", WAYS, supports=both, weight=2),
+                     "ms", WAYS, supports=both, weight=2 if both or hit < NEARLY_ALL else 0.5),
             evidence(f"the way in varies by {steady:.0%} of its mean: "
                      + ("a delay" if steady < 0.5 else "jitter, or a queue"), steady, "ratio", WAYS, weight=0),
             *_idle_server(facts),
             *_client_evidence(facts, supports=False),
+            *([evidence(f"{1 - path:.0%} of the time of answers in transit passed while the load generator stood still",
+                        1 - path, "share", STILL, supports=False, weight=3)] if path <= 0.5 else []),
             *excess_evidence(excess, (NETWORK,)),
         ],
         measurement="the same load from the server's own host",
@@ -47,7 +56,8 @@ def slow_network(facts: Facts, excess: Excess) -> Proposal | None:
         if_cause="client.network falls to below a millisecond",
         if_rival="client.network stays on few requests",
         change="shorten or widen the network path between client and server",
-        fixes=(Change(removed={NETWORK: 1.0}),),
+        claims={NETWORK: path},
+        fixes=(Change(removed={NETWORK: path}),),
     )  # fmt: skip
 
 
@@ -59,13 +69,16 @@ def slow_reader(facts: Facts, excess: Excess) -> Proposal | None:
     writing, stream = facts.rows.get("writing_ns"), facts.rows.ledger_request_stream_ns.astype("float64")
     late = excess.missing
     own = 0.0 if writing is None else float(writing.astype("float64")[late].sum() / max(stream[late].sum(), 1.0))
+    drained = drained_share(facts, excess)
+    if drained is not None and drained <= DRAINED:  # its buffers were empty: writes waited for something else
+        own = 0.0
     if excess.share(NETWORK) < 0.1 and own < FEW:  # the stream waits for something else than its reader
         return None
     waiting = way_out if writing is None else way_out + writing.astype("float64").fillna(0) / 1e6
     hit = _hit(facts, waiting, excess)
     fast_in = float(way_in.median()) <= NEAR_NOTHING * max(float(waiting.quantile(0.9)), 1e-9)
-    slowest = waiting.quantile(0.9)
-    if hit >= 0.9 and not fast_in:
+    slowest, path = waiting.quantile(0.9), 1.0 - stalled_share(facts, excess)
+    if hit >= NEARLY_ALL:
         return None
     return Proposal(
         cause=f"{hit:.0%} of the clients read slowly: the end of their answers takes up to {slowest:,.0f} ms to be "
@@ -85,8 +98,8 @@ def slow_reader(facts: Facts, excess: Excess) -> Proposal | None:
         if_cause="no request waits to be read",
         if_rival=f"{missing_share(excess)} stays",
         change="clients that read at once, fewer bytes a chunk, or a proxy that buffers",
-        claims={NETWORK: 1.0, "request.stream": min(1.0, own)},
-        fixes=(Change(removed={NETWORK: 1.0, "request.stream": min(1.0, own)}),),
+        claims={NETWORK: path, "request.stream": min(1.0, own)},
+        fixes=(Change(removed={NETWORK: path, "request.stream": min(1.0, own)}),),
     )  # fmt: skip
 
 
@@ -96,26 +109,31 @@ def starved_load_generator(facts: Facts, excess: Excess) -> Proposal | None:
     """The load generator sends or reads late: it has too little of the CPU, or stands still."""
     late = (facts.rows.sent_ns.astype("float64") - facts.rows.due_ns.astype("float64")) / 1e6
     p90, machine = float(late.quantile(0.9)), facts.machine
-    share = excess.share(LAG)
-    full = machine is not None and (machine.load_cores_worst or 0.0) >= FULL_CLIENT
-    queued = machine is not None and (machine.load_queued or 0.0) >= 0.1
-    if share < 0.1 and not full and not queued:
+    share, stalls, part = excess.share(LAG), _stalls(facts), stalled_share(facts, excess)
+    if machine is not None and (machine.load_cores_worst or 0.0) >= FULL_CLIENT:
+        part = 1.0
+    if share + part * excess.share(NETWORK) < 0.1:
         return None
+    claims = {LAG: 1.0, NETWORK: part}
     return Proposal(
-        cause=f"the load generator sends late, by {p90:,.0f} ms (p90): its own delay counts as the server's",
+        cause=f"the load generator sends late, by {p90:,.0f} ms (p90): its own delay counts as the server's"
+        if p90 >= 1 else "the load generator reads late: its own delay counts as the server's",
         evidence=[
             evidence(f"{share:.0%} of the time above the objective is {LAG}: intended send → send", share, "share",
                      "client: due_ns, sent_ns", supports=share >= 0.1, weight=3),
+            *([evidence(f"the load generator stands still {len(stalls)} times for up to {stalls.longest_ms:,.0f} ms, "
+                        f"{stalls.share:.0%} of the run: it neither sends what is due nor reads", stalls.share,
+                        "share", STILL, weight=3)] if stalls is not None and len(stalls) > 1 else []),
             *_client_evidence(facts, supports=True),
-            *excess_evidence(excess, (LAG, NETWORK) if full or queued else (LAG,)),
+            *excess_evidence(excess, (LAG, NETWORK) if part >= 0.1 else (LAG,)),
         ],
         measurement="the same load with a core of its own for the load generator, or with --processes 2",
         settings=None,
         if_cause=f"{LAG} falls to below a millisecond",
         if_rival=f"{LAG} stays",
         change="give the load generator a core of its own, or more processes",
-        claims={LAG: 1.0, NETWORK: 1.0 if full or queued else 0.0},
-        fixes=(Change(removed={LAG: 1.0, NETWORK: 1.0 if full or queued else 0.0}),),
+        claims=claims,
+        fixes=(Change(removed=claims),),
     )  # fmt: skip
 
 
@@ -150,6 +168,60 @@ def core_death(facts: Facts, excess: Excess | None) -> Proposal | None:
         claims={LOST: 1.0},
         explained=1.0 if is_loss else None,
     )  # fmt: skip
+
+
+@cause(lifecycles=("request", "client"), object="connections", kind="fault", needs=("loss",),
+       rival="a core that died: the server says so to its clients", rival_key="core_death")  # fmt: skip
+def broken_connections(facts: Facts, loss: Excess) -> Proposal | None:
+    """Connections end before the answer does, and the server says nothing of an error."""
+    if not is_broken(loss.error):
+        return None
+    lost = facts.rows.loc[loss.missing]
+    span = lost.due_ns.min(), lost.due_ns.max()
+    meanwhile = facts.rows[(facts.rows.status == "ok") & facts.rows.due_ns.between(*span)]
+    begun = float(lost.first_token_ns.notna().mean())
+    return Proposal(
+        cause=f"connections end before the answer is complete: {loss.missed} of {loss.sent} requests"
+        + (f" of {loss.klass}" if loss.klass else ""),
+        evidence=[
+            evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
+                     weight=2),
+            evidence(f"{len(meanwhile)} others were served meanwhile: the server lived", len(meanwhile), "requests",
+                     "client: due_ns, status", supports=len(meanwhile) > 0, weight=2),
+            evidence(f"{begun:.0%} of them had text before", begun, "share", "client: first_token_ns", weight=0),
+        ],
+        measurement="a capture of the packets at the server's port: which side sends the reset",
+        settings=None,
+        if_cause="the reset comes from the server, or from what stands before it, in the middle of an answer",
+        if_rival="the server's log names the end of its core",
+        change="find what closes the connections: middleware, a proxy, a limit of open files, a client that gives up",
+        explained=1.0,
+    )  # fmt: skip
+
+
+def is_broken(error: str) -> bool:
+    """Whether an error is of a connection, not an answer of the server."""
+    return any(words in error.lower() for words in BROKEN)
+
+
+def is_timeout(error: str) -> bool:
+    """Whether the client gave up: whatever makes requests late is the cause, not their end."""
+    return "timeout" in error or "target." in error
+
+
+def _stalls(facts: Facts) -> ClientStalls | None:
+    if facts.measured_by == "server":
+        return None
+    loop = None if facts.machine is None else facts.machine.front
+    return client_stalls(facts.rows, by_tokens=loop is not None and loop.long_share < HOLDS_TEXT)
+
+
+def stalled_share(facts: Facts, excess: Excess) -> float:
+    """Of what late requests spent on the way to the client, 0 to 1: while the load generator stood still."""
+    stalls = _stalls(facts)
+    if stalls is None or not len(stalls) or excess.objective == SERVED:
+        return 0.0
+    return min(1.0, stalls.waited_share(facts.rows.loc[excess.missing], first=excess.objective == "ttft_ms"))
 
 
 def ways_ms(facts: Facts) -> tuple[pd.Series, pd.Series]:

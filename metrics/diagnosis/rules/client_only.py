@@ -9,6 +9,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.rules.arrivals import OFFERED_LOAD
 from metrics.diagnosis.rules.cause import Proposal, cause
+from metrics.diagnosis.rules.client import broken_connections, is_broken, is_timeout
 from metrics.diagnosis.rules.refusals import BY_LIMIT, REFUSED
 from metrics.diagnosis.rules.shared_evidence import missing_share
 from metrics.diagnosis.verdict import Evidence, evidence
@@ -176,7 +177,7 @@ def rate_limit(facts: Facts, loss: Excess) -> Proposal | None:
 
 def core_death(facts: Facts, loss: Excess) -> Proposal | None:
     """Requests end with another error than a refusal."""
-    if loss.error.startswith("HTTP 4") or loss.error == "timeout":
+    if loss.error.startswith("HTTP 4") or is_timeout(loss.error) or is_broken(loss.error):
         return None
     found = [evidence(f"{loss.missed} requests ended with “{loss.error}”", loss.missed, "requests", "client: error",
                       weight=2)]  # fmt: skip
@@ -188,6 +189,7 @@ for _reads in ("client", "accounts"):
     cause(object="bound of the queue (max_waiting)", kind="policy", rival="overload", **_same)(queue_limit)
     cause(object="limit of a tenant", kind="policy", rival="a queue that is full", **_same)(rate_limit)
     cause(object="core process", kind="fault", rival="a network that fails", **_same)(core_death)
+    cause(object="connections", kind="fault", rival="a core that died", **_same)(broken_connections.explain)
 
 
 def _hint(excess: Excess, words: str, found: list[Evidence], explained: float, change: str) -> Proposal:

@@ -1,4 +1,4 @@
-"""The cause in the host's part of the loop."""
+"""Causes in the host's part of a step: what it does beside the device, and what the device waits for."""
 
 from metrics.diagnosis.capacity import FULL, best_load, load
 from metrics.diagnosis.excess import Excess
@@ -11,8 +11,14 @@ from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
 SMALL_BATCH = 4  # below it the fixed cost of a step weighs on each of its requests
-HOST = "compute.host"
+HOST, DECODE = "compute.host", "compute.decode"
+LAUNCHED = "steps: stage_launch_ns, device_ns, graph, request_ids"
+MOSTLY = 0.5
+WAITS_FOR_LAUNCHES = 0.8  # launching / device time: a device that is the slower one lets the host run ahead
+IN_A_GRAPH = 2.0  # a launch takes the host some 4 µs, and the next kernel of a graph starts after less than 2
 SLOW_STAGE = 3.0  # times its normal cost: a busy machine and short steps double it
+# Where no reference tells it: the loop's Python code takes so many milliseconds a step, and a sequence, on a slow core.
+USUAL_STEP_MS, USUAL_SEQUENCE_MS = 2.0, 0.1
 WORTH_MENDING = 0.1  # of the steps' time
 
 
@@ -24,10 +30,13 @@ def slow_host(facts: Facts, excess: Excess | None) -> Proposal | None:
     host = {name: part for name, part in steps.stage_share.items() if name not in DEVICE_STAGES}
     speed = facts.speed()
     paces = speed.host if speed is not None else {}
-    slow = {name: pace for name, pace in paces.items() if pace.slowdown >= SLOW_STAGE}
+    queued = 0.0 if facts.machine is None else min(0.9, facts.machine.core_queued or 0.0)
+    slow = {name: pace for name, pace in paces.items() if pace.slowdown * (1 - queued) >= SLOW_STAGE}
     wasted = sum(pace.took_ms - pace.normal_ms for pace in slow.values()) / (steps.wall_ns / 1e6)
-    lost = min(1.0, wasted / max(host_share, 1e-9)) if paces else 1.0
-    if excess is not None and (excess.objective == "served" or (host_share if not paces else wasted) < WORTH_MENDING):
+    host_ms = host_share * steps.wall_ns / steps.count / 1e6
+    usual_ms = USUAL_STEP_MS + USUAL_SEQUENCE_MS * steps.mean_batch
+    lost = min(1.0, wasted / max(host_share, 1e-9)) if paces else max(0.0, 1 - usual_ms / max(host_ms, 1e-9))
+    if excess is not None and (excess.objective == "served" or host_share * lost < WORTH_MENDING):
         return None
     fills = load(facts) >= FULL > best_load(facts) if facts.work is not None else False
     idle = facts.device_busy is not None and facts.device_busy < LOW_DEVICE_BUSY and host_share > 1 - LOW_DEVICE_BUSY
@@ -37,7 +46,6 @@ def slow_host(facts: Facts, excess: Excess | None) -> Proposal | None:
     if excess is not None and excess.share(HOST) * lost < 0.1 and not fills and host_share < EXPLAINS_ENOUGH:
         return None
     stage = max(slow, key=lambda name: slow[name].took_ms) if slow else max(host, key=lambda name: host[name])
-    host_ms = host_share * steps.wall_ns / steps.count / 1e6
     busy, small = facts.device_busy or 0.0, steps.mean_batch < SMALL_BATCH
     fixed_cost = ": small batches share the fixed cost among few" if small else ", so the fixed cost is already shared"
     return Proposal(
@@ -63,6 +71,44 @@ def slow_host(facts: Facts, excess: Excess | None) -> Proposal | None:
         change=f"shorten `{stage}`, or overlap it with the device's work",
         claims=claims,
         fixes=(Change(removed={HOST: lost}),),
+    )  # fmt: skip
+
+
+@cause(lifecycles=("compute",), object="launches of kernels", kind="policy", needs=("excess", "steps"),
+       accounts=(DECODE,), rival="a slow device: it would be slow in steps with prompts, too",
+       rival_key="slow_device")  # fmt: skip
+def launch_bound(facts: Facts, excess: Excess) -> Proposal | None:
+    """The device waits for the host to launch each kernel of a decode step, because no graph is replayed."""
+    found, speed = facts.launches, facts.speed()
+    if found is None or found.eager_share < MOSTLY or found.launch_share < WAITS_FOR_LAUNCHES:
+        return None
+    known = [each for each in (speed.others if speed is not None else []) if "graphs" in each.settings]
+    factor = known[0].speedup if known else IN_A_GRAPH
+    if factor < 1 + WORTH_MENDING:
+        return None
+    lost = found.eager_share * (1 - 1 / factor)
+    is_off = facts.engine.get("graphs") == "off"
+    return Proposal(
+        cause=f"decode steps are launched kernel by kernel, and the device waits for it: {found.step_ms:.1f} ms a step"
+        + (", as graphs are off" if is_off else ", as no graph fits them"),
+        evidence=[
+            evidence(f"the host launches for {found.launch_share:.0%} of the device's time in these steps: no kernel "
+                     "is ready before the one before it ends", found.launch_share, "ratio", LAUNCHED, weight=3),
+            evidence(f"{found.eager_share:.0%} of the device time of decode steps is in steps that replay no graph",
+                     found.eager_share, "share", "steps: graph, device_ns", weight=1),
+            evidence(f"{found.fixed_share:.0%} of such a step does not grow with its sequences", found.fixed_share,
+                     "share", LAUNCHED, supports=found.fixed_share >= MOSTLY, weight=1),
+            *([evidence(f"with graphs the same steps take {1 / factor:.0%} of the time", factor, "ratio",
+                        "run.json: speed_reference", weight=2)] if known else []),
+            *excess_evidence(excess, (DECODE,)),
+        ],
+        measurement="the same scenario with graphs, or `POST /debug/profile`: gaps between the kernels of a step",
+        settings={"graphs": "on"},
+        if_cause=f"decode steps take about {found.step_ms / factor:.1f} ms",
+        if_rival=f"decode steps take {found.step_ms:.1f} ms with graphs, too",
+        change="graphs=on (with graphs=auto, the log says why they could not be captured)",
+        claims={DECODE: lost} | dict.fromkeys(CONTENTION, lost),
+        fixes=(Change(settings={"graphs": "on"}, device_speed=1 / max(1 - lost, 0.1)),),
     )  # fmt: skip
 
 

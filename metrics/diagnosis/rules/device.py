@@ -7,7 +7,7 @@ from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import Proposal, cause
 from metrics.diagnosis.rules.shared_evidence import SLOW_DEVICE, excess_evidence, missing_share
-from metrics.diagnosis.speed_facts import Pace, SpeedFacts
+from metrics.diagnosis.speed_facts import SpeedFacts
 from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
@@ -16,13 +16,9 @@ DEVICE_ACCOUNTS = ("compute.decode", "compute.prefill", "request.interference", 
 WAITS = ("request.queue", "memory.blocked")
 CONTENTION = (*WAITS, "request.interference")
 SAMPLE = "token.sample"
-# Of the time that the core's threads could compute. With as many threads as cores, front and load generator queue them
-# for up to a tenth; a process that wants a core all the time takes up to a half.
-QUEUED = 0.15
+HELD = 0.1  # of the time that the core's threads could compute: less is within the usual spread of a step
 NEIGHBOUR_CORES = 0.4  # that other processes have meanwhile: less is an operating system at work
-GROWS = (
-    1.5  # slowdown of long contexts over that of short ones: two step models, each good to a tenth, on a busy machine
-)
+WITH_CONTEXT = 1.2  # slowdown with much context over that with little: a healthy device has 0.9 to 1.06
 FASTER_SETTINGS = 1.15  # below it two calibrations of one setting may differ as much
 SLOW_DRAWS = 1.8  # draws cost more with penalties and truncation, but seldom twice as much
 SAMPLES_MUCH = 0.1  # of a step
@@ -38,14 +34,16 @@ DEAR = ("logprobs", "top_logprobs", "prompt_logprobs", "repetition_penalty", "fr
 def slowness(facts: Facts) -> tuple[float, float]:
     """Device time / normal time, without waits for a core: over the whole run, and over its worst quarter."""
     speed, machine = facts.speed(), facts.machine
-    queued = (machine.core_queued or 0.0, machine.core_queued_worst or 0.0) if machine is not None else (0.0, 0.0)
+    waits = (0.0, 0.0)
+    if machine is not None:
+        waits = machine.delayed(machine.core_queued), machine.delayed(machine.core_queued_worst)
     whole = worst = 1.0
     if speed is not None:
         whole, worst = speed.device.slowdown, max(speed.quarters)
     if (speed is None or speed.source != "reference") and facts.steps is not None and facts.steps.slowdown is not None:
         whole = max(whole, facts.steps.slowdown)
         worst = max(worst, facts.steps.worst_slowdown or 1.0)
-    return whole * (1 - min(queued[0], 0.9)), worst * (1 - min(queued[1], 0.9))
+    return whole * (1 - waits[0]), worst * (1 - waits[1])
 
 
 def slowed(facts: Facts, factor: float) -> dict[str, float]:
@@ -65,9 +63,10 @@ def slowed(facts: Facts, factor: float) -> dict[str, float]:
 def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
     """The device takes longer than at its normal speed, all the time or for a while."""
     whole, worst = slowness(facts)
-    if max(whole, worst) < SLOW_DEVICE or excess.share(*DEVICE_ACCOUNTS, *WAITS) <= 0:
-        return None
     speed, always = facts.speed(), whole >= SLOW_DEVICE
+    usual = 1.0 if speed is None else max(1.0, min(speed.quarters))  # slow for a while: the rest of the run is not
+    if (not always and worst < SLOW_DEVICE * usual) or excess.share(*DEVICE_ACCOUNTS, *WAITS) <= 0:
+        return None
     times, part = (whole, "") if always else (worst, " for a while")
     grows = _grows(speed)
     return Proposal(
@@ -76,9 +75,9 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
             *_pace_evidence(facts, whole, worst),
             *_phase_evidence(facts, speed),
             *_neighbour_evidence(facts, supports=False),
-            *([evidence(f"the slowdown grows with the context ({grows:.1f} times as much with long ones): a kernel of "
-                        "attention, not the whole device", grows, "ratio", PER_STEP, supports=False, weight=3)]
-              if grows >= GROWS else []),
+            *([evidence(f"the slowdown grows with the context, {grows:.1f} times: a kernel of attention, not the whole "
+                        "device", grows, "ratio", PER_STEP, supports=False, weight=3)]
+              if grows >= WITH_CONTEXT else []),
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement="the same scenario on a quiet machine, with the device's clock and its other processes in view",
@@ -86,7 +85,7 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
         if_cause=f"device time / normal time falls from {times:.1f} to about 1.0",
         if_rival=f"device time / normal time stays near {times:.1f}, and falls with smaller batches",
         change="find what slows the device: a lowered clock, a neighbour process, a slow kernel",
-        claims=slowed(facts, whole if always else 1 + (worst - 1) / 4),
+        claims=slowed(facts, times),
         fixes=(Change(device_speed=max(whole, 1 + (worst - 1) / 4, 1.01)),),
         steps=speed.worst_steps if speed is not None and not always else None,
     )  # fmt: skip
@@ -97,40 +96,42 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
 def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
     """Threads of the server are ready and wait, because other processes have the cores."""
     machine = facts.machine
-    if machine is None or machine.core_queued is None or machine.others_cores is None:
+    if machine is None or machine.core_queued_by_others is None:
         return None
-    queued, worst = machine.core_queued, machine.core_queued_worst or 0.0
+    held, worst = machine.core_queued_by_others, machine.core_queued_by_others_worst or 0.0
     taken = machine.others_cores_worst or 0.0
-    if max(queued, worst) < QUEUED or taken < NEIGHBOUR_CORES:
+    if max(held, worst) < HELD or taken < NEIGHBOUR_CORES:
         return None
-    ours = sum(each or 0.0 for each in (machine.front_cores, machine.load_cores))
-    lost = min(0.9, queued) * machine.others_cores / max(machine.others_cores + ours, 1e-9)
+    lost, most = machine.delayed(held), machine.delayed(max(held, worst))
     speed, loop = facts.speed(), machine.front
     if speed is not None and speed.source == "reference":  # what it costs cannot be more than what is lost
         lost = min(lost, speed.device.lost_share)
-    claims = dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS, "compute.host", SAMPLE), lost)
-    front = 0.0
-    if loop is not None and loop.queued is not None:  # a loop that is held waits for a core meanwhile, and not because
-        front = min(0.9, loop.queued) * max(0.0, 1 - loop.long_share / max(loop.busy, 1e-9))
+        most = min(most, 1 - 1 / max(speed.device.slowdown, *speed.quarters, 1.0))
+    claims = dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS, "compute.host", SAMPLE), most)
+    front = min(0.9, (loop.queued_by_others or 0.0)) if loop is not None else 0.0
     claims |= dict.fromkeys(("request.stream", "token.encode", "token.decode"), front)
+    if max(most, front) < HELD:
+        return None
+    own = 0.0 if loop is None else loop.long_share * (1 - (loop.queued or 0.0))  # a neighbour holds no event loop
     return Proposal(
         cause=f"other processes take {machine.others_cores:.1f} of {machine.cores} cores, and threads of the engine "
-        f"wait for a core in {queued:.0%} of their time",
+        f"wait for them in {held:.0%} of their time",
         evidence=[
-            evidence(f"the engine's threads stand in the run queue in {queued:.0%} of the steps' time, {worst:.0%} in "
-                     "the worst quarter of the run", worst, "share", SAMPLED, weight=2),
+            evidence(f"the engine's threads stand in the run queue in {machine.core_queued:.0%} of the steps' time; "
+                     f"in {held:.0%} because of other processes, {worst:.0%} in the worst quarter of the run", worst,
+                     "share", SAMPLED, weight=2),
             evidence(f"processes that are not of this run take {machine.others_cores:.2f} cores, {taken:.2f} in the "
                      "worst quarter", taken, "cores", SAMPLED, weight=1),
             *_own_pace_evidence(facts),
             *([evidence(f"the front's event loop is held in turns of up to {loop.longest_ms:,.0f} ms, "
-                        f"{loop.long_share:.0%} of the time: no neighbour does that", loop.long_share, "share",
+                        f"{own:.0%} of the time without its waits for a core: no neighbour does that", own, "share",
                         "system: loop_turn_ns", supports=False, weight=3)]
-              if loop is not None and loop.long_share >= 0.1 else []),
+              if own >= 0.1 else []),
             *excess_evidence(excess, tuple(claims)),
         ],
         measurement="the same scenario while nothing else runs on these cores",
         settings={},
-        if_cause=f"time in the run queue falls from {queued:.0%} to a few percent",
+        if_cause=f"time in the run queue falls from {machine.core_queued:.0%} to a few percent",
         if_rival="the run queue is empty, and the steps take as long",
         change="give the server cores of its own: end the other process, pin it elsewhere (taskset, cpusets), or raise "
         "the server's priority",
@@ -149,15 +150,15 @@ def slow_kernel(facts: Facts, excess: Excess) -> Proposal | None:
     if chosen:
         return _slower_settings(facts, excess, speed, chosen)
     grows = _grows(speed)
-    if speed is None or grows < GROWS or speed.long_context.slowdown < SLOW_DEVICE:
+    if speed is None or grows < WITH_CONTEXT or speed.decodes.slowdown < SLOW_DEVICE:
         return None
     factor = speed.device.slowdown
     return Proposal(
-        cause=f"attention is slow: steps with long contexts take {speed.long_context.slowdown:.1f} times as long as "
-        f"normal, with short ones {speed.short_context.slowdown:.1f} times",
+        cause=f"attention is slow: decode steps take {speed.decodes.slowdown:.1f} times as long as normal, and the "
+        "more so the more context they have",
         evidence=[
-            evidence(f"the slowdown of decode steps is {grows:.1f} times as high in the half with more context",
-                     grows, "ratio", PER_STEP, weight=3),
+            evidence(f"with much context decode steps are slowed {grows:.1f} times as much as with little, at as many "
+                     "sequences", grows, "ratio", PER_STEP, weight=3),
             *_neighbour_evidence(facts, supports=False),
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
         ],
@@ -349,18 +350,14 @@ def _neighbour_evidence(facts: Facts, *, supports: bool) -> list[Evidence]:
     machine = facts.machine
     if machine is None or machine.core_queued is None:
         return []
-    is_queued = machine.core_queued >= QUEUED and (machine.others_cores or 0.0) >= NEIGHBOUR_CORES
+    others = machine.core_queued_by_others_worst or 0.0
+    is_queued = others >= HELD and (machine.others_cores_worst or 0.0) >= NEIGHBOUR_CORES
     statement = f"the engine's threads wait for a core in {machine.core_queued:.0%} of the steps' time"
     statement += ": another process has it" if is_queued else ": the cores are its own"
     return [evidence(statement, machine.core_queued, "share", SAMPLED, supports=is_queued == supports)]
 
 
 def _grows(speed: SpeedFacts | None) -> float:
-    """Slowdown of decode steps with long contexts over that with short ones; 1 where it is not known."""
-    if speed is None or speed.source != "reference" or speed.short_context is None or speed.long_context is None:
-        return 1.0
-    return _ratio(speed.long_context, speed.short_context)
-
-
-def _ratio(pace: Pace, other: Pace) -> float:
-    return pace.slowdown / max(other.slowdown, 1.0)
+    """Slowdown of decode steps with much context over that with little; 1 where it is not known."""
+    known = speed is not None and speed.source == "reference" and speed.decodes is not None
+    return speed.with_context or 1.0 if known else 1.0

@@ -88,7 +88,7 @@ def _lost_room(facts: Facts) -> list:
     kv, found = facts.kv(), []
     if kv is None:
         return found
-    if kv.leak is not None and kv.leak.grows and kv.leak.share_of_pool >= LEAKED:
+    if kv.leak is not None and kv.leak.stays and kv.leak.share_of_pool >= LEAKED:
         found.append(evidence(f"{kv.leak.share_of_pool:.0%} of the pool is held by no request", kv.leak.share_of_pool,
                               "share", BLOCKS, supports=False, weight=4))  # fmt: skip
     if kv.fragmentation is not None and kv.fragmentation.tail_share >= WASTED and kv.block_size > USUAL_SIZES[-1]:
@@ -143,7 +143,7 @@ def block_leak(facts: Facts, excess: Excess) -> Proposal | None:
     """Blocks stay taken after their requests have ended, more and more of them."""
     kv = facts.kv()
     found = None if kv is None else kv.leak
-    if found is None or not found.grows or found.share_of_pool < LEAKED:
+    if found is None or not found.stays or found.share_of_pool < LEAKED:
         return None
     claims = _pool_claims(facts, excess, 1.0)
     if claims is None:

@@ -99,12 +99,13 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
             *excess_evidence(excess, PROMPT_ACCOUNTS),
         ],
         measurement="the same scenario with a larger pool",
-        settings={"num_kv_blocks": target},
+        settings={"num_kv_blocks": target} if target else None,  # 0 where nobody recorded how large the pool is
         if_cause=f"cached tokens rise from {kv.use.hit_share:.0%} to about {hit:.0%} of the prompt",
         if_rival=f"cached tokens stay, and so does {missing_share(excess)}",
-        change=f"num_kv_blocks={target} (now {kv.pool_blocks}), or a cache that more servers share by prefix",
+        change=(f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool")
+        + ", or a cache that more servers share by prefix",
         claims=_accounts(excess, _saved(kv, max(0.0, hit - kv.use.hit_share))),
-        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in candidates),
+        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in candidates if size),
     )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def cache_pollution(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival="shared prefixes evict each other all the same",
         change=f"send {worst[0] or 'one-shot prompts'} to a server of their own, or a pool of {target} blocks",
         claims=_accounts(excess, _saved(kv, lost.missed_share)),
-        fixes=(Change(settings={"num_kv_blocks": target}),),
+        fixes=(Change(settings={"num_kv_blocks": target}),) if target else (),
     )  # fmt: skip
 
 

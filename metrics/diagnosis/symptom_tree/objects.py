@@ -76,6 +76,8 @@ _REQUEST = (
                "the same scenario without moderation", (account("request.moderation"),), ("request.moderation",)),
     TreeObject("core_death", "request", "core process", "Did the server stop in between?",
                "the log of the server around the first failed request", (request.crashes, account("request.lost"))),
+    TreeObject("broken_connections", "request", "connections", "Do connections end before the answer?",
+               "a capture of the packets at the server's port", (request.crashes,)),
 )  # fmt: skip
 _MEMORY = (
     TreeObject("kv_pool", "memory", "KV block pool", "Do requests wait for KV blocks, or lose them?",

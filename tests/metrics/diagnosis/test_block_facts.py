@@ -64,7 +64,7 @@ def test_a_request_without_a_record_holds_what_its_steps_say():
 
 def test_a_leak_that_is_over_does_not_grow():
     found = leak(requests((0, 400, 16, 16)), steps([4] * 10 + [9] * 30), 16)
-    assert found.by_stretch == [0, 5, 5, 5] and not found.grows
+    assert found.by_stretch == [0, 5, 5, 5] and found.stays and not found.grows
 
 
 def test_a_run_without_steps_or_slots_has_no_facts():

@@ -3,32 +3,20 @@
 import msgspec
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from metrics.compute.cost_model import ModelShape
 from metrics.diagnosis.diagnose import diagnose
 from metrics.diagnosis.facts import read_facts
 from metrics.diagnosis.machine_facts import machine_facts
+from metrics.diagnosis.speed_facts import _with_context
 from metrics.diagnosis.speed_run import entry_of_run
 from metrics.records import SCHEMAS
 from metrics.run.directory import RunDirectory
+from tests.metrics.sampled_machine import known, turns, with_requests, with_system
 from tests.metrics.simulated_server import Device
 from tests.metrics.synthetic import Plant, synthetic_run
 
 S = 1_000_000_000
-SHAPE = ModelShape(1000, 64, 10_000, 20_000, 256, ((None, 2),), 512, 100_000)
-
-
-def known(run: RunDirectory, entries: list | None = None, **core) -> RunDirectory:
-    """The run, with the model and the device that a server of ours would tell, and a reference."""
-    core = {"device": "cpu", "dtype": "float32", "weights": "float32", "threads": 1} | core
-    hardware = {"cpu": "simulated", "cores": 1}
-    changes = {"model_shape": msgspec.to_builtins(SHAPE), "core": core, "hardware": hardware}
-    reference = {"family": "simulated", "entries": msgspec.to_builtins(entries or [])}
-    run.update_meta(**changes, speed_reference=reference)
-    return run
 
 
 def slow_run(path, factor: float, **changes) -> RunDirectory:
@@ -72,6 +60,17 @@ def test_a_slow_device_is_named_where_its_own_steps_say_overload(tmp_path, norma
     assert any("normal speed" in fact.statement and fact.supports for fact in first.evidence)
 
 
+@pytest.mark.parametrize(("factors", "grows"), [((3.0, 3.0), False), ((1.0, 20.0), True)])
+def test_a_slow_kernel_of_attention_slows_steps_by_their_context_and_a_slow_device_all(factors, grows):
+    dice = np.random.default_rng(0)
+    rows = dice.integers(1, 6, 400)
+    pairs = rows * dice.uniform(50, 400, 400)  # a larger batch has more context
+    other, attention = 1e6 + 2e5 * rows, 500 * pairs
+    took = (factors[0] * other + factors[1] * attention) * dice.normal(1, 0.05, 400)
+    assert (_with_context(took / (other + attention), rows, pairs) > 1.2) == grows
+    assert _with_context(took[:20], rows[:20], pairs[:20]) is None
+
+
 def system(**columns) -> pd.DataFrame:
     """Samples of four seconds; a list is of each sample, another value of all."""
     rows = pd.DataFrame({name: pd.Series([None] * 4, dtype=object) for name in SCHEMAS["system"].names})
@@ -80,8 +79,8 @@ def system(**columns) -> pd.DataFrame:
     return rows
 
 
-def facts_of(rows: pd.DataFrame):
-    steps = pd.DataFrame({"step": [0], "begin_ns": [S], "end_ns": [4 * S]})
+def facts_of(rows: pd.DataFrame, *, with_steps: bool = True):
+    steps = pd.DataFrame({"step": [0], "begin_ns": [S], "end_ns": [4 * S]}).iloc[: int(with_steps)]
     meta = {"hardware": {"cores": 2}, "core": {"threads": 2}, "load_use": {"cpu_cores": 0.1, "cpu_cores_max": 0.2}}
     return machine_facts(meta, rows, steps, pd.DataFrame(), (0.0, 5.0 * S))
 
@@ -91,6 +90,19 @@ def test_other_processes_have_what_ours_do_not_have_of_the_cpus():
                             core_cpu_seconds=[0.0, 0.8, 1.6, 2.4], core_queued_ns=[0, S, 2 * S, 3 * S]))  # fmt: skip
     assert found.others_cores == pytest.approx(2.0 - 0.1 - 0.8 - 0.1)
     assert found.core_queued == pytest.approx(0.5)
+    assert found.core_queued_by_others == pytest.approx(0.5 * 1.0 / 1.2)  # the front and the load have a sixth of it
+
+
+def test_processes_of_ours_that_have_the_cores_are_no_neighbour():
+    found = facts_of(system(host_cpu_percent=95.0, front_cpu_seconds=[0.0, 0.9, 1.8, 2.7],
+                            core_cpu_seconds=[0.0, 0.9, 1.8, 2.7], core_queued_ns=[0, S, 2 * S, 3 * S]))  # fmt: skip
+    assert found.core_queued == pytest.approx(0.5) and found.core_queued_by_others == 0.0
+
+
+def test_without_steps_the_time_on_a_core_tells_how_long_threads_waited_for_one():
+    rows = system(host_cpu_percent=100.0, front_cpu_seconds=0.0, core_cpu_seconds=[0.0, 0.5, 1.0, 1.5],
+                  core_queued_ns=[0, S // 2, S, 3 * S // 2])  # fmt: skip
+    assert facts_of(rows, with_steps=False).core_queued == pytest.approx(0.5)
 
 
 def test_a_loop_that_sleeps_is_busy_and_on_no_core():
@@ -110,27 +122,6 @@ def test_a_core_that_began_anew_counts_from_nothing():
 def test_without_samples_nothing_is_known():
     assert machine_facts({}, system().iloc[:1], pd.DataFrame(), pd.DataFrame(), (0.0, 1.0)) is None
     assert facts_of(system()).core_queued is None and facts_of(system()).front is None
-
-
-def with_system(run: RunDirectory, **columns) -> RunDirectory:
-    """The run, whose samples of the machine have these columns: a function of the seconds since the first."""
-    rows = run.table("system").sort_values("ns", ignore_index=True)
-    seconds = (rows.ns - rows.ns[0]).to_numpy("float64") / 1e9
-    for name, value in columns.items():
-        rows[name] = [value(second) for second in seconds]
-    pq.write_table(pa.Table.from_pandas(rows, SCHEMAS["system"], preserve_index=False), run.path / "system.parquet")
-    return run
-
-
-def turns(every_s: float, lasting_ms: float):
-    """Columns of a loop that is held for so long, again and again."""
-    return {
-        "loop_busy_ns": lambda s: int(s * lasting_ms * 1e6 / every_s),
-        "front_loop_cpu_ns": lambda s: int(s * lasting_ms * 1e6 / every_s),
-        "front_loop_queued_ns": lambda s: 0,
-        "loop_turn_begin_ns": lambda s: [int(1e12 + s * 1e9)],
-        "loop_turn_ns": lambda s: [int(lasting_ms * 1e6)],
-    }
 
 
 def test_a_held_event_loop_is_named_and_an_idle_one_is_not(tmp_path):
@@ -157,10 +148,5 @@ def test_a_neighbour_is_named_where_threads_wait_for_a_core(tmp_path):
 
 def test_slow_writes_are_the_servers_and_not_the_loops(tmp_path):
     run = with_system(synthetic_run(tmp_path / "run", plant="slow_stream", requests=80), **turns(1.0, 20.0))
-    rows = run.table("requests")
-    rows["writing_ns"] = (0.95 * rows.ledger_request_stream_ns).astype("int64")
-    rows = rows.drop(columns=[name for name in rows if name.endswith("client_lag_ns") or name.endswith("network_ns")])
-    table = pa.Table.from_pandas(rows.reindex(columns=SCHEMAS["requests"].names).replace({np.nan: None}),
-                                 SCHEMAS["requests"], preserve_index=False)  # fmt: skip
-    pq.write_table(table, run.path / "requests.parquet")
+    with_requests(run, writing_ns=lambda rows: (0.95 * rows.ledger_request_stream_ns).astype("int64"))
     assert diagnose(run).findings[0].key == "slow_writer"

@@ -25,7 +25,7 @@ def with_turns(run: RunDirectory, begins: list[int], lasted: list[int]) -> RunDi
 
 
 def test_time_within_turns_is_counted_once_and_only_between_the_two_moments():
-    turns = Turns(pd.DataFrame({"loop_turn_begin_ns": [[100], [10, 40]], "loop_turn_ns": [[50], [10, 5]]}))
+    turns = Turns.of(pd.DataFrame({"loop_turn_begin_ns": [[100], [10, 40]], "loop_turn_ns": [[50], [10, 5]]}))
     begins, ends = np.array([0.0, 15.0, 20.0, 42.0, 200.0, np.nan]), np.array([300.0, 18.0, 40.0, 120.0, 300.0, 5.0])
     assert turns.within(begins, ends) == pytest.approx([65, 3, 0, 23, 0, np.nan], nan_ok=True)
 
