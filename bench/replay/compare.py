@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.replay.outcome import figures, recorded_answers
-from engine.replay.predictor import ReplayPredictor, predictor_of
-from metrics.replay.prediction import Change, Prediction
+from engine.replay.predictor import ReplayPredictor, StepErrors, predictor_of
+from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
 from metrics.results.load import declared_window_s
 from metrics.run.directory import RunDirectory
@@ -20,30 +20,68 @@ FIGURES = {"tpot": "tpot_ms:p50", "e2e": "e2e_ms:p50", "ttft": "ttft_ms:p50", "a
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """Of one figure of a pair; ms, or a share."""
+class Outcome:
+    """Of one figure of one repeat; ms, or a share."""
 
-    base: float  # medians over the repeats
+    base: float
     predicted: float
     low: float
     high: float
     measured: float
-    spread: float  # largest minus smallest over the repeats of base and change, each relative to its median, mean
-
-    @property
-    def error(self) -> float:
-        """Relative."""
-        return self.predicted / self.measured - 1 if self.measured else math.nan
+    at_its_speed: float  # predicted for a device as fast as that of the changed run
+    unchanged_width: float  # of the interval of the run replayed unchanged
 
     @property
     def is_inside(self) -> bool:
         return self.low <= self.measured <= self.high
 
-    def has_right_sign(self, relative: bool) -> bool | None:
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Of one figure of a pair, over its repeats."""
+
+    outcomes: Sequence[Outcome]
+    relative: bool  # a latency; an attainment is compared by points
+
+    def median(self, name: str) -> float:
+        return statistics.median(getattr(each, name) for each in self.outcomes)
+
+    @property
+    def error(self) -> float:
+        """Relative, or in shares of the requests; the median of the repeats."""
+        return statistics.median(self._change(each.measured, each.predicted) for each in self.outcomes)
+
+    @property
+    def error_at_its_speed(self) -> float:
+        """`error` without what the machine did between the two runs."""
+        return statistics.median(self._change(each.measured, each.at_its_speed) for each in self.outcomes)
+
+    @property
+    def inside(self) -> int:
+        """Repeats whose outcome lies within its interval."""
+        return sum(each.is_inside for each in self.outcomes)
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest change among the repeats; of a single one, the width of the interval of the run
+        replayed unchanged."""
+        if len(self.outcomes) == 1:
+            only = self.outcomes[0]
+            return only.unchanged_width / only.base if self.relative and only.base else only.unchanged_width
+        changes = [self._change(each.base, each.measured) for each in self.outcomes]
+        return max(changes) - min(changes)
+
+    @property
+    def has_right_sign(self) -> bool | None:
         """None where the change is within the spread of runs."""
-        change, said = self.measured - self.base, self.predicted - self.base
-        unit = self.base if relative else 1.0
-        return None if abs(change) <= self.spread * unit else (change > 0) == (said > 0)
+        change = statistics.median(self._change(each.base, each.measured) for each in self.outcomes)
+        said = statistics.median(self._change(each.base, each.predicted) for each in self.outcomes)
+        return None if abs(change) <= self.spread else (change > 0) == (said > 0)
+
+    def _change(self, before: float, after: float) -> float:
+        if not self.relative:
+            return after - before
+        return after / before - 1 if before else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +90,8 @@ class Compared:
     settings: dict[str, Any]
     figures: dict[str, Figure]  # by FIGURES
     preemptions: tuple[int, int, int]  # base, predicted, measured
+    speed: float  # device time of the changed run against the base's step model, in sizes that both have: 0.1 is slower
+    beyond: float  # ... in larger sizes; NaN where there are none
     seconds: float  # of one prediction, with its interval
     doubts: list[str]
     repeats: int
@@ -59,29 +99,54 @@ class Compared:
 
 def compare(
     name: str, settings: dict[str, Any], bases: Sequence[RunDirectory], changed: Sequence[RunDirectory]
-) -> Compared:  # fmt: skip
-    predictions, begin = [_predict(run.path, settings) for run in bases], time.monotonic()
-    ReplayPredictor(bases[0]).predict([Change(settings=settings)])  # from the start, as one who asks only that
+) -> Compared:
+    """Each base predicts the changed run of the same repeat."""
+    pairs = list(zip(bases, changed, strict=True))
+    begin, change = time.monotonic(), Change(settings=settings)
+    ReplayPredictor(bases[0]).predict([change])
     seconds = time.monotonic() - begin
-    before, after = [_figures(run.path) for run in bases], [_figures(run.path) for run in changed]
-    found = {}
-    for key, figure in FIGURES.items():
-        said = [_interval(each, figure) for each in predictions]
-        found[key] = Figure(
-            base=statistics.median(each[figure] for each in before),
-            predicted=statistics.median(each.median for each in said),
-            low=statistics.median(each.low for each in said),
-            high=statistics.median(each.high for each in said),
-            measured=statistics.median(each[figure] for each in after),
-            spread=statistics.mean(_spread([each[figure] for each in runs], key) for runs in (before, after)),
+    predicted = [_predicted(base, after, settings) for base, after in pairs]
+    figures = {
+        key: Figure(
+            [
+                _outcome(base, after, said, figure)
+                for (base, after), said in zip(pairs, predicted, strict=True)
+            ],
+            relative=key != "attainment",
         )
+        for key, figure in FIGURES.items()
+    }  # fmt: skip
     preempted = (
         round(statistics.median(_preemptions(run.path) for run in bases)),
-        round(statistics.median(each.preemptions for each in predictions)),
+        round(statistics.median(said.preemptions for _, said, _ in predicted)),
         round(statistics.median(_preemptions(run.path) for run in changed)),
     )
-    doubts = sorted({doubt for each in predictions for doubt in each.doubts})
-    return Compared(name, settings, found, preempted, seconds, doubts, min(len(bases), len(changed)))
+    steps = [_step_errors(base.path, after.path) for base, after in pairs]
+    doubts = sorted({doubt for _, said, _ in predicted for doubt in said.doubts})
+    speed, beyond = (statistics.median(getattr(each, part) for each in steps) for part in ("known", "beyond"))
+    return Compared(name, settings, figures, preempted, speed, beyond, seconds, doubts, len(pairs))
+
+
+def _predicted(base: RunDirectory, changed: RunDirectory, settings: dict[str, Any]) -> list[Prediction]:
+    """The run unchanged; with the settings; and with them on a machine as fast as it was in the changed run."""
+    known = _step_errors(base.path, changed.path).known
+    speed = 1.0 if math.isnan(known) else 1 / (1 + known)
+    return _predictor(base.path).predict(
+        [Change(), Change(settings=settings), Change(settings=settings, device_speed=speed)]
+    )
+
+
+def _outcome(base: RunDirectory, changed: RunDirectory, predicted: Sequence[Prediction], figure: str) -> Outcome:
+    unchanged, said, at_its_speed = (_interval(each, figure) for each in predicted)
+    return Outcome(
+        base=_figures(base.path)[figure],
+        predicted=said.median,
+        low=said.low,
+        high=said.high,
+        at_its_speed=at_its_speed.median,
+        measured=_figures(changed.path)[figure],
+        unchanged_width=unchanged.high - unchanged.low,
+    )
 
 
 @cache
@@ -89,13 +154,14 @@ def _predictor(path: Path) -> ReplayPredictor:
     return predictor_of(RunDirectory(path))
 
 
-def _predict(path: Path, settings: dict[str, Any]) -> Prediction:
-    return _predictor(path).predict([Change(settings=settings)])[0]
-
-
-def _interval(prediction: Prediction, figure: str):
+def _interval(prediction: Prediction, figure: str) -> Interval:
     name, _, quantile = figure.partition(":")
     return getattr(prediction, name)[quantile] if quantile else getattr(prediction, name)
+
+
+@cache
+def _step_errors(base: Path, changed: Path) -> StepErrors:
+    return _predictor(base).step_errors(RunDirectory(changed).table("steps"))
 
 
 @cache
@@ -109,8 +175,3 @@ def _figures(path: Path) -> dict[str, float]:
 @cache
 def _preemptions(path: Path) -> int:
     return int(RunDirectory(path).table("steps").preempted_ids.map(len).sum())
-
-
-def _spread(values: Sequence[float], key: str) -> float:
-    width = max(values) - min(values)
-    return width if key == "attainment" else width / statistics.median(values)

@@ -1,10 +1,11 @@
 """The tables of the comparison: one row a pair, and what share of the pairs keeps each bound."""
 
 import datetime
+import math
 import statistics
 from collections.abc import Sequence
 
-from bench.replay.compare import Compared
+from bench.replay.compare import Compared, Figure
 from bench.replay.pairs import label
 from metrics.machine.host import hardware
 
@@ -15,30 +16,29 @@ NAMES = {"tpot": "TPOT p50", "e2e": "E2E p50", "ttft": "TTFT p50", "attainment":
 def summary(compared: Sequence[Compared]) -> str:
     lines = []
     for each in compared:
-        words = [
-            f"{key} {_shown(key, f.base)}→{_shown(key, f.predicted)} ({_shown(key, f.low)}–{_shown(key, f.high)}), was "
-            f"{_shown(key, f.measured)} {_error(key, each)} ±{_spread(key, f.spread)}"
-            for key, f in each.figures.items()
-        ]  # fmt: skip
-        lines.append(f"{each.workload:22s} {label(each.settings)}  preempted {each.preemptions}  {each.seconds:.1f} s")
-        lines += [f"    {word}" for word in words] + [f"    ! {doubt}" for doubt in each.doubts]
-    return "\n".join([*lines, "", *_totals(compared)])
+        lines.append(
+            f"{each.workload:22s} {label(each.settings)}  preempted {each.preemptions}  steps "
+            f"{_steps(each)}  {each.seconds:.1f} s"
+        )
+        lines += [f"    {key} {_cell(key, figure)}" for key, figure in each.figures.items()]
+        lines += [f"    ! {doubt}" for doubt in each.doubts]
+    return "\n".join([*lines, "", *totals(compared)])
 
 
 def markdown(compared: Sequence[Compared], command: str) -> str:
     machine = hardware()
     workloads = {each.workload for each in compared}
-    rows = ["| workload | change | " + " | ".join(NAMES.values()) + " | preemptions |", "|---|---|" + "---|" * 5]
+    repeats = sorted({each.repeats for each in compared})
+    rows = [
+        "| run | change | " + " | ".join(NAMES.values()) + " | preemptions | steps |", "|---|---|" + "---|" * 6,
+    ]  # fmt: skip
     for each in compared:
-        cells = [
-            f"{_shown(key, f.base)} → {_shown(key, f.predicted)} ({_shown(key, f.low)} to {_shown(key, f.high)}); "
-            f"{_shown(key, f.measured)}; **{_error(key, each)}**; {_spread(key, f.spread)}"
-            for key, f in each.figures.items()
-        ]  # fmt: skip
+        cells = [_cell(key, figure) for key, figure in each.figures.items()]
         mark = " !" if each.doubts else ""
         base, said, was = each.preemptions
         rows.append(
-            f"| {each.workload} | `{label(each.settings)}`{mark} | {' | '.join(cells)} | {base} → {said}; {was} |"
+            f"| {each.workload} | `{label(each.settings)}`{mark} | {' | '.join(cells)} | {base} → {said}; {was} | "
+            f"{_steps(each)} |"
         )
     doubts = [f"- {each.workload}, `{label(each.settings)}`: {doubt}" for each in compared for doubt in each.doubts]
     return "\n".join(
@@ -50,15 +50,18 @@ def markdown(compared: Sequence[Compared], command: str) -> str:
             f"Command: `{command}`. {datetime.date.today():%d %B %Y}, {machine.get('cpu')}, {machine.get('cores')} "
             "cores, bundled model.",
             "",
-            f"{len(compared)} pairs over {len(workloads)} workloads. Of each pair a run without the change is replayed "
-            "with it. Then the change is run. Each figure is the median of "
-            f"{min(each.repeats for each in compared)} such runs.",
+            f"{len(compared)} pairs over {len(workloads)} kinds of runs. Each run is replayed with the change. Another "
+            "run had that change, with the same arrivals. Each figure is the median of "
+            f"{' or '.join(map(str, repeats))} such pairs of runs.",
             "",
-            *(f"- {line}" for line in _totals(compared)),
+            *(f"- {line}" for line in totals(compared)),
             "",
-            "A cell reads: base → predicted (80 % interval); measured; **error**; spread of repeats of one setting.",
+            "A cell reads: without the change → predicted (80 % interval); measured with it; **error**; spread of the "
+            "change.",
+            "That spread is the width of the interval of the run replayed unchanged, where each run has no repeat.",
             "Latencies are ms. The error and the spread of attainment are percentage points. A pair with `!` was "
-            "predicted with a doubt.",
+            "predicted with a doubt. The column `steps` says how much slower the device was in the changed run than "
+            "the step model says: first in sizes of steps that both have, which is the machine; then in larger ones.",
             "",
             *rows,
             *(["", "Doubts that the replay itself stated:", "", *doubts] if doubts else []),
@@ -67,34 +70,42 @@ def markdown(compared: Sequence[Compared], command: str) -> str:
     )
 
 
-def _totals(compared: Sequence[Compared]) -> list[str]:
+def totals(compared: Sequence[Compared]) -> list[str]:
+    """A sentence for each figure."""
     lines = []
     for key, bound in BOUNDS.items():
         found = [each.figures[key] for each in compared]
-        errors = [abs(f.predicted - f.measured) if key == "attainment" else abs(f.error) for f in found]
-        inside = sum(error <= bound for error in errors)
-        in_interval = sum(f.is_inside for f in found)
-        signs = [sign for f in found if (sign := f.has_right_sign(key != "attainment")) is not None]
+        errors = [abs(figure.error) for figure in found]
+        within = sum(error <= bound for error in errors)
+        at_its_speed = [abs(figure.error_at_its_speed) for figure in found]
+        signs = [figure.has_right_sign for figure in found if figure.has_right_sign is not None]
         unit = " points" if key == "attainment" else " %"
         lines.append(
-            f"{NAMES[key]}: error at most {100 * bound:.0f}{unit} in {inside} of {len(found)} pairs, median "
-            f"{100 * statistics.median(errors):.1f}{unit}; within the interval in {in_interval}; sign right in "
-            f"{sum(signs)} of the {len(signs)} pairs whose change exceeds the spread of repeats; that spread is "
-            f"{100 * statistics.median(f.spread for f in found):.1f}{unit} in the median."
+            f"{NAMES[key]}: error at most {100 * bound:.0f}{unit} in {within} of {len(found)} pairs, median "
+            f"{100 * statistics.median(errors):.1f}{unit}; within the interval in {sum(f.inside for f in found)} of "
+            f"{sum(len(f.outcomes) for f in found)} predictions; sign right in {sum(signs)} of the {len(signs)} pairs "
+            f"whose change exceeds its spread, which is {100 * statistics.median(f.spread for f in found):.1f}{unit} "
+            f"in the median. At the device speed of the changed run: {sum(e <= bound for e in at_its_speed)} of "
+            f"{len(found)}, median {100 * statistics.median(at_its_speed):.1f}{unit}."
         )
     return lines
 
 
-def _shown(key: str, value: float) -> str:
-    return f"{value:.0%}" if key == "attainment" else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
-
-
-def _error(key: str, each: Compared) -> str:
-    figure = each.figures[key]
-    return f"{100 * (figure.predicted - figure.measured if key == 'attainment' else figure.error):+.1f}" + (
-        "" if key == "attainment" else " %"
+def _cell(key: str, figure: Figure) -> str:
+    base, predicted, low, high, measured = (
+        _shown(key, figure.median(name)) for name in ("base", "predicted", "low", "high", "measured")
+    )
+    unit = "" if key == "attainment" else " %"
+    return (
+        f"{base} → {predicted} ({low} to {high}); {measured}; **{100 * figure.error:+.1f}{unit}**; "
+        f"{100 * figure.spread:.1f}{unit}"
     )
 
 
-def _spread(key: str, spread: float) -> str:
-    return f"{100 * spread:.1f}" + ("" if key == "attainment" else " %")
+def _steps(each: Compared) -> str:
+    beyond = "" if math.isnan(each.beyond) else f"; {100 * each.beyond:+.1f} %"
+    return f"{100 * each.speed:+.1f} %{beyond}"
+
+
+def _shown(key: str, value: float) -> str:
+    return f"{value:.0%}" if key == "attainment" else f"{value:.3g}" if value < 100 else f"{value:,.0f}"

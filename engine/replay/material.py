@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from engine.config import EngineConfig
+from engine.replay.known_sizes import known_sizes
 from engine.replay.noise import Noise
 from engine.replay.recorded import recorded_load
 from engine.replay.simulate import Material
@@ -37,7 +38,8 @@ def material_of(
         )
     overlap = _overlaps(config, meta)
     columns = step_columns(steps, overlap=overlap)
-    times = StepTimes(columns)
+    known = known_sizes(meta, steps, columns)
+    times = StepTimes(columns, None if known is None else known.steps)
     return Material(
         load=recorded_load(run, requests, meta),
         times=times,
@@ -45,6 +47,7 @@ def material_of(
         step_begins_ns=columns.begin_ns,
         first_step_ns=int(steps.begin_ns.min()),
         overlap=overlap,
+        known=known,
         device_type="cpu" if section(meta, "core").get("device", "cpu") == "cpu" else "cuda",
         objective_tpot_ms=engine_settings(dict(meta)).get("objective_tpot_ms"),
     )

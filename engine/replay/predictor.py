@@ -3,9 +3,11 @@
 import math
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from engine.replay import trust
 from engine.replay.material import material_of
@@ -14,6 +16,7 @@ from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
 from engine.replay.spread import Spread, spread_of
+from engine.replay.steps_table import step_columns
 from metrics.errors import ReplayError
 from metrics.replay.measured import QUANTILES
 from metrics.replay.prediction import Change, Interval, Prediction
@@ -28,6 +31,14 @@ ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.
 MOST_STEPS = 1_000_000  # of a run: a replay of more takes minutes
 LONG_SECONDS = 10.0  # of replays for one list of changes, before each is replayed less often
 Figures = dict[str, float]
+
+
+class StepErrors(NamedTuple):
+    """How much longer the device took for the steps of another run than the step model of this one says. Relative."""
+
+    known: float  # of sizes that this run has: the machine between the two runs
+    beyond: float  # of larger ones; NaN where there are none
+    share_beyond: float  # of the device's time in these
 
 
 class ReplayPredictor:
@@ -60,14 +71,28 @@ class ReplayPredictor:
         """Relative error of the step model between sizes of steps, in stretches of the run that it did not see."""
         return self._material.times.error
 
+    def step_errors(self, steps: pd.DataFrame) -> StepErrors:
+        """What the step model of this run says of the steps of another one."""
+        times = self._material.times
+        columns = step_columns(steps, overlap=self._material.overlap)
+        beyond = times.is_beyond(columns.tokens, columns.decodes)
+        measured_ns, expected_ns = columns.device_ns, times.expected_ns(columns)
+
+        def error(part: np.ndarray) -> float:
+            return float(measured_ns[part].sum() / expected_ns[part].sum() - 1) if part.any() else math.nan
+
+        return StepErrors(error(~beyond), error(beyond), float(measured_ns[beyond].sum() / measured_ns.sum()))
+
     def sentence(self) -> str:
         """On what the intervals rest."""
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
+        known = self._material.known
+        sizes = "" if known is None else f"; {known.entries} other runs of the model tell of larger steps"
         return (
             f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
-            f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed ({beside}), "
-            "and an interval holds 8 of 10 outcomes"
+            f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed "
+            f"({beside}){sizes}; an interval holds 8 of 10 outcomes"
         )
 
     def check(self, change: Change) -> None:
@@ -102,7 +127,14 @@ class ReplayPredictor:
                 if _key(each) not in self._known]  # fmt: skip
         if not jobs:
             return
-        disturbed = [Accident(math.exp(z * self.spread.speed), seconds * 1e9) for z, seconds in accidents]
+        disturbed = [
+            Accident(
+                slowness=math.exp(z * self.spread.speed),
+                slowness_beyond=math.exp(z * self.spread.beyond),
+                shift_ns=seconds * 1e9,
+            )
+            for z, seconds in accidents
+        ]
         begin = time.monotonic()
         outcomes = self._processes.replay(self._replayer, jobs, disturbed, self._seconds)
         if not self._seconds:

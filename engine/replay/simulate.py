@@ -7,6 +7,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.engine import make_scheduler
+from engine.replay.known_sizes import KnownSizes
 from engine.replay.load import BlockHashes, LoadChange, ReplayedLoad
 from engine.replay.loop import Replica
 from engine.replay.noise import Noise
@@ -30,6 +31,7 @@ class Material:
     first_step_ns: int  # on the clock of the run
     overlap: bool
     device_type: str = "cpu"  # or cuda
+    known: KnownSizes | None = None  # sizes that other runs of this model had
     objective_tpot_ms: float | None = None  # of the server: what max_num_batched_tokens=auto keeps
 
 
@@ -38,6 +40,7 @@ class Accident:
     """How one replay differs from another of the same change."""
 
     slowness: float = 1.0  # of the machine: device and host
+    slowness_beyond: float = 1.0  # ... of steps far larger than those of the run
     shift_ns: float = 0.0  # of what disturbed the turns
 
 
@@ -95,7 +98,7 @@ class Replayer:
         turns = [
             FittedTurns(
                 material.times, material.noise, device_speed=change.device_speed, slowness=accident.slowness,
-                removed=change.removed,
+                slowness_beyond=accident.slowness_beyond, removed=change.removed,
             )
             for _ in range(change.replicas)
         ]  # fmt: skip

@@ -1,4 +1,8 @@
-"""How much two runs of one setting differ: from repeats beside the run, else from what runs usually differ by."""
+"""How much two runs of one setting differ: from repeats beside the run, else from other runs of the same model on this
+machine, else from what runs usually differ by.
+
+A prediction is made from one run, and held against another. So its error has the spread of both.
+"""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +22,10 @@ from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory, section
 
 BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
-USUAL_SPEED_SPREAD = 0.03  # of two runs on one machine: docs/replay_accuracy.md measures it
+USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/replay_accuracy.md measures it
+OF_TWO_RUNS = math.sqrt(2)
+LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
+USUAL_ERROR_BEYOND = 0.15  # ... of sizes of which nothing is known
 MOST_REPEATS = 8
 
 
@@ -26,8 +33,9 @@ MOST_REPEATS = 8
 class Spread:
     """Relative standard deviations."""
 
-    speed: float  # of the machine between runs, with the error of the step model
+    speed: float  # of the machine between two runs, with the error of the step model
     repeats: int  # runs that it rests on; 0: none lay beside the run
+    beyond: float = 0.0  # of the time of steps far larger than those of the run, with `speed`
     metrics: Mapping[str, float] = field(default_factory=dict)  # figure → of its logarithm
 
     def of_metric(self, name: str) -> float:
@@ -35,19 +43,33 @@ class Spread:
 
 
 def spread_of(run: RunDirectory, meta: Mapping[str, Any], material: Material, requests: pd.DataFrame) -> Spread:
-    own = _within(material)
     repeats = _repeats(run, meta)
-    if not repeats:
-        return Spread(speed=math.hypot(max(own, USUAL_SPEED_SPREAD), material.times.error / 2), repeats=0)
-    found = [_figures(measured(requests, dict(meta)), meta), *repeats]
     metrics: dict[str, float] = {}
-    for name in found[0]:
-        values = np.array([each.get(name, math.nan) for each in found])
-        values = values[~np.isnan(values) & (values > 0)]
-        if len(values) > 1 and not name.startswith("attainment"):
-            metrics[name] = float(np.log(values).std(ddof=1))
-    speed = max(metrics.get("tpot_ms:p50", USUAL_SPEED_SPREAD), own)
-    return Spread(speed=math.hypot(speed, material.times.error / 2), repeats=len(repeats), metrics=metrics)
+    if repeats:
+        found = [_figures(measured(requests, dict(meta)), meta), *repeats]
+        for name in found[0]:
+            values = np.array([each.get(name, math.nan) for each in found])
+            values = values[~np.isnan(values) & (values > 0)]
+            if len(values) > 1 and not name.startswith("attainment"):
+                metrics[name] = OF_TWO_RUNS * float(np.log(values).std(ddof=1))
+    speed = math.hypot(_speed_spread(material, metrics.get("tpot_ms:p50")), material.times.error / 2)
+    return Spread(speed=speed, repeats=len(repeats), beyond=math.hypot(speed, _error_beyond(material)), metrics=metrics)
+
+
+def _speed_spread(material: Material, between_repeats: float | None) -> float:
+    """Of the speed of two runs, never below the unsteadiness within one."""
+    known = material.known.speed_spread if material.known is not None else None
+    if between_repeats is None:
+        between_repeats = OF_TWO_RUNS * max(USUAL_SPEED_SPREAD, known or 0.0)
+    return max(between_repeats, OF_TWO_RUNS * _within(material))
+
+
+def _error_beyond(material: Material) -> float:
+    """Of the time of sizes that the run never had."""
+    known = material.known
+    if known is None:
+        return USUAL_ERROR_BEYOND
+    return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
 
 
 def _within(material: Material) -> float:

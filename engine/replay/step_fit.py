@@ -4,7 +4,7 @@ A turn has host stages before the device begins and after it ends, and the devic
 the step computed, with coefficients that cannot be negative. They are the non-negative least squares of the relative
 errors. Errors far beyond the usual are clipped (Huber, 1964), so that one stall teaches nothing. The rows of the matrix
 products have a piecewise linear cost, with knots only where the run has steps on both sides. Beyond the largest step
-the last slope goes on.
+the last slope goes on, unless other runs of this model tell the time of larger ones (known_sizes.py).
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ import numpy as np
 
 from metrics.compute.step_time import KNOTS
 
+FEWEST_OF_A_SIZE = 8
+FAR_BEYOND = 1.5  # times the largest size of the run: up to there its own line goes on
 FEWEST_BETWEEN_KNOTS = 20  # steps, or the slope there would be noise
 BASE_FEATURES = 7
 FITTED_STEPS = 6_000  # more would not move the coefficients
@@ -40,6 +42,7 @@ class StepColumns:
     before_ns: np.ndarray  # what was received → the device begins
     after_ns: np.ndarray  # the device is done → committed
     publish_ns: np.ndarray
+    has_graphs: bool = False  # steps of decodes alone replay CUDA graphs
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -64,10 +67,12 @@ class StepColumns:
 class StepTimes:
     """The fitted coefficients. `device_ns` and `host_ns` predict one step; the loop calls them for each turn."""
 
-    def __init__(self, steps: StepColumns) -> None:
-        self.knots = _knots(steps.tokens)
+    def __init__(self, steps: StepColumns, beyond: StepColumns | None = None) -> None:
+        """`beyond` are sizes that the run never had, with the time to expect; each counts like one step."""
+        self.knots = _knots(steps.tokens) if beyond is None else KNOTS
         features = steps.features(self.knots)
-        self.device = fitted(features, steps.device_ns)
+        guessed = None if beyond is None else (beyond.features(self.knots), beyond.device_ns)
+        self.device = fitted(features, steps.device_ns, guessed)
         self.sampling = fitted(np.stack([np.ones(len(steps)), steps.rows], axis=1), steps.sampling_ns)
         host = steps.host_features()
         stages = (steps.receive_ns, steps.before_ns, steps.after_ns, steps.publish_ns)
@@ -76,11 +81,19 @@ class StepTimes:
         self.host_ns = sum(host @ coefficients for coefficients in self.host)
         self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)
         self.predicted_ns = features @ self.device
-        self.largest_tokens = float(steps.tokens.max())
-        self.most_sequences = float((steps.decodes + steps.chunks).max())
+        self.largest_tokens = FAR_BEYOND * reached(steps.tokens)  # a step with more is beyond those of the run
+        self.most_decodes = FAR_BEYOND * max(reached(steps.decodes), 1.0)
         self.error = held_out_error(steps)
         self._device = self.device.tolist()
         self._segments = list(zip(self.knots, (*self.knots[1:], 2**62), self._device[BASE_FEATURES:], strict=True))
+
+    def expected_ns(self, steps: StepColumns) -> np.ndarray:
+        """Of the device, for many steps [steps]."""
+        return steps.features(self.knots) @ self.device
+
+    def is_beyond(self, tokens: np.ndarray, decodes: np.ndarray) -> np.ndarray:
+        """Which steps are far larger than those of the run, bool [steps]."""
+        return (tokens > self.largest_tokens) | (decodes > self.most_decodes)
 
     def device_ns(
         self, tokens: int, decodes: int, decode_pairs: int, chunks: int, chunk_pairs: int, rows: int
@@ -97,13 +110,24 @@ class StepTimes:
         return total
 
 
-def fitted(features: np.ndarray, measured_ns: np.ndarray) -> np.ndarray:
-    """Coefficients, none below nought, of the least squares of the relative errors."""
+def reached(sizes: np.ndarray) -> float:
+    """The size that enough steps have, or exceed, to know it."""
+    return float(np.sort(sizes)[-FEWEST_OF_A_SIZE]) if len(sizes) >= FEWEST_OF_A_SIZE else 0.0
+
+
+def fitted(
+    features: np.ndarray, measured_ns: np.ndarray, guessed: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+    """Coefficients, none below nought, of the least squares of the relative errors. `guessed` are further features and
+    times, each as good as one that was measured."""
     if len(features) > FITTED_STEPS:  # evenly chosen over the run
         chosen = np.linspace(0, len(features) - 1, FITTED_STEPS).astype(int)
         rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))[:FITTED_STEPS]
         chosen = np.union1d(chosen, rare)
         features, measured_ns = features[chosen], measured_ns[chosen]
+    if guessed is not None:
+        features = np.concatenate([features, guessed[0]])
+        measured_ns = np.concatenate([measured_ns, guessed[1]])
     target = np.maximum(measured_ns, 0.0)
     unit = np.maximum(target, max(float(np.median(target)) / 4, 1.0))
     trust = np.ones(len(target))

@@ -31,6 +31,7 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
         before = np.maximum(device_end - device_ns - begin - stage["receive"], 0.0)
     waited = np.maximum(sampled - np.maximum(device_end, launched), 0.0)
     rows = _floats(steps.logit_rows)
+    has_graphs = bool((steps.graph != EAGER).any())
     return StepColumns(
         begin_ns=begin - begin[0] if len(begin) else begin,
         tokens=summed(new),
@@ -38,7 +39,7 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
         decode_pairs=summed(pairs * single),
         chunks=summed(~single),
         chunk_pairs=summed(pairs * ~single),
-        eager_prompts=((summed(~single) > 0) & (steps.graph != EAGER).any()).astype(float),
+        eager_prompts=((summed(~single) > 0) & has_graphs).astype(float),
         rows=np.where(np.isnan(rows) | (rows == 0), sizes, rows),
         device_ns=device_ns,
         sampling_ns=np.nan_to_num(_floats(steps.sampling_ns)),
@@ -46,6 +47,7 @@ def step_columns(steps: pd.DataFrame, *, overlap: bool) -> StepColumns:
         before_ns=before,
         after_ns=waited + stage["commit"],
         publish_ns=stage["publish"],
+        has_graphs=has_graphs,
     )
 
 

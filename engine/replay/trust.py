@@ -68,7 +68,7 @@ def of_unchanged(
 
 def of_change(change: Change, replayed: Replayed, material: Material) -> list[str]:
     doubts = []
-    if replayed.extrapolated > WORST_EXTRAPOLATED:
+    if replayed.extrapolated > WORST_EXTRAPOLATED and material.known is None:
         doubts.append(
             f"{100 * replayed.extrapolated:.0f} % of the device time is in steps larger than any of the run, whose "
             "time is a guess."

@@ -13,11 +13,12 @@ class FittedTurns:
 
     def __init__(
         self, times: StepTimes, noise: Noise | None, *, device_speed: float = 1.0, slowness: float = 1.0,
-        removed: Mapping[str, float] | None = None,
+        slowness_beyond: float = 1.0, removed: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         removed = removed or {}
         self._times, self._noise = times, noise
         self._device = slowness / device_speed
+        self._beyond = slowness_beyond / slowness  # of steps far larger than those of the run
         self._host = slowness * (1 - removed.get("compute.host", 0.0))
         self._kept_prefill = 1 - removed.get("compute.prefill", 0.0)
         self._kept_decode = 1 - removed.get("compute.decode", 0.0)
@@ -25,7 +26,7 @@ class FittedTurns:
         self._sampling = times.sampling.tolist()
         self._is_split = self._kept_prefill != 1 or self._kept_decode != 1
         self._stages = [tuple(coefficients.tolist()) for coefficients in times.host]
-        self.extrapolated_ns = self.device_ns = 0.0  # device time of steps larger than the run had, and of all
+        self.extrapolated_ns = self.device_ns = 0.0  # device time of such steps, and of all
 
     @property
     def idle_receive_ns(self) -> float:
@@ -61,7 +62,8 @@ class FittedTurns:
             factor * (c[0] + c[1] * sequences + c[2] * chunks + c[3] * tokens) for c in self._stages
         )
         device_ns = expected_kept * device_ratio * self._device + stall_ns
-        self.device_ns += device_ns
-        if tokens > model.largest_tokens or sequences > 2 * model.most_sequences:
+        if tokens > model.largest_tokens or decodes > model.most_decodes:
+            device_ns *= self._beyond
             self.extrapolated_ns += device_ns
+        self.device_ns += device_ns
         return TurnTimes(before, device_ns, after, publish, receive)

@@ -1,0 +1,166 @@
+"""Steps of sizes that a run never had, from the normal speed of its model: what other runs and calibrations took.
+
+Other runs of the same model, device and settings stand in `speed_reference` of `run.json`. Each knows how the time of a
+step grows with its size. The run itself knows how much slower than that it was, so each entry is scaled to the run's
+own steps, prompts and decodes apart. Where entries disagree about a size, that is the error to expect there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from engine.replay.step_fit import StepColumns, fitted, reached
+from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
+from metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
+from metrics.compute.step_time import features
+from metrics.diagnosis.speed_facts import stored_entries
+from metrics.run.directory import engine_settings
+from metrics.steps import Steps, rows_of
+
+SAMPLED_STEPS = 1_500  # of the run, evenly: a slowdown is known well enough from them
+FEWEST_STEPS = 8  # of a phase
+DECODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # sequences
+PROMPTS = (16, 48, 128, 256, 512, 1024, 2048)  # tokens of one chunk
+BESIDE = (0, 4, 16)  # decodes beside a chunk
+CONTEXTS = (0.5, 2.0)  # of the run's own median
+FEWEST_ENTRIES = 3  # fewer do not show how much entries differ
+NORMAL_MAD = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSizes:
+    """Steps beyond those of the run, with the time that each would have taken in it."""
+
+    steps: StepColumns
+    entries: int
+    error: float | None  # relative standard deviation of those times between entries; None of too few entries
+    speed_spread: float | None  # ... of the run's own steps: how much runs of this machine differ in speed
+
+
+class _Size(NamedTuple):
+    decodes: int
+    context: int  # tokens before the new one, of each decode
+    chunk: int  # tokens of the one chunk; 0: none
+    past: int  # tokens before it
+
+
+def known_sizes(meta: Mapping[str, Any], steps: pd.DataFrame, columns: StepColumns) -> KnownSizes | None:
+    """None where no entry has the settings of the run, or the run does not say what they were."""
+    shape = shape_from(meta)
+    if shape is None:
+        return None
+    own = settings_of(meta, engine_settings(dict(meta)))
+    entries = [entry for entry in stored_entries(meta) if entry.settings == own]
+    sizes = list(_sizes(columns))
+    if not entries or not sizes:
+        return None
+    some = np.unique(np.linspace(0, len(steps) - 1, SAMPLED_STEPS).astype(int))
+    batch = Steps(rows_of(steps.iloc[some]))
+    normal = _times(entries, step_features(shape, batch))
+    device = np.maximum(batch["device_ns"] - np.maximum(batch["sampling_ns"], 0), 1).astype(float)
+    prompts = batch.summed((batch.new_tokens > 1).astype(int)) > 0
+    beyond = _times(entries, np.concatenate([_features(shape, size, columns) for size in sizes]))
+    has_chunk = np.array([size.chunk > 0 for size in sizes])
+    for guesses, usual in zip(beyond, normal, strict=True):
+        slowdowns = _slowdowns(device, usual, prompts)
+        guesses *= np.where(has_chunk, slowdowns[1], slowdowns[0])
+    known = ~np.isnan(beyond).all(axis=0)
+    if not known.any():
+        return None
+    beyond = beyond[:, known]
+    sampling = fitted(np.stack([np.ones(len(columns)), columns.rows], axis=1), columns.sampling_ns)
+    usable = [size for size, is_known in zip(sizes, known, strict=True) if is_known]
+    times = np.nanmedian(beyond, axis=0) + [sampling @ (1.0, _rows(size)) for size in usable]
+    return KnownSizes(
+        steps=_columns(usable, times, columns),
+        entries=len(entries),
+        error=float(np.median(_deviations(beyond))) if len(entries) >= FEWEST_ENTRIES else None,
+        speed_spread=_speed_spread(normal) if len(entries) >= FEWEST_ENTRIES else None,
+    )
+
+
+def _sizes(columns: StepColumns) -> Iterator[_Size]:
+    """Sizes of which the run has no step."""
+    single = columns.decodes > 0
+    usual = float(np.median(columns.decode_pairs[single] / columns.decodes[single])) if single.any() else 256.0
+    most_decodes, largest = reached(columns.decodes), reached(columns.tokens)
+    contexts = [max(1, round(usual * share)) for share in CONTEXTS]
+    for decodes in DECODES:
+        if decodes > most_decodes:
+            yield from (_Size(decodes, context, 0, 0) for context in contexts)
+    for chunk in PROMPTS:
+        for decodes in BESIDE:
+            if decodes > most_decodes or chunk + decodes > largest:
+                yield from (_Size(decodes, contexts[0], chunk, past) for past in (0, round(usual)))
+
+
+def _rows(size: _Size) -> int:
+    return size.decodes + (size.chunk > 0)
+
+
+def _features(shape: ModelShape, size: _Size, columns: StepColumns) -> np.ndarray:
+    new, past = (np.array(each, dtype=np.int64) for each in ((1, size.chunk), (size.context, size.past)))
+    pairs, reads = pairs_and_reads(shape, new, past)
+    work = StepWork(
+        tokens=size.decodes + size.chunk,
+        decodes=size.decodes,
+        decode_pairs=int(size.decodes * pairs[0]),
+        chunks=int(size.chunk > 0),
+        chunk_pairs=int(pairs[1]) if size.chunk else 0,
+        kv_reads=int(size.decodes * reads[0]) + (int(reads[1]) if size.chunk else 0),
+        logit_rows=_rows(size),
+    )
+    return features(work, eager=not columns.has_graphs or size.chunk > 0)[None]
+
+
+def _columns(sizes: Sequence[_Size], device_ns: np.ndarray, columns: StepColumns) -> StepColumns:
+    decodes, context, chunk, past = np.array(sizes, dtype=float).T
+    chunks = (chunk > 0).astype(float)
+    nothing = np.zeros(len(sizes))
+    return StepColumns(
+        begin_ns=nothing, tokens=decodes + chunk, decodes=decodes, decode_pairs=decodes * (context + 1), chunks=chunks,
+        chunk_pairs=chunk * past + chunk * (chunk + 1) / 2, rows=decodes + chunks,
+        eager_prompts=chunks * columns.has_graphs, device_ns=np.asarray(device_ns), sampling_ns=nothing,
+        receive_ns=nothing, before_ns=nothing, after_ns=nothing, publish_ns=nothing, has_graphs=columns.has_graphs,
+    )  # fmt: skip
+
+
+def _times(entries: Sequence[SpeedEntry], found: np.ndarray) -> np.ndarray:
+    """ns [entries, steps] without the draws; NaN where an entry had too few steps of the kind."""
+    coefficients = np.array([[np.nan if ns is None else ns for ns in entry.step_ns] for entry in entries], dtype=float)
+    unknown = np.isnan(coefficients)
+    guesses = np.nan_to_num(coefficients) @ found.T
+    guesses[(unknown.astype(float) @ (found.T > 0)) > 0] = np.nan
+    return guesses
+
+
+def _slowdowns(device: np.ndarray, normal: np.ndarray, prompts: np.ndarray) -> tuple[float, float]:
+    """Of decodes and of prompts: the median over the larger half of the steps. A phase that the run lacks is as slow
+    as the other."""
+    found = []
+    for phase in (~prompts, prompts):
+        usable = phase & (normal > 0)
+        if usable.sum() < FEWEST_STEPS:
+            found.append(np.nan)
+            continue
+        larger = usable & (normal >= np.median(normal[usable]))
+        found.append(float(np.median(device[larger] / normal[larger])))
+    decodes, chunks = found
+    return (chunks if np.isnan(decodes) else decodes), (decodes if np.isnan(chunks) else chunks)
+
+
+def _deviations(times: np.ndarray) -> np.ndarray:
+    """[entries, sizes] → [sizes]: relative deviation between the entries that know a size."""
+    logarithms = np.log(np.maximum(times, 1.0))
+    return NORMAL_MAD * np.nanmedian(np.abs(logarithms - np.nanmedian(logarithms, axis=0)), axis=0)
+
+
+def _speed_spread(normal: np.ndarray) -> float | None:
+    """Of what each entry takes for the same steps of the run: those that all of the entries know."""
+    shared = ~np.isnan(normal).any(axis=0)
+    if not shared.any():
+        return None
+    return float(_deviations(normal[:, shared].sum(axis=1, keepdims=True))[0])

@@ -1,0 +1,93 @@
+"""Sizes of steps that a run never had get their time from other runs of the model, as slow as the run was."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from engine.replay.known_sizes import known_sizes
+from engine.replay.spread import LEAST_ERROR_BEYOND, USUAL_ERROR_BEYOND, _error_beyond
+from engine.replay.step_fit import StepTimes
+from engine.replay.steps_table import step_columns
+from metrics.compute.speed_reference import SPEED_SETTINGS, SpeedEntry, settings_of
+from metrics.records import STAGES
+
+US = 1_000
+SHAPE = {
+    "vocab_size": 100, "hidden_size": 8, "attention_parameters": 100, "mlp_parameters": 100, "pair_flops": 4,
+    "windows": [[None, 1]], "kv_bytes_per_token": 8, "weight_bytes": 100, "experts": None,
+}  # fmt: skip
+ENGINE = dict.fromkeys(SPEED_SETTINGS, "auto")
+# 1 ms a step; 200 µs a row to the fourth, then 20 µs: a batch of nine costs little more than one of four.
+NORMAL = [1000 * US, 0, 0, 0, 100 * US, 0, 0, 200 * US, *[20 * US] * 5]
+
+
+def entry(number: int, factor: float = 1.0) -> SpeedEntry:
+    return SpeedEntry(
+        name=f"run {number}", identity=number, measured_at="", settings=settings_of({"core": {}}, ENGINE),
+        step_ns=[factor * ns for ns in NORMAL], steps=1000,
+    )  # fmt: skip
+
+
+def meta(*entries: SpeedEntry) -> dict:
+    reference = {"family": "f", "entries": [{**_fields(each)} for each in entries]}
+    return {"model_shape": SHAPE, "core": {"device": "cpu"}, "engine": ENGINE, "speed_reference": reference}
+
+
+def _fields(each: SpeedEntry) -> dict:
+    return {name: getattr(each, name) for name in ("name", "identity", "measured_at", "settings", "step_ns", "steps")}
+
+
+def small_steps(slowdown: float) -> pd.DataFrame:
+    """One or two decodes a step, and a prompt of sixty tokens in every tenth."""
+    rows = []
+    for number in range(300):
+        decodes = 1 + number % 2
+        new = [1] * decodes + [60] * (number % 10 == 0)
+        tokens = sum(new)
+        device = 1000 + 200 * min(tokens - 1, 3) + 20 * max(tokens - 4, 0) + 100 * (len(new) > decodes)
+        rows.append(
+            {"step": number, "begin_ns": number * 10**7, "device_ns": slowdown * device * US, "sampling_ns": 0,
+             "device_end_ns": None, "new_tokens": np.array(new), "past_tokens": np.array([100] * len(new)),
+             "kinds": ["decode"] * decodes + ["prefill"] * (len(new) - decodes), "graph": "eager",
+             "padding_tokens": 0, "logit_rows": len(new), **{f"stage_{stage}_ns": 1000 for stage in STAGES}}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def time_of_nine(slowdown: float, *entries: SpeedEntry) -> float:
+    steps = small_steps(slowdown)
+    columns = step_columns(steps, overlap=False)
+    known = known_sizes(meta(*entries), steps, columns)
+    times = StepTimes(columns, None if known is None else known.steps)
+    return times.device_ns(9, 9, 9 * 101, 0, 0, 9)
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 2.5])
+def test_a_batch_that_the_run_never_had_takes_what_other_runs_say_times_the_slowdown_of_this_one(slowdown):
+    usual = 1000 + 3 * 200 + 5 * 20
+    assert time_of_nine(slowdown, entry(1), entry(2, 1.4)) == pytest.approx(slowdown * usual * US, rel=0.03)
+    assert time_of_nine(slowdown) > 1.3 * slowdown * usual * US  # its own line goes on
+
+
+def test_entries_that_differ_in_speed_show_how_much_runs_differ():
+    steps = small_steps(1.0)
+    columns = step_columns(steps, overlap=False)
+    alike = known_sizes(meta(entry(1), entry(2), entry(3)), steps, columns)
+    differing = known_sizes(meta(entry(1), entry(2, 1.1), entry(3, 1.2)), steps, columns)
+    assert alike.speed_spread == pytest.approx(0, abs=1e-6) and differing.speed_spread == pytest.approx(0.13, abs=0.03)
+    assert differing.error == pytest.approx(0, abs=1e-6)  # in the shape they agree
+    assert known_sizes(meta(entry(1)), steps, columns).error is None
+
+
+def test_nothing_is_taken_from_runs_of_other_settings():
+    steps = small_steps(1.0)
+    found = meta(entry(1)) | {"engine": ENGINE | {"dtype": "float16"}}
+    assert known_sizes(found, steps, step_columns(steps, overlap=False)) is None
+
+
+def test_the_error_beyond_the_run_is_largest_where_nothing_is_known():
+    errors = [_error_beyond(SimpleNamespace(known=known)) for known in (
+        None, SimpleNamespace(error=None), SimpleNamespace(error=0.001))]  # fmt: skip
+    assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]
