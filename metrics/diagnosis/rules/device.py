@@ -63,9 +63,11 @@ def slowed(facts: Facts, factor: float) -> dict[str, float]:
 def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
     """The device takes longer than at its normal speed, all the time or for a while."""
     whole, worst = slowness(facts)
-    speed, always = facts.speed(), whole >= SLOW_DEVICE
-    usual = 1.0 if speed is None else max(1.0, min(speed.quarters))  # slow for a while: the rest of the run is not
-    if (not always and worst < SLOW_DEVICE * usual) or excess.share(*DEVICE_ACCOUNTS, *WAITS) <= 0:
+    speed = facts.speed()
+    usual = 1.0 if speed is None else min(speed.quarters)
+    for_a_while = usual < SLOW_DEVICE and worst >= SLOW_DEVICE * max(1.0, usual)  # the rest of the run is not slow
+    always = whole >= SLOW_DEVICE and not for_a_while
+    if not (always or for_a_while) or excess.share(*DEVICE_ACCOUNTS, *WAITS) <= 0:
         return None
     times, part = (whole, "") if always else (worst, " for a while")
     grows = _grows(speed)
@@ -86,7 +88,7 @@ def slow_device(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival=f"device time / normal time stays near {times:.1f}, and falls with smaller batches",
         change="find what slows the device: a lowered clock, a neighbour process, a slow kernel",
         claims=slowed(facts, times),
-        fixes=(Change(device_speed=max(whole, 1 + (worst - 1) / 4, 1.01)),),
+        fixes=(Change(device_speed=max(times, 1.01)),),  # the steps that are at normal speed now are in time anyway
         steps=speed.worst_steps if speed is not None and not always else None,
     )  # fmt: skip
 
@@ -102,10 +104,9 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
     taken = machine.others_cores_worst or 0.0
     if max(held, worst) < HELD or taken < NEIGHBOUR_CORES:
         return None
-    lost, most = machine.delayed(held), machine.delayed(max(held, worst))
+    most = machine.delayed(max(held, worst))
     speed, loop = facts.speed(), machine.front
     if speed is not None and speed.source == "reference":  # what it costs cannot be more than what is lost
-        lost = min(lost, speed.device.lost_share)
         most = min(most, 1 - 1 / max(speed.device.slowdown, *speed.quarters, 1.0))
     claims = dict.fromkeys((*DEVICE_ACCOUNTS, *WAITS, "compute.host", SAMPLE), most)
     front = min(0.9, (loop.queued_by_others or 0.0)) if loop is not None else 0.0
@@ -136,7 +137,7 @@ def noisy_neighbour(facts: Facts, excess: Excess) -> Proposal | None:
         change="give the server cores of its own: end the other process, pin it elsewhere (taskset, cpusets), or raise "
         "the server's priority",
         claims=claims,
-        fixes=(Change(device_speed=1 / (1 - lost), removed={"compute.host": lost}),),
+        fixes=(Change(device_speed=1 / (1 - most), removed={"compute.host": most}),),
     )  # fmt: skip
 
 
@@ -208,9 +209,10 @@ def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
     """The core computes with fewer threads than there are cores, and cores are idle."""
     core, machine = facts.meta.get("core") or {}, facts.machine
     threads, cores = core.get("threads") or 0, (facts.meta.get("hardware") or {}).get("cores") or 0
-    if core.get("device") != "cpu" or not 0 < threads < cores:
-        return None
+    if core.get("device") != "cpu" or not 0 < threads < cores or "threads" not in facts.chosen:
+        return None  # the default leaves a core for the front
     speed = facts.speed()
+    at_normal_speed = speed is not None and speed.source == "reference" and speed.device.slowdown < SLOW_DEVICE
     known = [each for each in (speed.others if speed else []) if (each.settings.get("threads") or 0) > threads]
     idle = (
         0.0
@@ -233,6 +235,9 @@ def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
                      "run.json: speed_reference, core, hardware", weight=2 if known else 1),
             evidence(f"{max(idle, 0):.1f} cores are idle on average", idle, "cores", SAMPLED,
                      supports=idle >= IDLE_CORES),
+            *([evidence(f"steps take {speed.device.slowdown:.2f} times what is normal with so many threads",
+                        speed.device.slowdown, "ratio", PER_STEP, supports=False, weight=2)]
+              if at_normal_speed else []),
             *excess_evidence(excess, (*DEVICE_ACCOUNTS, *WAITS)),
         ],
         measurement="the same scenario with one thread for each core",
