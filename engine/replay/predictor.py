@@ -63,6 +63,7 @@ class ReplayPredictor:
         self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
         self.spread: Spread = spread_of(run, self._meta, self._material, requests)
         self._known: dict[bytes, Prediction] = {}
+        self._quick: set[bytes] = set()  # those of them that were replayed once
         self._seconds = 0.0  # of one replay
         self._doubts: list[str] | None = None
 
@@ -100,31 +101,33 @@ class ReplayPredictor:
         check(change, is_closed=self._material.load.slots is not None)
         changed_config(self._config, change, self._meta)
 
-    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
-        """One prediction a change, in their order.
+    def predict(self, changes: Sequence[Change], *, quick: bool = False) -> list[Prediction]:
+        """One prediction a change, in their order; `quick` replays each change once.
 
         A change that cannot be replayed (see `check`) has the figures of the unchanged run, and says so as a doubt.
         """
-        self._predict_all([Change()], list(ACCIDENTS))
+        if _key(Change()) not in self._known:
+            self._predict_all([Change()], list(ACCIDENTS))
         refused: dict[int, str] = {}
-        missing: list[Change] = []
+        missing: dict[bytes, Change] = {}
         for place, change in enumerate(changes):
+            key = _key(change)
             try:
                 self.check(change)
             except ReplayError as error:
                 refused[place] = str(error)
             else:
-                if _key(change) not in self._known:
-                    missing.append(change)
-        self._predict_all(missing, self._affordable(len(missing)))
+                if key not in self._known or (key in self._quick and not quick):
+                    missing[key] = change
+        self._predict_all(list(missing.values()), list(ACCIDENTS[:1]) if quick else self._affordable(len(missing)))
+        self._quick = self._quick | missing.keys() if quick else self._quick - missing.keys()
         return [
             self._unreplayed(change, refused[place]) if place in refused else self._known[_key(change)]
             for place, change in enumerate(changes)
         ]
 
     def _predict_all(self, changes: Sequence[Change], accidents: Sequence[tuple[float, float]]) -> None:
-        jobs = [(each, changed_config(self._config, each, self._meta)) for each in changes
-                if _key(each) not in self._known]  # fmt: skip
+        jobs = [(each, changed_config(self._config, each, self._meta)) for each in changes]
         if not jobs:
             return
         disturbed = [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
-from metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide
+from metrics.diagnosis.suspects import Claims, Name, Suspect, added, divide, own_share
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.diagnosis.trials import Trials, combined
 from metrics.replay.prediction import Change, Prediction, Predictor
@@ -31,8 +31,10 @@ EXPLAINS_OWN = 0.3  # or the share of its own excess that it must explain of wha
 MOST_CAUSES, MOST_ALTERNATIVES = 3, 2
 MOST_FURTHER = 6  # suspects that are replayed on top of each cause
 ALTERNATIVE = 0.25  # of the first cause's score
+PROVED = 0.7  # the support of a cause for which the defining measurement speaks, and little against it
 UNKNOWN = 0.6  # what a fix regains, of all that any fix regains, where that is not known
 UNDECIDED = 0.5  # the support of a cause for which and against which the same weight of evidence speaks
+FOR_BOUNDS = 5  # replays that bounds take
 LEAST = 0.1  # no factor rules a cause out alone: each is measured with an error
 
 
@@ -94,10 +96,11 @@ def adjudicate(
         if best.prediction is not None and trials.affordable():
             result.with_all = trials.predict([fix])[0]
     _order(result.causes)
+    _bound(result, fix, trials)
     _replay_rivals(result, suspects, trials)
     first = max((each.alone for each in result.causes), default=0.0)
     rest = sorted(open_, key=lambda each: -each.alone)
-    result.alternatives = [each for each in rest if each.alone >= ALTERNATIVE * first][:MOST_ALTERNATIVES]
+    result.alternatives = [each for each in rest if _is_alternative(each, first)][:MOST_ALTERNATIVES]
     for each in result.alternatives:
         each.role = "alternative"
     return result
@@ -113,6 +116,21 @@ def _order(causes: list[Judged]) -> None:
         causes.sort(key=lambda each: -(each.marginal or 0.0) if (each.marginal or 0.0) > gained else 0.0)
 
 
+def _bound(result: Judgement, fix: Change, trials: Trials) -> None:
+    """Replays again what was chosen, often enough for bounds of its own, while there is time."""
+    for each in result.causes:
+        if each.change is not None and each.prediction is not None and trials.affordable() >= FOR_BOUNDS:
+            (each.prediction,) = trials.predict([each.change], quick=False)
+    if result.with_all is not None and trials.affordable() >= FOR_BOUNDS:
+        (result.with_all,) = trials.predict([fix], quick=False)
+
+
+def _is_alternative(each: Judged, first: float) -> bool:
+    """Nearly as good as the first cause; or its own records prove it, though its fix alone regains nothing."""
+    proved = each.suspect.support >= PROVED and own_share(*each.suspect.main) >= EXPLAINS_OWN
+    return each.alone >= ALTERNATIVE * first or (proved and each.suspect.proposal.kind in ("fault", "policy"))
+
+
 def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trials) -> None:
     """What the rivals' fixes would give: the measurement that separates them has then two predicted outcomes."""
     known = {each.key for each in suspects}
@@ -125,6 +143,8 @@ def _replay_rivals(result: Judgement, suspects: Sequence[Suspect], trials: Trial
 
 
 def _alone(suspect: Suspect, trials: Trials) -> Judged:
+    if trials.usable and not suspect.proposal.in_replay:
+        return Judged(suspect, prediction=trials.unchanged, gain=trials.beyond)
     tried = trials.of(suspect)
     if not tried:
         gain = suspect.proposal.gain
@@ -137,13 +157,16 @@ def _alone(suspect: Suspect, trials: Trials) -> Judged:
 def _score(judged: Sequence[Judged], trials: Trials) -> None:
     """Sets `regained` and `score` of each."""
     worth = {id(each): _worth(each, trials) for each in judged}
-    most = max(worth.values(), default=0.0)
-    others = [worth[id(each)] for each in judged if each.suspect.proposal.kind != "capacity"]
+    # What the replay itself does not lose, no fix regains in it: then all that are replayed regain little of it
+    most = max([*worth.values(), trials.regained_beyond()], default=0.0)
+    if trials.usable:  # where no fix regains what a good replay can tell, the best of them regains next to nothing
+        most = max(most, WORTH_NAMING)
+    others = max((worth[id(each)] for each in judged if each.suspect.proposal.kind != "capacity"), default=0.0)
     for each in judged:
         if most <= 0 or (each.suspect.proposal.kind == "capacity" and not trials.usable):
             each.regained = UNKNOWN  # an estimate cannot tell what hardware alone would regain
         elif each.suspect.proposal.kind == "capacity":
-            each.regained = 1.0 - max(others, default=0.0) / most
+            each.regained = min(worth[id(each)], max(0.0, most - others)) / most
         else:
             each.regained = worth[id(each)] / most
         each.score = (
@@ -160,13 +183,16 @@ def _keep(each: Judged) -> None:
 
 
 def _worth(each: Judged, trials: Trials) -> float:
+    if trials.usable and not each.suspect.proposal.in_replay:
+        return trials.regained_beyond()
     return trials.progress(each.prediction) if each.prediction is not None else max(0.0, each.gain or 0.0)
 
 
 def _on_top(open_: list[Judged], lost: Sequence[Excess], taken: Claims, fix: Change, trials: Trials) -> list[Judged]:
     """The suspects that are left, judged anew with the causes before them mended."""
     divide(lost, [each.suspect for each in open_], taken)
-    tried = sorted((each for each in open_ if each.prediction is not None), key=lambda each: -each.alone)
+    tried = [each for each in open_ if each.prediction is not None and each.suspect.proposal.in_replay]
+    tried.sort(key=lambda each: -each.alone)
     tried = tried[: min(MOST_FURTHER, max(0, trials.affordable() - 1))]
     before, *after = trials.predict([fix, *(combined(fix, each.change) for each in tried)]) if tried else (None,)
     for each, prediction in zip(tried, after, strict=True):
@@ -183,8 +209,8 @@ def _adds(each: Judged, result: Judgement) -> bool:
         one.suspect.proposal.kind == "capacity" for one in result.causes
     ):
         return False
-    if each.marginal is not None:
-        return each.marginal >= WORTH_NAMING
+    if each.marginal is not None:  # two faults may each hide what the other costs; a fix that harms alone mends none
+        return each.marginal >= WORTH_NAMING and each.gain > -WORTH_NAMING
     alone = WORTH_NAMING if each.prediction is None else each.gain
     if each.suspect.support < UNDECIDED or alone < WORTH_NAMING:
         return False

@@ -88,9 +88,12 @@ def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -
     if each.prediction is None:
         estimate = proposal.gain or gain(facts, proposal.claims or {})
         return Fix(change=change, gain=estimate.statement, basis=estimate.basis)
+    gained = f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}"
+    if not proposal.in_replay:
+        return Fix(change=change, gain=gained, basis="this run replayed: a replay does not have this cause")
     return Fix(
         change=change,
-        gain=f"attainment {attainment(facts):.0%} → {predicted(each.prediction)}",
+        gain=gained,
         basis=f"this run replayed with the change; replayed unchanged it has {predicted(judgement.unchanged)}",
     )
 

@@ -45,15 +45,12 @@ class PoolCurve:
         return float(np.interp(blocks, self.blocks, self.hit_shares))
 
     def blocks_for(self, share_of_infinite: float = ENOUGH) -> int | None:
-        """The smallest pool that hits this part of what an infinite cache does, from the smallest measured size on.
-        None if no measured size does, or if there is nothing to hit."""
+        """The smallest measured pool that hits this part of what an infinite cache does. Between two of them nothing is
+        known: where prompts take turns, the last blocks that are missing cost all hits. None if no measured size does,
+        or if there is nothing to hit."""
         wanted = share_of_infinite * self.infinite_share
         at = next((i for i, hit in enumerate(self.hit_shares) if hit >= wanted - 1e-12), None)
-        if at is None or wanted <= 0:
-            return None
-        low, high = self.hit_shares[at - 1], self.hit_shares[at]
-        part = 1.0 if high <= low or at == 1 else (wanted - low) / (high - low)
-        return int(np.ceil(self.blocks[at - 1] + part * (self.blocks[at] - self.blocks[at - 1])))
+        return None if at is None or wanted <= 0 else int(np.ceil(self.blocks[at]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +164,10 @@ def prompt_order(requests: pd.DataFrame) -> PromptOrder | None:
     if not len(rows) or not prompt.sum():
         return None
     shared = _numbers(rows, "prefix_shared_tokens").to_numpy()[movable > 0]
+    # A word that stands before the part by chance hides where it begins: such a prompt repeats as much as the others
+    usual = float(np.median(movable[movable > 0])) if (movable > 0).mean() >= 0.5 else np.inf
+    repeated = _numbers(rows, "repeated_tokens").fillna(0).to_numpy()
+    movable = np.where((movable == 0) & (repeated >= ENOUGH * usual), np.minimum(repeated, usual), movable)
     return PromptOrder(
         num_requests=len(rows),
         repeated_share=float(_numbers(rows, "repeated_tokens").sum() / prompt.sum()),

@@ -7,16 +7,18 @@ from typing import Any
 import msgspec
 
 from metrics.diagnosis.excess import attainment
-from metrics.diagnosis.facts import Facts
+from metrics.diagnosis.facts import Facts, tightest
 from metrics.diagnosis.suspects import Suspect
 from metrics.diagnosis.symptoms import TOLERATED_MISSES
 from metrics.errors import ReplayError
 from metrics.replay.prediction import Change, Prediction, Predictor
 
-MOST_CHANGES = 24  # of one call
-FEWEST_CHANGES = 4  # that are replayed however slow it is: without any, nothing is decided
-SECONDS = 6.0  # of all replays of a diagnosis: it is to be read at once
+MOST_CHANGES = 48  # of a diagnosis
+FEWEST_CHANGES = 6  # that are replayed however slow it is: without any, nothing is decided
+SECONDS = 5.0  # of all replays of a diagnosis: it is to be read at once
+ALONE = 0.6  # of that time, for fixes alone; the rest is for fixes on top of others
 TRUSTED_WITHIN = 0.10  # attainment: the unchanged replay must come so near to what was measured
+ALIKE_WITHIN = 0.15  # of a latency, or of its objective: what the two sides of an objective may differ by
 STEPS_ARE_READ = ("steps", "kernels", "all")  # the levels at which a run can be replayed
 # A fix that brings no request within its objective may still bring all of them nearer to it. Progress of that kind
 # counts this much of the share of the overshoot that is gone: it breaks ties, and never beats a request regained.
@@ -24,49 +26,50 @@ NEARER = 0.2
 
 
 class Trials:
-    """The replays of one run. `usable` is False where there is no predictor, or where it cannot repeat the run."""
+    """The replays of one run. `usable` is False where there is no predictor, or where it cannot repeat the run.
+
+    `beyond` is the attainment that the run replayed unchanged has more than was measured. What was lost there has a
+    cause that no replay has: blocks that leak, a core that dies. Such a cause regains it, and no setting does.
+    """
 
     def __init__(self, facts: Facts, predictor: Predictor | None, suspects: Sequence[Suspect]):
         self.unchanged: Prediction | None = None
         self.refused = _refusal(facts, predictor)
         self.usable = not self.refused
+        self.beyond = 0.0
         self._facts, self._predictor, self._known = facts, predictor, {}
         self._of: dict[str, list[Prediction]] = {}
-        self._spent_s = self._each_s = 0.0  # of replays in all, and of one change
-        if not self.usable or not suspects:
+        self._spent_s = 0.0  # of replays
+        if not self.usable or not any(each.proposal.fixes or not each.proposal.in_replay for each in suspects):
             self.usable = False
             return
-        begin = time.monotonic()
         try:
-            self.unchanged = self.predict([Change()])[0]
-            self._each_s = time.monotonic() - begin
-            if doubt := self._doubt(attainment(facts)):
-                self.refused, self.usable = doubt, False
-                return
-            chosen = _chosen(suspects, max(FEWEST_CHANGES, self.affordable()))
-            found = self.predict([change for _, change in chosen])
+            self.unchanged = self.predict([Change()], quick=False)[0]
+            self._compare(attainment(facts))
+            if self.usable:
+                self._try(suspects)
         except ReplayError as error:
             self.refused, self.usable = str(error), False
-            return
-        for (key, _), prediction in zip(chosen, found, strict=True):
-            if not prediction.is_refused:
-                self._of.setdefault(key, []).append(prediction)
 
-    def predict(self, changes: Sequence[Change]) -> list[Prediction]:
-        """One prediction a change; a change that was replayed before is not replayed again. Raises ReplayError."""
-        new = {_key(change): change for change in changes if _key(change) not in self._known}
+    def predict(self, changes: Sequence[Change], *, quick: bool = True) -> list[Prediction]:
+        """One prediction a change; a change that was replayed before is not replayed again, unless its bounds are to
+        be its own (not `quick`). Raises ReplayError."""
+        keys = [(_key(change), quick) for change in changes]
+        new = {key: change for key, change in zip(keys, changes, strict=True) if key not in self._known}
         begin = time.monotonic()
         if new:
-            self._known.update(zip(new, self._predictor.predict(list(new.values())), strict=True))
+            found = self._predictor.predict(list(new.values()), quick=quick)
+            for (key, _), prediction in zip(new, found, strict=True):
+                self._known[key, quick] = self._known[key, True] = prediction
         self._spent_s += time.monotonic() - begin
-        return [self._known[_key(change)] for change in changes]
+        return [self._known[key] for key in keys]
 
     def affordable(self) -> int:
         """How many further changes can be replayed before a reader would wait too long; 0 where none can."""
         if not self.usable:
             return 0
-        left_s = SECONDS - self._spent_s
-        return max(0, min(MOST_CHANGES, int(left_s / max(self._each_s, 1e-3))))
+        each_s = self._spent_s / max(len(self._known), 1)
+        return max(0, min(MOST_CHANGES, int((SECONDS - self._spent_s) / max(each_s, 1e-3))))
 
     def of(self, suspect: Suspect) -> list[Prediction]:
         return self._of.get(suspect.key, []) if self.usable else []
@@ -82,6 +85,54 @@ class Trials:
         gained = max(0.0, self.gain(prediction))
         return (min(gained, needed) if needed > 0 else gained) + NEARER * max(0.0, self._nearer(prediction))
 
+    def regained_beyond(self) -> float:
+        """The same of a cause that no replay has."""
+        return max(0.0, min(self.beyond, 1.0 - TOLERATED_MISSES - attainment(self._facts)))
+
+    def _try(self, suspects: Sequence[Suspect]) -> None:
+        """Replays the fixes of the suspects, the first ones first, while there is time."""
+        for place, (key, change) in enumerate(_chosen(suspects)):
+            if place >= MOST_CHANGES or (place >= FEWEST_CHANGES and self._spent_s > ALONE * SECONDS):
+                break
+            (prediction,) = self.predict([change])
+            if not prediction.is_refused:
+                self._of.setdefault(key, []).append(prediction)
+
+    def _compare(self, measured: float) -> None:
+        """Sets what the run replayed unchanged has more than the run, and whether it is too far below it.
+
+        What the replay itself doubts (a step model of few steps, a shared machine) lowers the confidence, no more.
+        """
+        found = self.unchanged.attainment
+        if found.low <= measured <= found.high or abs(found.median - measured) <= TRUSTED_WITHIN or self._is_alike():
+            return
+        if found.median > measured:
+            self.beyond = found.median - measured
+            return
+        self.usable = False
+        self.refused = (
+            f"the run replayed unchanged has an attainment of {found.median:.0%}, and {measured:.0%} were measured"
+        )
+
+    def _is_alike(self) -> bool:
+        """Whether the latencies that have objectives are nearly the same: an attainment may differ all the same, where
+        many requests are near to their objective."""
+        served = self._facts.rows[self._facts.rows.status == "ok"]
+        replayed = {
+            "ttft_ms": self.unchanged.ttft_ms,
+            "tpot_ms": self.unchanged.tpot_ms,
+            "e2e_ms": self.unchanged.e2e_ms,
+        }
+        for name, found in replayed.items():
+            bound, values = tightest(self._facts, name), served[name].dropna().astype("float64")
+            if bound is None or not len(values):
+                continue
+            for label, share in (("p50", 0.5), ("p90", 0.9)):
+                had = float(values.quantile(share))
+                if label not in found or not abs(found[label].median - had) <= ALIKE_WITHIN * max(had, bound):
+                    return False
+        return len(served) == len(self._facts.rows)
+
     def _nearer(self, prediction: Prediction) -> float:
         before, after = _slow_ms(self.unchanged), _slow_ms(prediction)
         missed = 1.0 - self.unchanged.attainment.median
@@ -90,16 +141,6 @@ class Trials:
     @property
     def is_trusted(self) -> bool:
         return self.usable and self.unchanged.is_trusted
-
-    def _doubt(self, measured: float) -> str:
-        """Why the replays say nothing of this run; "" where the unchanged one repeats what the clients measured.
-
-        What the replay itself doubts (a step model of few steps, a shared machine) lowers the confidence, no more.
-        """
-        found = self.unchanged.attainment
-        if found.low <= measured <= found.high or abs(found.median - measured) <= TRUSTED_WITHIN:
-            return ""
-        return f"the run replayed unchanged has an attainment of {found.median:.0%}, and {measured:.0%} were measured"
 
 
 def combined(first: Change, second: Change) -> Change:
@@ -131,13 +172,12 @@ def _refusal(facts: Facts, predictor: Predictor | None) -> str:
     )
 
 
-def _chosen(suspects: Sequence[Suspect], most: int) -> list[tuple[str, Change]]:
-    """The first fix of every suspect, then the second ones, while there is time; the best supported first."""
+def _chosen(suspects: Sequence[Suspect]) -> list[tuple[str, Change]]:
+    """The first fix of every suspect, then the second ones, and so on; the best supported first."""
     order = sorted(suspects, key=lambda each: -each.explained * each.support)
-    deepest = max(len(each.proposal.fixes) for each in order)
-    rounds = [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
-              if at < len(each.proposal.fixes)]  # fmt: skip
-    return rounds[:most]
+    deepest = max((len(each.proposal.fixes) for each in order), default=0)
+    return [(each.key, each.proposal.fixes[at]) for at in range(deepest) for each in order
+            if at < len(each.proposal.fixes)]  # fmt: skip
 
 
 def _key(change: Change) -> bytes:

@@ -145,7 +145,7 @@ def _suffered(book: Book, group: np.ndarray, count: int) -> Iterator[np.ndarray]
     def summed(rate: np.ndarray, ranges: StepRanges) -> np.ndarray:
         """[R] what a rate [N] adds up to over the steps of each victim."""
         upto = np.append(0.0, np.cumsum(rate))
-        return np.bincount(ranges.victim, upto[ranges.last] - upto[ranges.first], rows)
+        return np.bincount(ranges.victim, upto[ranges.last] - upto[ranges.first], rows).astype(float)  # int of nobody
 
     group_of_entry = group[book.who]
     order = np.argsort(group_of_entry, kind="stable")

@@ -119,7 +119,7 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
     }  # fmt: skip
     fits = (excess.bound_ms - float(late.ttft_ms.mean())) / max(speed, 1e-9)
     # Answers of all lengths are late where tokens are slow; where only their number is too large, none fits even fast
-    fastest = float(rows.tpot_ms.astype("float64").quantile(0.1))
+    fastest = float(rows.tpot_ms.astype("float64").quantile(0.1)) / slowness_of_steps(facts)
     needed_ms = fastest * longer
     return Proposal(
         cause=f"late requests ask for {longer:,.0f} tokens of output, those in time for {usual:,.0f}; at "
@@ -130,8 +130,8 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
                      "ratio", "requests: output_tokens", weight=2),
             evidence(f"a token of a late answer takes {slower:.1f} ms, one of the others {speed:.1f} ms",
                      slower / max(speed, 1e-9), "ratio", "client: chunk_ns", supports=slower < 1.25 * speed),
-            evidence(f"even at the fastest tenth of {fastest:.1f} ms so many tokens take {needed_ms:,.0f} ms of the "
-                     f"{excess.bound_ms:,.0f} ms", needed_ms / excess.bound_ms, "ratio", "client: chunk_ns",
+            evidence(f"even at {fastest:.1f} ms, the fastest tenth at normal speed, so many tokens take "
+                     f"{needed_ms:,.0f} ms of the {excess.bound_ms:,.0f} ms", needed_ms / excess.bound_ms, "ratio", "client: chunk_ns",
                      supports=needed_ms >= NEARLY_ALL * excess.bound_ms, weight=3),
             *residual_evidence(facts),
         ],
@@ -142,6 +142,15 @@ def long_outputs(facts: Facts, excess: Excess) -> Proposal | None:
         change=f"a limit of {max(1.0, fits):,.0f} output tokens, or an objective that grows with the answer",
         claims=claims,
     )  # fmt: skip
+
+
+def slowness_of_steps(facts: Facts) -> float:
+    """What steps take of what they take at normal speed, device, draws and host together; 1 where nobody knows it."""
+    speed = facts.speed()
+    if speed is None or speed.source != "reference":
+        return 1.0
+    parts = [each for each in (speed.device, speed.sampling, *speed.host.values()) if each is not None]
+    return max(1.0, sum(each.took_ms for each in parts) / max(sum(each.normal_ms for each in parts), 1e-9))
 
 
 def _in_backlog(facts: Facts, excess: Excess, capacity_rps: float) -> tuple[float, float]:

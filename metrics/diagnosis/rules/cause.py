@@ -7,7 +7,8 @@ proposals, by replays of their fixes where it can. So a function need not know t
 - how much of which accounts its own evidence books to it (`claims`); the default is the accounts of the cause, and of
   a queue the part that waited for its `reason`;
 - evidence for and against, each with a size and a weight;
-- its fix as one or several replays (`fixes`), with settings computed from measured quantities;
+- its fix as one or several replays (`fixes`), with settings computed from measured quantities; or `in_replay=False`
+  for what a replay does not have, such as blocks that leak: the run replayed unchanged is then the run without it;
 - `capacity_rps`, if it claims that no more than that can be served: what was served is held against it.
 """
 
@@ -71,6 +72,7 @@ class Proposal:
     claims: Mapping[str, float] | None = None  # account → share (0 to 1) of its excess that the evidence books to it
     explained: float | None = None  # share of a loss, or of an excess that no account holds, that it explains
     fixes: tuple[Change, ...] = ()  # candidates, the likeliest first; () where no replay can show its fix
+    in_replay: bool = True  # False: no replay has this cause, so the run replayed unchanged is the run without it
     rival_fix: Change | None = None
     rival_key: str = ""
     capacity_rps: float | None = None  # the cause claims that no more than this can be served

@@ -167,6 +167,7 @@ def core_death(facts: Facts, excess: Excess | None) -> Proposal | None:
         change="find why the core died: memory, a driver, a bug; `spare_core` shortens the outage",
         claims={LOST: 1.0},
         explained=1.0 if is_loss else None,
+        in_replay=False,
     )  # fmt: skip
 
 

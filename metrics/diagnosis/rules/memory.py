@@ -6,14 +6,13 @@ from metrics.diagnosis.capacity import FULL, batch_within_tpot, comfortable_batc
 from metrics.diagnosis.excess import Excess
 from metrics.diagnosis.facts import Facts
 from metrics.diagnosis.rules.cause import EXPLAINS_ENOUGH, Proposal, all_of, cause
-from metrics.diagnosis.rules.prefix import block_size
+from metrics.diagnosis.rules.prefix import ROUND_BLOCKS, block_size
 from metrics.diagnosis.rules.shared_evidence import blamed_group, excess_evidence, load_evidence, missing_share
 from metrics.diagnosis.verdict import evidence
 from metrics.replay.prediction import Change
 
 KV_ACCOUNTS = ("memory.blocked", "memory.preempted", "memory.recompute")
 KV_HEADROOM = 1.25  # requests grow while they run, and lengths vary around their mean
-ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 WASTED = 0.25  # of the positions in active blocks: with it a pool holds a third less than it could
 LEAKED = 0.1  # of the pool: less costs nothing that a client sees
 USUAL_SIZES = (16, 32)  # of blocks
@@ -164,6 +163,6 @@ def block_leak(facts: Facts, excess: Excess) -> Proposal | None:
         if_rival="used blocks return to 0 when the last request ends",
         change="find the end of a request that does not release its blocks; until then restart the server regularly",
         claims=claims,
-        fixes=(Change(kv_scale=1 / max(1 - found.share_of_pool, 0.05)),),
+        in_replay=False,
         steps=found.steps,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Causes in the prefix cache: each reason that the server records for a part of a prompt that was not found."""
 
+import math
 from dataclasses import replace
 
 from metrics.diagnosis.capacity import FULL, best_load
@@ -16,6 +17,7 @@ from metrics.replay.prediction import Change
 PROMPT_ACCOUNTS = ("compute.prefill", "request.interference", "request.queue", "memory.blocked")
 WORTH_SHARING = 0.15  # of the prompt tokens: a hit of less changes a time to first token by less than its noise
 ONE_SHOT = 0.5  # of what was evicted and missed: taken by prompts that nobody asks for again
+ROUND_BLOCKS = 16  # a suggestion is rounded up to a number that one would type
 SIZES_DOWN = (16, 32, 64)  # block sizes that kernels like
 OUTCOMES = "requests: prefix_outcomes, infinite_hit_tokens"
 
@@ -78,7 +80,6 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
     curve, lost = kv.curve, kv.eviction
     target = pool_for_reuse(kv)
     hit = hit_with(kv, target)
-    candidates = sorted({target, 2 * target, 4 * kv.pool_blocks})
     chosen = {"num_kv_blocks", "kv_cache_gib", "memory_fraction"} & facts.chosen
     polluted = lost.one_shot_share >= ONE_SHOT
     return Proposal(
@@ -105,7 +106,7 @@ def cache_thrash(facts: Facts, excess: Excess) -> Proposal | None:
         change=(f"num_kv_blocks={target} (now {kv.pool_blocks})" if target else "a larger pool")
         + ", or a cache that more servers share by prefix",
         claims=_accounts(excess, _saved(kv, max(0.0, hit - kv.use.hit_share))),
-        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in candidates if size),
+        fixes=tuple(Change(settings={"num_kv_blocks": size}) for size in (target, 2 * target) if size),
     )  # fmt: skip
 
 
@@ -208,15 +209,16 @@ def prefix_order(facts: Facts, excess: Excess) -> Proposal | None:
 
 
 def pool_for_reuse(kv: KvFacts) -> int:
-    """Blocks that hold nearly all of what is asked for again: by the curve, else the largest size that it knows."""
+    """Blocks that hold nearly all of what is asked for again, and beside it what requests that run hold."""
+    running = 0.0 if kv.fragmentation is None else kv.fragmentation.pool_use * kv.pool_blocks
     if kv.curve is None:
         return 2 * kv.pool_blocks
     blocks = kv.curve.blocks_for()
-    if blocks is not None:
-        return max(blocks, kv.pool_blocks + 1)
-    # Twice the middle distance: half of what is asked for again lies beyond the middle, little beyond twice of it
-    distance = kv.eviction.reuse_distance_p50_blocks if kv.eviction is not None else None
-    return max(int(kv.curve.blocks[-1]), int(2 * (distance or 0.0)))
+    if blocks is None:
+        # Twice the middle distance: half of what is asked for again lies beyond the middle, little beyond twice of it
+        distance = kv.eviction.reuse_distance_p50_blocks if kv.eviction is not None else None
+        blocks = max(int(kv.curve.blocks[-1]), int(2 * (distance or 0.0)))
+    return math.ceil((max(blocks, kv.pool_blocks) + running) / ROUND_BLOCKS) * ROUND_BLOCKS
 
 
 def hit_with(kv: KvFacts, blocks: int) -> float:

@@ -84,6 +84,7 @@ def rate_limit(facts: Facts, excess: Excess | None) -> Proposal | None:
         claims={QUOTA: 1.0},
         explained=1.0 if refused else None,
         fixes=() if refused else (Change(removed={QUOTA: 1.0}),),
+        in_replay=not refused,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from metrics.diagnosis.rules.shared_evidence import (
     load_evidence,
     missing_share,
 )
-from metrics.diagnosis.verdict import evidence
+from metrics.diagnosis.rules.token_budget import SMALLEST_BUDGET, tokens_within_tpot
+from metrics.diagnosis.verdict import Evidence, evidence
 from metrics.replay.prediction import Change
 
 INTERFERENCE = "request.interference"
@@ -121,7 +122,9 @@ def head_of_line(facts: Facts, excess: Excess) -> Proposal | None:
     fixes = [policy("shortest-prefill-first", facts)] if name != "shortest-prefill-first" else []
     fixes += [{"max_long_prefills": 1, "long_prefill_tokens": limit}]
     fixes += [{"max_prefill_chunk_tokens": chunk} for chunk in (budget // 2, budget // 4) if chunk >= 32]
-    fixes += [{"max_long_prefills": 1, "long_prefill_tokens": limit, "max_prefill_chunk_tokens": max(32, budget // 4)}]
+    small = max(SMALLEST_BUDGET, min(budget // 4, tokens_within_tpot(facts) or budget))
+    for order in ({"max_long_prefills": 1, "long_prefill_tokens": limit}, policy("shortest-prefill-first", facts)):
+        fixes.insert(1, order | {"max_prefill_chunk_tokens": small})
     return Proposal(
         cause=f"{blamed.who} stand before the others: {blamed.share:.0%} of the waiting of late requests is for them",
         evidence=[
@@ -131,6 +134,7 @@ def head_of_line(facts: Facts, excess: Excess) -> Proposal | None:
                      "steps: request_ids, new_tokens, refusals; requests: ledger_*_ns", weight=2),
             evidence(f"their prompts have {longest:,} tokens at the median, those of late requests {typical:,.0f}",
                      longest / max(typical, 1), "ratio", "requests: prompt_tokens", supports=longest >= 2 * typical),
+            *_put_first(facts, excess, name),
         ],
         measurement="the same scenario with short prompts first",
         settings=fixes[0],
@@ -186,6 +190,16 @@ def _huge_ahead(facts: Facts, excess: Excess) -> Blamed | None:
             if each.share >= 0.3 and each.of_others and each.prompt_tokens >= LONGER * typical:
                 return each
     return None
+
+
+def _put_first(facts: Facts, excess: Excess, name: str) -> list[Evidence]:
+    """Against a queue whose head came first: a policy that lets later arrivals go ahead."""
+    overtaken = _overtaken(facts, excess) if name in ORDERS else 0.0
+    if overtaken < OVERTAKEN:
+        return []
+    return [evidence(f"{overtaken:.1f} requests that came later went ahead of a late one, on average: policy {name} "
+                     "puts them there", overtaken, "requests", "requests: arrived_ns, scheduled_ns", supports=False,
+                     weight=2)]  # fmt: skip
 
 
 def _overtaken(facts: Facts, excess: Excess) -> float:

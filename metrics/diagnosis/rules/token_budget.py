@@ -31,6 +31,16 @@ def fixed_share(facts: Facts, tokens: float) -> float:
     return model.step_ns / max(model.predict(tokens, 0.0), 1.0)
 
 
+def tokens_within_tpot(facts: Facts) -> int | None:
+    """Prompt tokens beside the decodes of a step within the tightest time per token; None where nothing bounds them."""
+    bound, steps = tightest(facts, "tpot_ms"), facts.steps
+    if bound is None or steps is None or steps.model is None:
+        return None
+    context = steps.mean_batch * (facts.work.context_tokens if facts.work else 0)
+    room = (bound * 1e6 - steps.model.predict(0, context)) / max(steps.model.token_ns, 1)
+    return max(0, int(room)) // SMALLEST_BUDGET * SMALLEST_BUDGET
+
+
 def _larger(value: int, most: int) -> list[int]:
     """Twice, four times … the value, up to the most; the most itself at last."""
     found, next_ = [], 2 * value

@@ -3,7 +3,11 @@
 import random
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from engine.messages import Abort, Submit
+from engine.replay.recorded import SCHEDULE_FILE
 from engine.sampling import SamplingParams
 from metrics.machine.host import hardware
 from metrics.memory.prefix_outcomes import PrefixReport
@@ -13,6 +17,7 @@ from metrics.run.segments import replace_table
 from tests.engine.simulated import Simulation
 
 TICK = 1000  # ns of the virtual clock between two readings
+OPTIONAL = ("max_prefill_chunk_tokens", "prefill_patience")
 DEFAULTS = {"num_blocks": 256, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 
 
@@ -27,10 +32,12 @@ class Ask:
     leaves_ns: int | None = None  # after its due moment, unless the answer has ended
     priority: int = 0
     choices: int = 1  # sequences of this prompt, of `max_tokens` each
+    tenant: str = ""
+    klass: str = "all"
 
     @property
     def sequences(self) -> list[str]:
-        return [f"{self.id}.{choice}" for choice in range(self.choices)]
+        return [self.id, *(f"{self.id}#{choice}" for choice in range(1, self.choices))]
 
 
 @dataclass
@@ -89,7 +96,7 @@ def drive(asks: list[Ask], **settings) -> tuple[Simulation, dict[str, Seen]]:
                 first, *others = ask.sequences
                 messages += [
                     Submit(request_id=sequence, prompt_token_ids=ask.prompt, sampling=params, encoded_ns=now_ns,
-                           priority=ask.priority, fork_of=None if sequence == first else first)
+                           priority=ask.priority, tenant=ask.tenant, fork_of=None if sequence == first else first)
                     for sequence in (first, *others)
                 ]  # fmt: skip
             elif len(seen[ask.id].token_ns) < ask.max_tokens * ask.choices:
@@ -103,16 +110,18 @@ def drive(asks: list[Ask], **settings) -> tuple[Simulation, dict[str, Seen]]:
 
 def _call(report: PrefixReport | None) -> str | None:
     """The call whose first sequence is the source."""
-    return None if report is None or report.prefix_source is None else report.prefix_source.partition(".")[0]
+    return None if report is None or report.prefix_source is None else report.prefix_source.partition("#")[0]
 
 
 def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirectory:
     """A run directory of a simulated run: a client beside the core, whose ways take no time."""
     simulation, seen = drive(asks, **settings)
+    settings |= settings.get("knobs") or {}
     settings = DEFAULTS | settings
     engine = {"model": "tiny-model", "port": 0, "overlap": "on" if settings.get("overlap") else "off"}
     engine |= {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens", "block_size")}
     engine |= {"num_kv_blocks": settings["num_blocks"], "policy": settings.get("policy", "fcfs")}
+    engine |= {name: settings[name] for name in OPTIONAL if name in settings}
     run = RunDirectory.create(
         path,
         {
@@ -131,7 +140,7 @@ def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirecto
             ClientRecord(
                 ask.id, "simulated", ask.due_ns, "ok", sent_ns=ask.due_ns, first_token_ns=stamps[0], last_byte_ns=last,
                 prompt_tokens=len(ask.prompt), output_tokens=len(stamps), chunk_ns=stamps,
-                chunk_tokens=[1] * len(stamps), klass="all",
+                chunk_tokens=[1] * len(stamps), klass=ask.klass, tenant=ask.tenant,
             )
         )  # fmt: skip
         report = ended.prefix
@@ -141,11 +150,15 @@ def write_run(path, asks: list[Ask], *, objectives=(), **settings) -> RunDirecto
                 written_ns=last, first_written_ns=stamps[0], encoded_ns=ask.due_ns, queued_ns=ended.queued_ns,
                 scheduled_ns=ended.scheduled_ns, longest_output_tokens=len(stamps), finish_reason=ended.reason,
                 preemptions=ended.preemptions, prefix_source=_call(report),
-                prefix_shared_tokens=report.prefix_shared_tokens if report else 0,
+                prefix_shared_tokens=report.prefix_shared_tokens if report else 0, tenant=ask.tenant, klass=ask.klass,
+                ledger=ended.ledger, waits=ended.waits, ttft=simulation.published.ledgers[ask.sequences[0]][0][1],
             )
         )  # fmt: skip
     steps = columns("steps", simulation.published.records)
     for table, content in (("client", columns("client", clients)), ("requests", columns("requests", requests)),
                            ("steps", steps)):  # fmt: skip
         replace_table(run.path / f"{table}.parquet", content)
+    if any(ask.priority for ask in asks):  # only the schedule knows them
+        schedule = {"request_id": [ask.id for ask in asks], "priority": [ask.priority for ask in asks]}
+        pq.write_table(pa.table(schedule), run.path / SCHEDULE_FILE)
     return run

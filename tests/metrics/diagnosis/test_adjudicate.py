@@ -32,7 +32,7 @@ class Scripted:
     def __init__(self, regains, measured: float):
         self.regains, self.measured, self.asked = regains, measured, []
 
-    def predict(self, changes):
+    def predict(self, changes, *, quick=False):
         self.asked += changes
         return [self._one(change) for change in changes]
 
@@ -203,3 +203,16 @@ def test_setting_that_makes_the_run_healthy_is_enough_though_hardware_regains_mo
     pair = [suspect("overload", "capacity", QUEUE, FASTER), suspect("tenant_share", "policy", QUEUE, BATCH)]
     result, _ = judged(facts, pair, [(BATCH, 0.42), (FASTER, 0.5)])
     assert keys(result.causes)[0] == "tenant_share" and result.causes[0].regained == 1.0
+
+
+@pytest.mark.parametrize(("kept_more", "first"), [(0.4, "block_leak"), (0.0, "kv_pool")])
+def test_cause_that_no_replay_has_regains_what_the_replay_keeps_more_than_the_run(facts, kept_more, first):
+    leak, pool = suspect("block_leak", "fault", QUEUE), suspect("kv_pool", "policy", QUEUE, BATCH)
+    of, proposal = leak.cases[0]
+    leak.cases[0] = (of, replace(proposal, in_replay=False))
+    divide([of], [leak, pool], {})
+    now = float(facts.rows.good.mean()) / 2
+    result = adjudicate(with_attainment(facts, now), [of], [leak, pool], Scripted([(BATCH, 0.3)], now + kept_more))
+    assert keys(result.causes)[0] == first
+    if kept_more:
+        assert result.causes[0].gain == pytest.approx(kept_more, abs=0.02) and not result.causes[0].is_estimate

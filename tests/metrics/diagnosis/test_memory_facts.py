@@ -62,7 +62,7 @@ def test_the_pool_that_suffices_is_computed_between_the_measured_sizes(table):
     )  # fmt: skip
     assert curve.hit_share(100) == 0.2 and curve.hit_share(150) == pytest.approx(0.4)
     assert curve.hit_share(10_000) == 1.0
-    assert curve.blocks_for(0.9) == 350, "90 % lie between 60 % at 200 blocks and 100 % at 400"
+    assert curve.blocks_for(0.9) == 400, "60 % at 200 blocks, and nobody knows what 350 would hit"
     assert curve.blocks_for(0.01) == 50, "nothing is known below half the pool"
 
 

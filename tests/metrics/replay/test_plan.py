@@ -45,7 +45,7 @@ class Server:
         if change.settings.get("max_num_seqs") == 128 and change.settings.get("max_num_batched_tokens") == 64:
             raise ReplayError("a batch above its budget")
 
-    def predict(self, changes):
+    def predict(self, changes, *, quick=False):
         self.asked += len(changes)
         return [self._predicted(change) for change in changes]
 

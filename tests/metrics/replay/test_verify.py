@@ -42,7 +42,7 @@ class Predicts:
 
     def check(self, change): ...
 
-    def predict(self, changes):
+    def predict(self, changes, *, quick=False):
         self.asked += changes
         return [prediction(dict(change.settings)) for change in changes]
 
