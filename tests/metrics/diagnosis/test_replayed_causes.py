@@ -30,11 +30,13 @@ def in_order(*groups: list[Ask]) -> list[Ask]:
 CASES = {
     # Long prompts go first, whenever they came
     "scheduling_policy": (
-        in_order(asked("chat", 40, 9.0, 8, 6, priority=9), asked("bulk", 16, 8.0, 240, 2)), {"policy": "priority", **ROOMY}, SOON,
+        in_order(asked("chat", 40, 9.0, 8, 6, priority=9), asked("bulk", 16, 8.0, 240, 2)),
+        {"policy": "priority", **ROOMY}, SOON,
     ),
     # One tenant's crowd at once; the other tenant sends one request after the other
     "tenant_share": (
-        in_order(asked("chat", 40, 9.0, 8, 6, tenant="small"), asked("bulk", 90, 1.0, 8, 40, tenant="greedy")), {"max_num_seqs": 16}, STEADY,
+        in_order(asked("chat", 40, 9.0, 8, 6, tenant="small"), asked("bulk", 90, 1.0, 8, 40, tenant="greedy")),
+        {"max_num_seqs": 16}, STEADY,
     ),
 }  # fmt: skip
 
