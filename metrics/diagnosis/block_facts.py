@@ -41,8 +41,13 @@ class Leak:
 
     @property
     def grows(self) -> bool:
-        """Never fewer in a later stretch: they do not return. A pool may be full of them before the first one ends."""
-        return self.by_stretch[-1] > 0 and bool((np.diff(self.by_stretch) >= 0).all())
+        """More in each later stretch, but for one that has as much."""
+        return self.stays and int((np.diff(self.by_stretch) == 0).sum()) <= 1
+
+    @property
+    def stays(self) -> bool:
+        """More at the end than at the beginning, and never fewer than before: a pool that is full leaks no more."""
+        return self.by_stretch[-1] > self.by_stretch[0] and bool((np.diff(self.by_stretch) >= 0).all())
 
 
 def fragmentation(requests: pd.DataFrame, steps: pd.DataFrame, block_size: int) -> Fragmentation | None:
