@@ -7,7 +7,8 @@ products have a piecewise linear cost, with knots only where the run has steps o
 the last slope goes on, unless other runs of this model tell the time of larger ones (known_sizes.py).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from metrics.compute.step_time import KNOTS
 
 FEWEST_OF_A_SIZE = 8
 FAR_BEYOND = 1.5  # times the largest size of the run: up to there its own line goes on
+FEWEST_DECODES = 100  # steps: fewer do not tell what a row costs
+SHORT_CHUNKS = (2, 4, 8, 16)  # tokens
+SHORT_CHUNKS_COUNT = 3  # steps that each of them counts as
 FEWEST_BETWEEN_KNOTS = 20  # steps, or the slope there would be noise
 BASE_FEATURES = 7
 FITTED_STEPS = 6_000  # more would not move the coefficients
@@ -71,8 +75,10 @@ class StepTimes:
         """`beyond` are sizes that the run never had, with the time to expect; each counts like one step."""
         self.knots = _knots(steps.tokens) if beyond is None else KNOTS
         features = steps.features(self.knots)
-        guessed = None if beyond is None else (beyond.features(self.knots), beyond.device_ns)
-        self.device = fitted(features, steps.device_ns, guessed)
+        guessed = [each for each in (beyond, short_chunks(steps)) if each is not None]
+        self.device = fitted(
+            features, steps.device_ns, [(each.features(self.knots), each.device_ns) for each in guessed]
+        )
         self.sampling = fitted(np.stack([np.ones(len(steps)), steps.rows], axis=1), steps.sampling_ns)
         host = steps.host_features()
         stages = (steps.receive_ns, steps.before_ns, steps.after_ns, steps.publish_ns)
@@ -110,13 +116,52 @@ class StepTimes:
         return total
 
 
+def short_chunks(steps: StepColumns) -> StepColumns | None:
+    """Steps with chunks shorter than those of the run, with the time that its decodes tell.
+
+    A chunk of few tokens has the rows of as many decodes, and reads its context once. Without such steps the fit would
+    book what long chunks cost beside their rows on each chunk. None where the run has short chunks, no prompts, or too
+    few decodes to tell.
+    """
+    alone = steps.chunks == 0
+    per_chunk = (steps.tokens - steps.decodes)[~alone] / steps.chunks[~alone]
+    if alone.sum() < FEWEST_DECODES or not (~alone).any() or steps.has_graphs:
+        return None
+    shortest = np.sort(per_chunk)[min(FEWEST_OF_A_SIZE, len(per_chunk)) - 1]
+    lengths = [length for length in SHORT_CHUNKS if length < shortest]
+    if not lengths:
+        return None
+    knots = _knots(steps.tokens[alone])
+    device = fitted(steps.features(knots)[alone], steps.device_ns[alone])
+    context = steps.decode_pairs[alone].sum() / steps.decodes[alone].sum()
+    most = FAR_BEYOND * reached(steps.tokens[alone])
+    sizes = [
+        (float(decodes), float(count), float(length))
+        for length in lengths for count in (1, 4) for decodes in (0, 2, 6) if decodes + count * length <= most
+    ]  # fmt: skip
+    if not sizes:
+        return None
+    decodes, chunks, length = np.array(sizes * SHORT_CHUNKS_COUNT).T
+    tokens, nothing = decodes + chunks * length, np.zeros(len(decodes))
+    as_decodes = StepColumns(
+        begin_ns=nothing, tokens=tokens, decodes=tokens, decode_pairs=(decodes + chunks) * context, chunks=nothing,
+        chunk_pairs=nothing, rows=tokens, eager_prompts=nothing, device_ns=nothing, sampling_ns=nothing,
+        receive_ns=nothing, before_ns=nothing, after_ns=nothing, publish_ns=nothing,
+    )  # fmt: skip
+    pairs = chunks * (length * context + length * (length + 1) / 2)
+    return replace(
+        as_decodes, decodes=decodes, rows=decodes + chunks, decode_pairs=decodes * context, chunks=chunks,
+        chunk_pairs=pairs, device_ns=as_decodes.features(knots) @ device,
+    )  # fmt: skip
+
+
 def reached(sizes: np.ndarray) -> float:
     """The size that enough steps have, or exceed, to know it."""
     return float(np.sort(sizes)[-FEWEST_OF_A_SIZE]) if len(sizes) >= FEWEST_OF_A_SIZE else 0.0
 
 
 def fitted(
-    features: np.ndarray, measured_ns: np.ndarray, guessed: tuple[np.ndarray, np.ndarray] | None = None
+    features: np.ndarray, measured_ns: np.ndarray, guessed: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 ) -> np.ndarray:
     """Coefficients, none below nought, of the least squares of the relative errors. `guessed` are further features and
     times, each as good as one that was measured."""
@@ -125,9 +170,8 @@ def fitted(
         rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))[:FITTED_STEPS]
         chosen = np.union1d(chosen, rare)
         features, measured_ns = features[chosen], measured_ns[chosen]
-    if guessed is not None:
-        features = np.concatenate([features, guessed[0]])
-        measured_ns = np.concatenate([measured_ns, guessed[1]])
+    for more, ns in guessed:
+        features, measured_ns = np.concatenate([features, more]), np.concatenate([measured_ns, ns])
     target = np.maximum(measured_ns, 0.0)
     unit = np.maximum(target, max(float(np.median(target)) / 4, 1.0))
     trust = np.ones(len(target))

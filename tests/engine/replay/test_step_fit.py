@@ -61,3 +61,13 @@ def test_a_part_of_the_run_that_was_slow_is_slow_in_the_replay():
     usual = StepTimes(columns()).predicted_ns
     assert (found / usual)[320:430].mean() == pytest.approx(1.8, rel=0.1)
     assert (found / usual)[:280].mean() == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_short_chunk_takes_what_as_many_decodes_take_where_the_run_had_long_chunks_only():
+    """Long chunks take 400 µs beside their rows here, which short ones do not."""
+    steps = columns()
+    steps.tokens[:] = steps.decodes + steps.chunks * 300
+    rows_ns = 80e3 * np.minimum(steps.tokens, 16) + 20e3 * np.maximum(steps.tokens - 16, 0)
+    steps.device_ns[:] = 900e3 + rows_ns + 400e3 * steps.chunks
+    found = StepTimes(steps).device_ns(6, 2, 0, 1, 0, 3)
+    assert found == pytest.approx(900e3 + 80e3 * 6, rel=0.05)
