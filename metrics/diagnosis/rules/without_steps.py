@@ -25,6 +25,9 @@ SLOW = 1.3  # device time over predicted time, as `shared_evidence.SLOW_DEVICE`
 STALLED_LOOP_S = 0.05  # mean lateness of the front's timer: many times the millisecond of an idle loop
 PREDICTION, LOOP_LAG = "sojourn_compute_prediction_ratio", "sojourn_request_loop_lag_seconds"
 
+# Where the front's loop was watched, its own work tells which of these it is (front.py): the account alone does not.
+OF_THE_LOOP = ("slow_tokeniser", "slow_detokeniser", "slow_writer")
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -79,6 +82,8 @@ HOLDERS = (
 
 def _register(holder: Holder) -> None:
     def explain(facts: Facts, excess: Excess) -> Proposal | None:
+        if holder.key in OF_THE_LOOP and facts.machine is not None and facts.machine.front is not None:
+            return None
         settings = _scaled(facts, *holder.scaled) if holder.scaled else None
         found = excess_evidence(excess, holder.accounts)
         return _proposal(facts, excess, holder.words, found, holder.change, None, settings)
