@@ -214,22 +214,20 @@ def few_threads(facts: Facts, excess: Excess) -> Proposal | None:
     speed = facts.speed()
     at_normal_speed = speed is not None and speed.source == "reference" and speed.device.slowdown < SLOW_DEVICE
     known = [each for each in (speed.others if speed else []) if (each.settings.get("threads") or 0) > threads]
-    idle = (
-        0.0
-        if machine is None or machine.core_cores is None
-        else cores
-        - sum(
-            each or 0.0 for each in (machine.core_cores, machine.front_cores, machine.load_cores, machine.others_cores)
-        )
-    )
+    rest = 0.0 if machine is None else sum(
+        each or 0.0 for each in (machine.front_cores, machine.load_cores, machine.others_cores))  # fmt: skip
+    idle = 0.0 if machine is None or machine.core_cores is None else cores - machine.core_cores - rest
     # Without a calibration: a third of the ideal, as memory bounds decode steps
     factor = known[0].speedup if known else 1 + (cores / threads - 1) / 3
+    # A step ends with its last thread, and the added ones share their cores with all that runs beside the core process
+    factor *= max(0.0, 1 - rest / (cores - threads))
     if factor < FASTER_SETTINGS or (not known and idle < IDLE_CORES):
         return None
     return Proposal(
         cause=f"the core computes with {threads} of {cores} cores",
         evidence=[
-            evidence(f"the same steps take {1 / factor:.0%} of the time with {known[0].settings['threads']} threads"
+            evidence(f"the same steps take {1 / factor:.0%} of the time with {known[0].settings['threads']} threads "
+                     "beside all that runs"
                      if known else f"{threads} threads are set, and the machine has {cores} cores",
                      factor if known else threads, "ratio" if known else "threads",
                      "run.json: speed_reference, core, hardware", weight=2 if known else 1),
