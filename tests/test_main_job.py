@@ -107,7 +107,9 @@ def test_demo_ends_with_the_report_the_html_file_and_the_line_that_opens_the_app
     assert "HTML report" in output and "open the app" in output and "client error" in output
     assert (run.path / "report.html").stat().st_size > 100_000
     state = json.loads((run.path / "diagnosis.json").read_text())["state"]
-    assert state in (("healthy", "degraded", "overloaded", "inconclusive") if run.meta()["valid"] else ("invalid",))
+    states = ("healthy", "degraded", "overloaded", "inconclusive")
+    # A run that is not valid keeps its verdict where the lateness could not change it.
+    assert state in (states if run.meta()["valid"] else (*states, "invalid"))
     assert nothing_but_lateness(run), run.meta()["invalid_reasons"]
     assert not list(run.path.glob("*.parts"))
 

@@ -74,7 +74,8 @@ def _steps(run: RunData, found: Finding, late, missed: str) -> StepFilter | None
     if (named := found.steps) is not None:
         return StepFilter(*named)
     known = late[late.first_step.notna()] if len(late) else late
-    if known.empty:
+    latency_ms = known[missed if missed in known else "e2e_ms"].astype("float64") if len(known) else known
+    if known.empty or latency_ms.isna().all():  # requests that failed have no latency
         return None
-    worst = known.loc[known[missed if missed in known else "e2e_ms"].astype("float64").idxmax()]
+    worst = known.loc[latency_ms.idxmax()]
     return StepFilter(int(worst.first_step), int(worst.last_step))

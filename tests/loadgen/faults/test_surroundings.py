@@ -103,10 +103,11 @@ def test_a_neighbour_and_pauses_end_with_the_run_and_leave_the_load_going(tmp_pa
         {"fault": "starved_load_generator", "pause_ms": 400, "every_ms": 401},
     ]
     surroundings, _ = behind(Endpoint("http", "127.0.0.1", 1, ""), tmp_path, *faults)
+    before = {child.pid for child in psutil.Process().children()}
     try:
         surroundings.loading(load.pid)
         surroundings.sending()
-        children = [child for child in psutil.Process().children() if child.pid != load.pid]
+        children = [child for child in psutil.Process().children() if child.pid not in before]
         assert len(children) == 3
         process, deadline = psutil.Process(load.pid), time.monotonic() + 5
         while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:

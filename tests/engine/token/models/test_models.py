@@ -59,7 +59,9 @@ def forward(model, past: int, new: int) -> torch.Tensor:
 def test_kv_pool_fills_the_free_memory_with_what_the_model_stores(family, checkpoints, monkeypatch):
     free = 40_000_000
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free))
-    engine, _ = make_engine(checkpoints[family], num_kv_blocks=None, max_num_seqs=4096, memory_fraction=0.5)
+    engine, _ = make_engine(
+        checkpoints[family], num_kv_blocks=None, max_num_seqs=4096, max_num_batched_tokens=512, memory_fraction=0.5
+    )
     cache = engine.runner.kv_cache
     block_bytes = cache.nbytes // engine.runner.num_blocks
     plan = engine.runner.memory
