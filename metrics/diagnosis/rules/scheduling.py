@@ -122,9 +122,12 @@ def head_of_line(facts: Facts, excess: Excess) -> Proposal | None:
     fixes = [policy("shortest-prefill-first", facts)] if name != "shortest-prefill-first" else []
     fixes += [{"max_long_prefills": 1, "long_prefill_tokens": limit}]
     fixes += [{"max_prefill_chunk_tokens": chunk} for chunk in (budget // 2, budget // 4) if chunk >= 32]
-    small = max(SMALLEST_BUDGET, min(budget // 4, tokens_within_tpot(facts) or budget))
-    for order in ({"max_long_prefills": 1, "long_prefill_tokens": limit}, policy("shortest-prefill-first", facts)):
-        fixes.insert(1, order | {"max_prefill_chunk_tokens": small})
+    chunks = (max(SMALLEST_BUDGET, budget // 4), max(SMALLEST_BUDGET, tokens_within_tpot(facts) or SMALLEST_BUDGET))
+    one = {"max_long_prefills": 1, "long_prefill_tokens": limit}
+    both = [one | {"max_prefill_chunk_tokens": min(chunk, budget)} for chunk in dict.fromkeys(chunks)]
+    if name != "shortest-prefill-first":
+        both.append(policy("shortest-prefill-first", facts) | {"max_prefill_chunk_tokens": min(chunks)})
+    fixes[1:1] = both
     return Proposal(
         cause=f"{blamed.who} stand before the others: {blamed.share:.0%} of the waiting of late requests is for them",
         evidence=[

@@ -73,7 +73,8 @@ def token_budget(facts: Facts, excess: Excess) -> Proposal | None:
     fixed, cut = fixed_share(facts, budget), chunks.cut_by_budget if chunks else 0.0
     # The wait for the budget, and of the prompt work the fixed cost of steps that a larger budget would spare
     spared = fixed * cut if chunks and chunks.per_prompt > 1 else 0.0
-    claims = dict.fromkeys(QUEUE, short) | dict.fromkeys(PROMPT_WORK, spared)
+    # Where hardly anything of a full step is fixed, a larger one is as much slower: it only changes who waits
+    claims = dict.fromkeys(QUEUE, short * min(1.0, fixed / CHEAP)) | dict.fromkeys(PROMPT_WORK, spared)
     if sum(excess.share(name) * part for name, part in claims.items()) < 0.1:
         return None
     values = list(dict.fromkeys([*_enough(facts, budget), *_larger(budget, LARGEST_BUDGET)]))
