@@ -27,7 +27,9 @@ MAY_IMPORT = {
     "metrics.machine": {"metrics.records", "metrics.errors", "metrics.whole_file"},
     "metrics.steps": {"metrics.records"},
     "metrics.run": {"metrics.steps", "metrics.records", "metrics.ledger", "metrics.errors", "metrics.whole_file"},
-    "metrics.compute": {"metrics.steps", "metrics.machine", "metrics.records", "metrics.errors"},
+    "metrics.compute": {
+        "metrics.steps", "metrics.machine", "metrics.records", "metrics.statistics", "metrics.errors",
+    },
     "metrics.request": {
         "metrics.compute", "metrics.run", "metrics.records", "metrics.ledger", "metrics.statistics", "metrics.errors",
     },

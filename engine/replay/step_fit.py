@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from metrics.compute.step_time import KNOTS
+from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
 
 FEWEST_OF_A_SIZE = 8
 FAR_BEYOND = 1.5  # times the largest size of the run: up to there its own line goes on
@@ -25,7 +26,6 @@ FITTED_STEPS = 6_000  # more would not move the coefficients
 FOLDS = 5
 USUAL_ERROR = (0.02, 0.3)  # bounds of the relative error that counts as usual; thrice that is clipped
 RIDGE = 1e-6  # of a feature's own weight: decides between features that always occur together
-SWEEPS = 400  # of the coordinate descent
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,39 +179,15 @@ def fitted(
     for _ in range(6):
         weight = trust / unit**2
         weighted = features * weight[:, None]
-        coefficients = _non_negative(weighted.T @ features, weighted.T @ target)
+        gram = weighted.T @ features
+        usable = np.diagonal(gram) > NEGLIGIBLE_WEIGHT
+        coefficients, _ = non_negative(gram, weighted.T @ target, usable, ridge=RIDGE)
         expected = np.maximum(features @ coefficients, 1.0)
         errors = np.abs(target - expected) / np.maximum(expected, unit / 2)
         usual = float(np.clip(np.median(errors), *USUAL_ERROR))
         trust = np.minimum(1.0, 3 * usual / np.maximum(errors, 1e-9))
         unit = np.maximum(expected, max(float(np.median(expected)) / 4, 1.0))
     return coefficients
-
-
-def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """argmin x·gram·x/2 - moment·x for x >= 0, by coordinate descent: there are few coefficients."""
-    scale = np.sqrt(np.maximum(np.diagonal(gram), 1e-300))
-    usable = np.diagonal(gram) > 1e-280
-    scaled = gram / np.outer(scale, scale) + RIDGE * np.eye(len(gram))
-    target = np.where(usable, moment / scale, 0.0)
-    passive, found = usable.copy(), np.zeros(len(gram))
-    for _ in range(2 * len(gram)):  # a first guess: leave out what would be negative
-        chosen = np.flatnonzero(passive)
-        found[:] = 0.0
-        found[chosen] = np.linalg.solve(scaled[np.ix_(chosen, chosen)], target[chosen])
-        if (found >= 0).all():
-            break
-        passive &= found > 0
-    found = np.maximum(found, 0.0)
-    for _ in range(SWEEPS):
-        moved = 0.0
-        for index in np.flatnonzero(usable):
-            new = max(0.0, found[index] - (scaled[index] @ found - target[index]) / scaled[index, index])
-            moved = max(moved, abs(new - found[index]))
-            found[index] = new
-        if moved <= 1e-9 * max(float(found.max()), 1e-300):
-            break
-    return np.where(usable, found / scale, 0.0)
 
 
 def held_out_error(steps: StepColumns) -> float:

@@ -3,6 +3,7 @@
 Pure: no clock and no torch. What a step will take says a model of step times, which is learnt or given.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -102,13 +103,12 @@ class TimedBudget:
         if decode_ns is None or least_ns is None:
             return min(count + START_PROMPT_TOKENS, self.most)
         target_ns = self._target.target_ns(decode_ns, least_ns)
-        while least < most:  # the time grows with the tokens: what is not known is beyond all that was seen
-            middle = (least + most + 1) // 2
-            predicted_ns = mixed_ns(middle)
-            if predicted_ns is not None and predicted_ns <= target_ns:
-                least = middle
-            else:
-                most = middle - 1
+
+        def is_late(tokens: int) -> bool:
+            predicted_ns = mixed_ns(tokens)  # what is not known is beyond all that was seen
+            return predicted_ns is None or predicted_ns > target_ns
+
+        least += bisect_left(range(least + 1, most + 1), True, key=is_late)  # the time grows with the tokens
         return min(count + least, self.most)
 
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None: ...

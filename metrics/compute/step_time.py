@@ -4,10 +4,10 @@ Time is a sum of terms that cannot be negative: a constant, one for being launch
 function of the rows that the matrix products have, and what sequences, their attention and their rows of logits cost.
 That holds for a GPU, whose graphs have padded rows, and for a CPU, whose threads and tiles bend the line at few rows.
 
-The coefficients are the non-negative least squares of the relative errors (by block pivoting: Portugal, Júdice and
-Vicente, 1994), forgetting slowly, with errors far beyond the usual clipped (Huber, 1964): one stall teaches nothing,
-and a device that has become slower is believed slowly. It tells unexpected time from expected time, not a slow device
-from a slow kernel, and it does not know what the draws ask for: penalties and sorting show as residual.
+The coefficients are the non-negative least squares of the relative errors, forgetting slowly, with errors far beyond
+the usual clipped (Huber, 1964): one stall teaches nothing, and a device that has become slower is believed slowly. It
+tells unexpected time from expected time, not a slow device from a slow kernel, and it does not know what the draws ask
+for: penalties and sorting show as residual.
 """
 
 from operator import mul
@@ -15,6 +15,7 @@ from operator import mul
 import numpy as np
 
 from metrics.compute.cost_model import Count, StepWork
+from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
 
 KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
 NUM_FEATURES = len(KNOTS) + 7
@@ -118,32 +119,14 @@ class StepTimeModel:
         self._gram = decay * self._gram + weighted.T @ rows
         self._moment = decay * self._moment + weighted.T @ measured_ns
         self._seen += (rows > 0).sum(axis=0)
-        self._seen[np.diagonal(self._gram) < _NEGLIGIBLE_WEIGHT] = 0
+        self._seen[np.diagonal(self._gram) < NEGLIGIBLE_WEIGHT] = 0
         self._unknown = np.flatnonzero(self._seen < self.MIN_SEEN)
-        self._coefficients = self._solve()
-        self._coefficient_list, self._unknown_list = self._coefficients.tolist(), self._unknown.tolist()
-
-    def _solve(self) -> np.ndarray:
-        """The coefficients, none below nought, that fit best."""
-        scale = np.sqrt(np.diagonal(self._gram))
         usable = self._seen > 0
-        scale = np.where(usable, scale, 1.0)
-        gram = self._gram / np.outer(scale, scale) + self.RIDGE * np.eye(NUM_FEATURES)
-        moment, passive = self._moment / scale, self._passive & usable
-        for attempt in range(4 * NUM_FEATURES):
-            found = np.zeros(NUM_FEATURES)
-            chosen = np.flatnonzero(passive)
-            found[chosen] = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
-            wrong = np.where(passive, found < 0, usable & (gram @ found - moment < -1e-9))
-            if not wrong.any():
-                break
-            if attempt < NUM_FEATURES:
-                passive ^= wrong
-            else:  # one at a time, so that it never goes round in circles (Murty, 1974)
-                passive[np.flatnonzero(wrong)[-1]] ^= True
+        self._coefficients, passive = non_negative(
+            self._gram, self._moment, usable, ridge=self.RIDGE, passive=self._passive
+        )
         self._passive = passive | ~usable
-        return np.maximum(found, 0) / scale
+        self._coefficient_list, self._unknown_list = self._coefficients.tolist(), self._unknown.tolist()
 
 
 _SEGMENTS = tuple(zip(KNOTS, (*KNOTS[1:], 2**62), strict=True))
-_NEGLIGIBLE_WEIGHT = 1e-280  # near the smallest number that floats have

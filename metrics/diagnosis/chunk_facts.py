@@ -19,7 +19,6 @@ class Chunks:
     per_prompt: float  # steps that a prompt took, on average over its tokens: a long prompt counts by its length
     cut_by_chunk_limit: float  # of the cuts (a chunk that is not the last of its prompt), those at the limit of a chunk
     cut_by_budget: float  # ... those in a step that was full
-    tokens_p50: float  # of a chunk that was cut
     budget_use: float  # tokens / budget of the steps with a cut chunk
 
 
@@ -48,6 +47,5 @@ def chunks_of(steps: pd.DataFrame, prompt_tokens: Mapping[str, int], engine: Map
         per_prompt=float((number * table.new).sum() / max(table.new.sum(), 1)),
         cut_by_chunk_limit=float(by_limit.mean()) if len(cut) else 0.0,
         cut_by_budget=float(by_budget.mean()) if len(cut) else 0.0,
-        tokens_p50=float(cut.new.median()) if len(cut) else 0.0,
         budget_use=float(cut.full.mean()) if len(cut) else 0.0,
     )

@@ -21,7 +21,6 @@ class Signs:
     growth: float | None  # of the time to first token: last fifth minus first fifth, over the mean
     with_prompt: float | None  # correlation of the time to first token with the prompt's length
     with_crowd: float | None  # ... with the number of requests under way when it was due
-    tpot_with_crowd: float | None  # the same of the time per output token
     floor_ms: float | None  # the twentieth part of the times to first token: what every request pays
     gap_ms: float | None  # median gap between two reads of a stream
     stalled: float  # share of the time between tokens that lies in gaps of STALL medians and more
@@ -37,7 +36,6 @@ def signs_of(facts: Facts) -> Signs:
         growth=_growth(ttft.dropna().to_numpy()),
         with_prompt=_correlation(ttft, rows.prompt_tokens),
         with_crowd=_correlation(ttft, crowd),
-        tpot_with_crowd=_correlation(rows.tpot_ms, crowd),
         floor_ms=float(ttft.quantile(0.05)) if ttft.notna().any() else None,
         gap_ms=gap_ms,
         stalled=stalled,

@@ -1,7 +1,5 @@
 """Findings: what was judged of each cause, as a diagnosis shows it."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from metrics.diagnosis.adjudicate import Judged, Judgement
@@ -96,7 +94,3 @@ def _fix(facts: Facts, proposal: Proposal, each: Judged, judgement: Judgement) -
         gain=gained,
         basis=f"this run replayed with the change; replayed unchanged it has {predicted(judgement.unchanged)}",
     )
-
-
-def causes_of(found: Sequence[Finding]) -> list[Finding]:
-    return [each for each in found if each.role == "cause"]

@@ -59,8 +59,6 @@ class MachineFacts:
     core_queued_worst: float | None  # ... in the worst quarter
     core_queued_by_others: float | None  # of that time, because of processes that are not ours
     core_queued_by_others_worst: float | None  # ... in the worst quarter
-    core_slept: float | None  # of the steps' time, in which the loop's thread was neither on a core nor in the queue
-    pressure_percent: float | None
     front: FrontLoop | None
 
     def delayed(self, queued: float | None) -> float:
@@ -109,8 +107,6 @@ def machine_facts(
         core_queued_worst=_worst_share(queued, possible),
         core_queued_by_others=None if by_others is None else float(by_others.sum() / possible.sum()),
         core_queued_by_others_worst=_worst_share(by_others, possible),
-        core_slept=_slept(samples, walls),
-        pressure_percent=_mean(_column(samples, "cpu_pressure_percent"), lasted),
         front=_front_loop(samples, rows, lasted, None if others is None else _part_of_others(others, core, load)),
     )  # fmt: skip
 
@@ -156,13 +152,6 @@ def _others(
     if host is None or front is None or core is None:
         return None
     return np.maximum(0.0, host / 100 * cores - front - core - (load or 0.0))
-
-
-def _slept(samples: pd.DataFrame, walls: np.ndarray) -> float | None:
-    cpu, queued = (_gain(samples, f"core_loop_{name}_ns") for name in ("cpu", "queued"))
-    if cpu is None or queued is None or walls.sum() <= 0:
-        return None
-    return float(max(0.0, 1.0 - (cpu.sum() + queued.sum()) / walls.sum()))
 
 
 def _walls(steps: pd.DataFrame, span: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ Each wall is a bound of what one resource allows alone, with its formula in numb
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
@@ -101,14 +102,11 @@ def objective_wall(shape: ModelShape, mean: MeanRequest, model: StepTimeModel, t
         predicted = model.predict_work(work)
         return None if predicted is None else predicted / 1e6
 
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        took = step_ms(middle)
-        if took is not None and took <= tpot_ms:
-            low = middle
-        else:
-            high = middle - 1
+    def is_late(batch: int) -> bool:
+        took = step_ms(batch)
+        return took is None or took > tpot_ms
+
+    low = bisect_left(range(1, most + 1), True, key=is_late)  # the time grows with the batch
     took = step_ms(low) if low else None
     if took is None:
         return Wall(

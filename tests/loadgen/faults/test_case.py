@@ -44,7 +44,8 @@ def test_settings_faults_and_fixes_are_those_of_the_engine(bundled):
     for case in bundled:
         for variant in case.variants:
             for fix in ({}, *case.fixes):
-                engine_config(variant.scenario.engine | fix)
+                chosen = variant.scenario.engine | fix
+                assert chosen.keys() <= engine_config(chosen).model_fields_set
 
 
 def test_a_severity_is_laid_over_the_base():
@@ -112,4 +113,5 @@ def test_a_settings_file_beside_the_cases_is_found_from_anywhere(monkeypatch, tm
 
 def test_settings_files_of_the_cases_are_what_the_server_reads():
     for name in ("rate-limit", "quota", "slow-moderation"):
-        build_app(engine_config(load_case(name).variants[0].scenario.engine))
+        app = build_app(engine_config(load_case(name).variants[0].scenario.engine))
+        assert app.routes
