@@ -59,7 +59,7 @@ def run_cases(
 ) -> None:
     """Run cases one after another, each with a server of its own. The same command goes on after an interruption.
 
-    The base workloads of the cases run first: a case counts where it keeps its objectives 10 points less often.
+    A base workload runs before the cases on it: a case counts where it keeps its objectives 10 points less often.
     """
     need("engine")
     need("loadgen")

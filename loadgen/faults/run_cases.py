@@ -108,8 +108,9 @@ def surroundings_of(variant: Variant, *, profiles: bool) -> PlantedSurroundings 
 
 
 def plan_runs(cases: Sequence[Case], repeats: int, first_repeat: int = 1) -> list[PlannedRun]:
-    """The first repeat of all comes before the second, and the base workloads before the cases on them."""
-    ordered = sorted(cases, key=lambda case: case.name != case.base)
+    """The first repeat of all comes before the second. A base workload runs shortly before the cases on it, because
+    the speed of a machine drifts."""
+    ordered = sorted(cases, key=lambda case: (case.base, case.name != case.base))
     return [
         PlannedRun(case, variant, repeat)
         for repeat in range(first_repeat, first_repeat + repeats)
