@@ -17,8 +17,8 @@ import numpy as np
 
 from metrics.compute.cost_model import ModelShape
 from metrics.compute.step_costs import batch_work
-from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, features
-from metrics.machine.store import store, store_path
+from metrics.compute.step_time import NUM_FEATURES, StepTimeModel, features, reached
+from metrics.machine.store import changing, store, store_path
 from metrics.records import STAGES
 from metrics.steps import Steps
 
@@ -50,6 +50,8 @@ class SpeedEntry(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]  # SPEED_SETTINGS
     step_ns: list[float | None]  # of each feature of step_time.features; None where too few steps had it
     steps: int
+    largest_tokens: float | None = None  # that enough steps had; None where an older version wrote the entry
+    most_decodes: float | None = None  # sequences with one new token in a step, likewise
     host: dict[str, Line] = {}  # stage → by sequences of the step
     sampling: Line | None = None  # by rows of logits
     encoding: Line | None = None  # by characters of the prompt
@@ -102,6 +104,8 @@ def fit_entry(shape: ModelShape, records: Sequence[Any], **described: Any) -> Sp
     return SpeedEntry(
         step_ns=[None if np.isnan(value) else float(value) for value in known],
         steps=len(records),
+        largest_tokens=reached(steps.tokens),
+        most_decodes=reached(steps.summed((steps.new_tokens == 1).astype(np.int64))),
         host={stage: line(sequences, _stage(records, stage)) for stage in HOST_STAGES},
         sampling=line(steps["logit_rows"].astype(float), sampling.astype(float)) if sampling.any() else None,
         **described,
@@ -167,11 +171,13 @@ def recorded_entries(recorded: Any) -> list[SpeedEntry]:
 
 def add_entry(family: str, entry: SpeedEntry, path: Path | None = None) -> Path:
     """Stores one more entry. Of each group of settings the newest MOST_ENTRIES stay. Raises OSError."""
-    entries = [each for each in read_entries(family, path) if each.identity != entry.identity] + [entry]
-    same = [each for each in entries if each.settings == entry.settings]
-    dropped = {id(each) for each in same[:-MOST_ENTRIES]}
-    left = [each for each in entries if id(each) not in dropped]
-    return store(SpeedFile(family, left), path or store_path("speed", family))
+    path = path or store_path("speed", family)
+    with changing(path):  # runs that end together, or a calibration beside one
+        entries = [each for each in read_entries(family, path) if each.identity != entry.identity] + [entry]
+        same = [each for each in entries if each.settings == entry.settings]
+        dropped = {id(each) for each in same[:-MOST_ENTRIES]}
+        left = [each for each in entries if id(each) not in dropped]
+        return store(SpeedFile(family, left), path)
 
 
 def _usable(entries: Iterable[SpeedEntry]) -> list[SpeedEntry]:

@@ -18,6 +18,7 @@ from metrics.compute.cost_model import Count, StepWork
 from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
 
 KNOTS = (1, 4, 16, 64, 256, 1024)  # rows at which the slope may change
+FEWEST_OF_A_SIZE = 8  # steps that tell what a size costs
 NUM_FEATURES = len(KNOTS) + 7
 
 
@@ -32,6 +33,11 @@ def features(work: StepWork, padding_tokens: Count = 0, *, eager: bool | np.ndar
     return np.stack(np.broadcast_arrays(*found), axis=-1).astype(float)
 
 
+def reached(sizes: np.ndarray) -> float:
+    """The size that enough steps have, or exceed, to know it; 0 of too few steps."""
+    return float(np.sort(sizes)[-FEWEST_OF_A_SIZE]) if len(sizes) >= FEWEST_OF_A_SIZE else 0.0
+
+
 class StepTimeModel:
     """Predicts a step before it learns from it, so that the residual is honest; learns from a block of steps at once,
     from a larger one when it has learnt."""
@@ -39,7 +45,7 @@ class StepTimeModel:
     BLOCK, LARGE_BLOCK = 64, 256
     LEARNT = 1024  # steps
     MIN_STEPS = BLOCK  # before that a residual would be the model's ignorance, not the device's fault
-    MIN_SEEN = 8  # ... and so it would for a step with something that fewer steps had
+    MIN_SEEN = FEWEST_OF_A_SIZE  # ... and so it would for a step with something that fewer steps had
     FORGET = 0.9998  # a step: half of what is known is of the last 3,500 steps
     RIDGE = 1e-4  # of a feature's own weight: decides between features that always occur together
     USUAL = (0.02, 0.1)  # bounds of the relative error that counts as usual; thrice that is clipped

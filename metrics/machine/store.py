@@ -1,7 +1,10 @@
 """The store of measurements of this machine: one file for each kind, written all or nothing."""
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,3 +22,15 @@ def store(document: msgspec.Struct, path: Path) -> Path:
     """Writes a document as indented JSON; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """For a document that is read, changed and stored again: another process that changes it waits. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

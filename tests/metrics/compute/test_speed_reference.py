@@ -1,5 +1,6 @@
 """Normal speed: what earlier runs expect of this run's steps."""
 
+import threading
 import warnings
 
 import msgspec
@@ -11,6 +12,7 @@ from metrics.compute.speed_reference import (
     MOST_ENTRIES,
     Line,
     SpeedEntry,
+    SpeedFile,
     _fast_end,
     add_entry,
     expected,
@@ -21,6 +23,7 @@ from metrics.compute.speed_reference import (
     recorded_entries,
 )
 from metrics.compute.step_time import NUM_FEATURES
+from metrics.machine.store import changing, store
 
 
 def entry(identity: int, factor: float = 1.0, **changes) -> SpeedEntry:
@@ -68,6 +71,18 @@ def test_the_newest_entries_of_each_settings_stay(tmp_path):
     identities = [each.identity for each in read_entries("model", path)]
     assert identities == [-1, *range(3, MOST_ENTRIES + 3)]
     assert read_entries("another model", path) == [] and read_entries("model", tmp_path / "none") == []
+
+
+def test_two_runs_that_end_together_both_leave_their_entry(tmp_path):
+    path = tmp_path / "speed.json"
+    with changing(path):
+        other = threading.Thread(target=add_entry, args=("model", entry(2), path))
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()  # it waits
+        store(SpeedFile("model", [entry(1)]), path)
+    other.join()
+    assert [each.identity for each in read_entries("model", path)] == [1, 2]
 
 
 def test_a_file_that_cannot_be_read_is_no_reference(tmp_path):
