@@ -2,7 +2,8 @@
 
 Other runs of the same model, device and settings stand in `speed_reference` of `run.json`. Each knows how the time of a
 step grows with its size. The run itself knows how much slower than that it was, so each entry is scaled to the run's
-own steps, prompts and decodes apart. Where entries disagree about a size, that is the error to expect there.
+own steps, prompts and decodes apart. Where entries disagree about a size, that is the error to expect there. An
+entry tells only of sizes that its own run had: entries that extrapolate alike agree, and may all be wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from engine.replay.step_fit import StepColumns, fitted, reached
+from engine.replay.step_fit import FAR_BEYOND, StepColumns, fitted
 from metrics.compute.cost_model import ModelShape, StepWork, pairs_and_reads, shape_from
 from metrics.compute.speed_reference import SpeedEntry, settings_of, step_features
-from metrics.compute.step_time import features
+from metrics.compute.step_time import features, reached
 from metrics.diagnosis.speed_facts import stored_entries
 from metrics.run.directory import engine_settings
 from metrics.steps import Steps, rows_of
@@ -34,9 +35,9 @@ NORMAL_MAD = 1.4826  # standard deviations of a normal distribution in its media
 class KnownSizes:
     """Steps beyond those of the run, with the time that each would have taken in it."""
 
-    steps: StepColumns
+    steps: StepColumns | None  # None where no entry tells of a size beyond those of the run
     entries: int
-    error: float | None  # relative standard deviation of those times between entries; None of too few entries
+    error: float | None  # relative standard deviation of those times between entries; None where too few tell
     speed_spread: float | None  # ... of the run's own steps: how much runs of this machine differ in speed
 
 
@@ -63,13 +64,15 @@ def known_sizes(meta: Mapping[str, Any], steps: pd.DataFrame, columns: StepColum
     device = np.maximum(batch["device_ns"] - np.maximum(batch["sampling_ns"], 0), 1).astype(float)
     prompts = batch.summed((batch.new_tokens > 1).astype(int)) > 0
     beyond = _times(entries, np.concatenate([_features(shape, size, columns) for size in sizes]))
+    beyond[~np.array([[_tells(entry, size) for size in sizes] for entry in entries])] = np.nan
     has_chunk = np.array([size.chunk > 0 for size in sizes])
     for guesses, usual in zip(beyond, normal, strict=True):
         slowdowns = _slowdowns(device, usual, prompts)
         guesses *= np.where(has_chunk, slowdowns[1], slowdowns[0])
     known = ~np.isnan(beyond).all(axis=0)
+    speed_spread = _speed_spread(normal) if len(entries) >= FEWEST_ENTRIES else None
     if not known.any():
-        return None
+        return KnownSizes(steps=None, entries=len(entries), error=None, speed_spread=speed_spread)
     beyond = beyond[:, known]
     sampling = fitted(np.stack([np.ones(len(columns)), columns.rows], axis=1), columns.sampling_ns)
     usable = [size for size, is_known in zip(sizes, known, strict=True) if is_known]
@@ -77,8 +80,8 @@ def known_sizes(meta: Mapping[str, Any], steps: pd.DataFrame, columns: StepColum
     return KnownSizes(
         steps=_columns(usable, times, columns),
         entries=len(entries),
-        error=float(np.median(_deviations(beyond))) if len(entries) >= FEWEST_ENTRIES else None,
-        speed_spread=_speed_spread(normal) if len(entries) >= FEWEST_ENTRIES else None,
+        error=_error(beyond),
+        speed_spread=speed_spread,
     )
 
 
@@ -137,6 +140,14 @@ def _times(entries: Sequence[SpeedEntry], found: np.ndarray) -> np.ndarray:
     return guesses
 
 
+def _tells(entry: SpeedEntry, size: _Size) -> bool:
+    """Whether the run of the entry had such steps, or nearly. An entry of an older version does not say."""
+    if entry.most_decodes is None or entry.largest_tokens is None:
+        return True
+    is_alike = size.decodes <= FAR_BEYOND * entry.most_decodes
+    return is_alike and size.decodes + size.chunk <= FAR_BEYOND * entry.largest_tokens
+
+
 def _slowdowns(device: np.ndarray, normal: np.ndarray, prompts: np.ndarray) -> tuple[float, float]:
     """Of decodes and of prompts: the median over the larger half of the steps. A phase that the run lacks is as slow
     as the other."""
@@ -150,6 +161,12 @@ def _slowdowns(device: np.ndarray, normal: np.ndarray, prompts: np.ndarray) -> t
         found.append(float(np.median(device[larger] / normal[larger])))
     decodes, chunks = found
     return (chunks if np.isnan(decodes) else decodes), (decodes if np.isnan(chunks) else chunks)
+
+
+def _error(times: np.ndarray) -> float | None:
+    """[entries, sizes] → the median deviation of sizes that enough entries tell of: one alone agrees with itself."""
+    enough = (~np.isnan(times)).sum(axis=0) >= FEWEST_ENTRIES
+    return float(np.median(_deviations(times[:, enough]))) if enough.any() else None
 
 
 def _deviations(times: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,16 @@ class Answers:
     due_ns: np.ndarray
     last_ns: np.ndarray  # NaN where nothing was read
     output_tokens: np.ndarray
+
+    def stretched(self, factor: float) -> "Answers":
+        """The same, each latency so many times as long."""
+        return replace(
+            self,
+            ttft_ms=factor * self.ttft_ms,
+            tpot_ms=factor * self.tpot_ms,
+            e2e_ms=factor * self.e2e_ms,
+            last_ns=self.due_ns + factor * (self.last_ns - self.due_ns),
+        )
 
 
 def replayed_answers(sent: Sequence[Sent]) -> Answers:

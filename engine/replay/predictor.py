@@ -15,16 +15,16 @@ from engine.replay.outcome import Answers, figures, recorded_answers
 from engine.replay.processes import ReplayProcesses
 from engine.replay.settings import OBJECTIVE_SETTINGS, changed_config, check, recorded_config
 from engine.replay.simulate import Accident, Replayed, Replayer
-from engine.replay.spread import Spread, spread_of
+from engine.replay.spread import NORMAL_80, Spread, spread_of
 from engine.replay.steps_table import step_columns
 from metrics.errors import ReplayError
 from metrics.replay.measured import QUANTILES
 from metrics.replay.prediction import Change, Interval, Prediction
 from metrics.request.goodput import measured
+from metrics.request.objectives import EVERY_CLASS
 from metrics.run.directory import RunDirectory
 from metrics.run.server_alone import requests_of
 
-NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
 # Of the standard deviation of the speed of the machine, and of the shift of its accidents in seconds. The first is the
 # run's own; of the others two are at the bounds of 80 %.
 ACCIDENTS = ((0.0, 0.0), (-NORMAL_80, 1.7), (NORMAL_80, -2.3), (-0.5, -0.9), (0.5, 3.1))
@@ -63,7 +63,7 @@ class ReplayPredictor:
         self.recorded_preemptions = int(steps.preempted_ids.map(len).sum())
         self.spread: Spread = spread_of(run, self._meta, self._material, requests)
         self._known: dict[bytes, Prediction] = {}
-        self._quick: set[bytes] = set()  # those of them that were replayed once
+        self._once: set[bytes] = set()  # those of them that were replayed once
         self._seconds = 0.0  # of one replay
         self._doubts: list[str] | None = None
 
@@ -89,7 +89,8 @@ class ReplayPredictor:
         spread = self.spread
         beside = f"{spread.repeats} repeats beside it" if spread.repeats else "no repeat of it lies beside it"
         known = self._material.known
-        sizes = "" if known is None else f"; {known.entries} other runs of the model tell of larger steps"
+        tells = known is not None and known.steps is not None
+        sizes = f"; {known.entries} other runs of the model tell of larger steps" if tells else ""
         return (
             f"{len(self._material.step_begins_ns):,} steps; the step model is wrong by {100 * self.model_error:.1f} % "
             f"between sizes of steps it did not see; runs differ by {100 * spread.speed:.1f} % in speed "
@@ -100,6 +101,11 @@ class ReplayPredictor:
         """Raises ReplayError, with a sentence, for a change that cannot be replayed."""
         check(change, is_closed=self._material.load.slots is not None)
         changed_config(self._config, change, self._meta)
+
+    def pool_tokens(self, change: Change) -> int:
+        """Tokens that the KV pool of a replay holds. Raises ReplayError."""
+        config = changed_config(self._config, change, self._meta)
+        return config.num_kv_blocks * config.block_size
 
     def predict(self, changes: Sequence[Change], *, quick: bool = False) -> list[Prediction]:
         """One prediction a change, in their order; `quick` replays each change once.
@@ -117,10 +123,11 @@ class ReplayPredictor:
             except ReplayError as error:
                 refused[place] = str(error)
             else:
-                if key not in self._known or (key in self._quick and not quick):
+                if key not in self._known or (key in self._once and not quick):
                     missing[key] = change
-        self._predict_all(list(missing.values()), list(ACCIDENTS[:1]) if quick else self._affordable(len(missing)))
-        self._quick = self._quick | missing.keys() if quick else self._quick - missing.keys()
+        accidents = list(ACCIDENTS[:1]) if quick else self._affordable(len(missing))
+        self._predict_all(list(missing.values()), accidents)
+        self._once = self._once | missing.keys() if len(accidents) == 1 else self._once - missing.keys()
         return [
             self._unreplayed(change, refused[place]) if place in refused else self._known[_key(change)]
             for place, change in enumerate(changes)
@@ -160,13 +167,16 @@ class ReplayPredictor:
 
     def _prediction(self, change: Change, outcomes: Sequence[Replayed]) -> Prediction:
         found = [self._figures(each.answers, change) for each in outcomes]
+        is_once = len(found) == 1
+        if is_once:
+            found += self._beyond_the_run(outcomes[0], change)
         if self._doubts is None:  # the first prediction is that of the unchanged run
             self._doubts = trust.of_run(self._material, self._measured)
             self._doubts += trust.of_unchanged(
                 self.recorded, found[0], self.recorded_preemptions, outcomes[0].preemptions, self.objectives
             )
         doubts = self._doubts + trust.of_change(change, outcomes[0], self._material)
-        named = {name: self._interval(name, found) for name in found[0]}
+        named = {name: self._interval(name, found, is_once=is_once) for name in found[0]}
         return Prediction(
             change=change,
             attainment=named["attainment"],
@@ -187,13 +197,21 @@ class ReplayPredictor:
         objectives = change.objectives if change.objectives is not None else self.objectives
         changed = {name.removeprefix("objective_"): value for name, value in change.settings.items()
                    if name in OBJECTIVE_SETTINGS}  # fmt: skip
-        if changed:
-            objectives = [*(objectives or ()), {"klass": "all", **changed}]
+        if changed:  # for all classes, also those with a bound of their own
+            others = [{name: value for name, value in each.items() if name not in changed} for each in objectives or ()]
+            objectives = [*others, {"klass": EVERY_CLASS, **changed}]
         window = self._material.load.declared_window_s
         return figures(answers, objectives, window / change.arrival_rate if window else None)
 
+    def _beyond_the_run(self, replayed: Replayed, change: Change) -> list[Figures]:
+        """What a change that was replayed once may be, because it has steps far larger than those of the run: latencies
+        as much shorter or longer as the device's time may be. A queue would stretch them more."""
+        error = NORMAL_80 * self.spread.error_beyond * replayed.extrapolated
+        factors = (math.exp(-error), math.exp(error)) if error else ()
+        return [self._figures(replayed.answers.stretched(factor), change) for factor in factors]
+
     def _as_unchanged(self, name: str, median: float) -> tuple[float, float]:
-        """The bounds of a change that was replayed once: as wide as those of the unchanged run, a share by points."""
+        """Bounds as wide as those of the unchanged run, a share by points."""
         interval = _bounds(self._known[_key(Change())], name)
         if interval is None:
             return median, median
@@ -205,18 +223,22 @@ class ReplayPredictor:
         scale = median / usual if usual else 1.0
         return low * scale, high * scale
 
-    def _interval(self, name: str, found: Sequence[Figures]) -> Interval:
+    def _interval(self, name: str, found: Sequence[Figures], *, is_once: bool) -> Interval:
         values = [figure.get(name, math.nan) for figure in found]
         known = [value for value in values if not math.isnan(value)]
         if not known:
             return Interval(math.nan, math.nan, math.nan)
         median = values[0] if not math.isnan(values[0]) else float(np.median(known))
         low, high = min(known), max(known)
-        if len(found) == 1:
-            low, high = self._as_unchanged(name, median)
-        if not name.startswith("attainment"):
-            own = NORMAL_80 * self.spread.of_metric(name) * abs(median)
-            low, high = min(low, median - own), max(high, median + own)
+        if is_once:
+            usual_low, usual_high = self._as_unchanged(name, median)
+            low = median - math.hypot(median - low, median - usual_low)
+            high = median + math.hypot(high - median, usual_high - median)
+        is_share = name.startswith("attainment")
+        own = NORMAL_80 * self.spread.of_metric(name) * (1.0 if is_share else abs(median))
+        low, high = min(low, median - own), max(high, median + own)
+        if is_share:
+            low, high = max(0.0, low), min(1.0, high)
         return Interval(low, median, high)
 
 

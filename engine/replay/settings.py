@@ -1,5 +1,6 @@
 """Which changes a replay can make: the settings of its scheduler and memory, and the sentences that refuse others."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ HOST_SHARE = 0.25  # of a host's memory that KV takes by default (engine/runner/
 
 def check(change: Change, *, is_closed: bool) -> None:
     """Raises ReplayError, with a sentence, for a change that a replay cannot make."""
-    for name in change.settings:
+    for name, value in change.settings.items():
         if name in SPEED and change.device_speed == 1.0:
             raise ReplayError(
                 f"{name} changes how fast the device computes, which this run cannot tell; give device_speed beside "
@@ -45,6 +46,8 @@ def check(change: Change, *, is_closed: bool) -> None:
             known = name in EngineConfig.model_fields
             why = "changes nothing that a replay computes" if known else "is not a setting of the engine"
             raise ReplayError(f"{name} {why}; a replay takes {', '.join(REPLAYED)}")
+        if name in OBJECTIVE_SETTINGS and not _is_bound(value):
+            raise ReplayError(f"{name}={value} is no bound; give milliseconds above 0, such as 500")
     for account, share in change.removed.items():
         if account not in REMOVABLE:
             raise ReplayError(
@@ -66,6 +69,10 @@ def check(change: Change, *, is_closed: bool) -> None:
         )
     if change.settings.get("overlap") == "auto":
         raise ReplayError("overlap=auto depends on the device; give on or off")
+
+
+def _is_bound(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf)
 
 
 def recorded_config(meta: Mapping[str, Any]) -> EngineConfig:

@@ -57,7 +57,8 @@ class Replayed:
     steps: int
     refused: int
     repeated: int
-    extrapolated: float  # share of the device time in steps larger than the run had
+    extrapolated: float  # share of the device time in steps far larger than those of the run
+    guessed: float  # ... in steps of which no other run tells either
 
 
 class Replayer:
@@ -119,4 +120,5 @@ class Replayer:
             refused=load.refused,
             repeated=load.repeated,
             extrapolated=sum(each.extrapolated_ns for each in turns) / device_ns if device_ns else 0.0,
+            guessed=sum(each.guessed_ns for each in turns) / device_ns if device_ns else 0.0,
         )

@@ -20,10 +20,12 @@ from metrics.errors import SojournError
 from metrics.replay.verify import changed_settings
 from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory, section
+from metrics.statistics.intervals import student
 
 BLOCK_NS = 1e9  # of the run, for the bootstrap of its own unsteadiness
 USUAL_SPEED_SPREAD = 0.03  # of a run on a machine that nobody else uses: docs/replay_accuracy.md measures it
 OF_TWO_RUNS = math.sqrt(2)
+NORMAL_80 = 1.2816  # standard deviations between the median and the bounds of 80 %
 LEAST_ERROR_BEYOND = 0.05  # of the time of sizes that only other runs had
 USUAL_ERROR_BEYOND = 0.15  # ... of sizes of which nothing is known
 MOST_REPEATS = 8
@@ -31,12 +33,17 @@ MOST_REPEATS = 8
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Relative standard deviations."""
+    """Standard deviations, relative where nothing else is said."""
 
     speed: float  # of the machine between two runs, with the error of the step model
     repeats: int  # runs that it rests on; 0: none lay beside the run
-    beyond: float = 0.0  # of the time of steps far larger than those of the run, with `speed`
-    metrics: Mapping[str, float] = field(default_factory=dict)  # figure → of its logarithm
+    error_beyond: float = 0.0  # of the time of steps far larger than those of the run, beside `speed`
+    metrics: Mapping[str, float] = field(default_factory=dict)  # figure → of its logarithm; of a share as it is
+
+    @property
+    def beyond(self) -> float:
+        """Of the time of steps far larger than those of the run, with `speed`."""
+        return math.hypot(self.speed, self.error_beyond)
 
     def of_metric(self, name: str) -> float:
         return self.metrics.get(name, 0.0)
@@ -49,11 +56,17 @@ def spread_of(run: RunDirectory, meta: Mapping[str, Any], material: Material, re
         found = [_figures(measured(requests, dict(meta)), meta), *repeats]
         for name in found[0]:
             values = np.array([each.get(name, math.nan) for each in found])
-            values = values[~np.isnan(values) & (values > 0)]
-            if len(values) > 1 and not name.startswith("attainment"):
-                metrics[name] = OF_TWO_RUNS * float(np.log(values).std(ddof=1))
+            is_share = name.startswith("attainment")
+            values = values[~np.isnan(values) & (is_share | (values > 0))]
+            if len(values) > 1:
+                metrics[name] = _between(values if is_share else np.log(values))
     speed = math.hypot(_speed_spread(material, metrics.get("tpot_ms:p50")), material.times.error / 2)
-    return Spread(speed=speed, repeats=len(repeats), beyond=math.hypot(speed, _error_beyond(material)), metrics=metrics)
+    return Spread(speed=speed, repeats=len(repeats), error_beyond=_error_beyond(material), metrics=metrics)
+
+
+def _between(values: np.ndarray) -> float:
+    """Two runs differ by so much, from what a few did."""
+    return OF_TWO_RUNS * student(len(values), NORMAL_80) * float(values.std(ddof=1))
 
 
 def _speed_spread(material: Material, between_repeats: float | None) -> float:
@@ -67,7 +80,7 @@ def _speed_spread(material: Material, between_repeats: float | None) -> float:
 def _error_beyond(material: Material) -> float:
     """Of the time of sizes that the run never had."""
     known = material.known
-    if known is None:
+    if known is None or known.steps is None:
         return USUAL_ERROR_BEYOND
     return USUAL_ERROR_BEYOND / 2 if known.error is None else max(LEAST_ERROR_BEYOND, known.error)
 

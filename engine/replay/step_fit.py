@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from metrics.compute.step_time import KNOTS
+from metrics.compute.step_time import FEWEST_OF_A_SIZE, KNOTS, reached
 from metrics.statistics.non_negative import NEGLIGIBLE_WEIGHT, non_negative
 
-FEWEST_OF_A_SIZE = 8
 FAR_BEYOND = 1.5  # times the largest size of the run: up to there its own line goes on
 FEWEST_DECODES = 100  # steps: fewer do not tell what a row costs
 SHORT_CHUNKS = (2, 4, 8, 16)  # tokens
@@ -73,7 +72,8 @@ class StepTimes:
 
     def __init__(self, steps: StepColumns, beyond: StepColumns | None = None) -> None:
         """`beyond` are sizes that the run never had, with the time to expect; each counts like one step."""
-        self.knots = _knots(steps.tokens) if beyond is None else KNOTS
+        steps_reach = reached(steps.tokens)
+        self.knots = _knots(steps.tokens) if beyond is None else _knots_until(max(steps_reach, beyond.tokens.max()))
         features = steps.features(self.knots)
         guessed = [each for each in (beyond, short_chunks(steps)) if each is not None]
         self.device = fitted(
@@ -87,8 +87,12 @@ class StepTimes:
         self.host_ns = sum(host @ coefficients for coefficients in self.host)
         self.host_ratio = sum(stages) / np.maximum(self.host_ns, 1.0)
         self.predicted_ns = features @ self.device
-        self.largest_tokens = FAR_BEYOND * reached(steps.tokens)  # a step with more is beyond those of the run
+        self.largest_tokens = FAR_BEYOND * steps_reach  # a step with more is beyond those of the run
         self.most_decodes = FAR_BEYOND * max(reached(steps.decodes), 1.0)
+        self.told_tokens, self.told_decodes = self.largest_tokens, self.most_decodes  # of larger ones nothing tells
+        if beyond is not None:
+            self.told_tokens = max(self.told_tokens, float(beyond.tokens.max()))
+            self.told_decodes = max(self.told_decodes, float(beyond.decodes.max()))
         self.error = held_out_error(steps)
         self._device = self.device.tolist()
         self._segments = list(zip(self.knots, (*self.knots[1:], 2**62), self._device[BASE_FEATURES:], strict=True))
@@ -155,11 +159,6 @@ def short_chunks(steps: StepColumns) -> StepColumns | None:
     )  # fmt: skip
 
 
-def reached(sizes: np.ndarray) -> float:
-    """The size that enough steps have, or exceed, to know it."""
-    return float(np.sort(sizes)[-FEWEST_OF_A_SIZE]) if len(sizes) >= FEWEST_OF_A_SIZE else 0.0
-
-
 def fitted(
     features: np.ndarray, measured_ns: np.ndarray, guessed: Sequence[tuple[np.ndarray, np.ndarray]] = ()
 ) -> np.ndarray:
@@ -167,7 +166,9 @@ def fitted(
     times, each as good as one that was measured."""
     if len(features) > FITTED_STEPS:  # evenly chosen over the run
         chosen = np.linspace(0, len(features) - 1, FITTED_STEPS).astype(int)
-        rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))[:FITTED_STEPS]
+        rare = np.flatnonzero(features[:, 1] > np.median(features[:, 1]))
+        if len(rare) > FITTED_STEPS:
+            rare = rare[np.linspace(0, len(rare) - 1, FITTED_STEPS).astype(int)]
         chosen = np.union1d(chosen, rare)
         features, measured_ns = features[chosen], measured_ns[chosen]
     for more, ns in guessed:
@@ -222,3 +223,8 @@ def _knots(tokens: np.ndarray) -> tuple[int, ...]:
         if above >= FEWEST_BETWEEN_KNOTS and (between >= FEWEST_BETWEEN_KNOTS or knot in KNOTS[:3]):
             chosen.append(knot)
     return tuple(chosen)
+
+
+def _knots_until(largest_tokens: float) -> tuple[int, ...]:
+    """Those of KNOTS with sizes well above them. Above the last one the line goes on as steep as it was."""
+    return (KNOTS[0], *(knot for knot in KNOTS[1:] if FAR_BEYOND * knot <= largest_tokens))

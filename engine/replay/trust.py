@@ -17,7 +17,7 @@ WORST_OF_OBJECTIVE = 0.1
 WORST_ATTAINMENT = 0.05
 WORST_PREEMPTIONS = 0.3
 FEW_PREEMPTIONS = 10  # a difference of so many is no storm
-WORST_EXTRAPOLATED = 0.3
+WORST_GUESSED = 0.3
 
 
 def of_run(material: Material, measured: pd.DataFrame) -> list[str]:
@@ -68,9 +68,9 @@ def of_unchanged(
 
 def of_change(change: Change, replayed: Replayed, material: Material) -> list[str]:
     doubts = []
-    if replayed.extrapolated > WORST_EXTRAPOLATED and material.known is None:
+    if replayed.guessed > WORST_GUESSED:
         doubts.append(
-            f"{100 * replayed.extrapolated:.0f} % of the device time is in steps larger than any of the run, whose "
+            f"{100 * replayed.guessed:.0f} % of the device time is in steps larger than any of the run, whose "
             "time is a guess."
         )
     if replayed.repeated > len(material.load.requests):

@@ -9,7 +9,8 @@ from engine.request.plan import StepPlan
 
 
 class FittedTurns:
-    """Owns nothing but a replay's factors. `removed` are shares (0 to 1) of accounts; the other factors multiply."""
+    """Owns a replay's factors and what it counts of its steps. `removed` are shares (0 to 1) of accounts; the other
+    factors multiply."""
 
     def __init__(
         self, times: StepTimes, noise: Noise | None, *, device_speed: float = 1.0, slowness: float = 1.0,
@@ -27,6 +28,7 @@ class FittedTurns:
         self._is_split = self._kept_prefill != 1 or self._kept_decode != 1
         self._stages = [tuple(coefficients.tolist()) for coefficients in times.host]
         self.extrapolated_ns = self.device_ns = 0.0  # device time of such steps, and of all
+        self.guessed_ns = 0.0  # ... of steps of which no other run tells either
 
     @property
     def idle_receive_ns(self) -> float:
@@ -65,5 +67,7 @@ class FittedTurns:
         if tokens > model.largest_tokens or decodes > model.most_decodes:
             device_ns *= self._beyond
             self.extrapolated_ns += device_ns
+            if tokens > model.told_tokens or decodes > model.told_decodes:
+                self.guessed_ns += device_ns
         self.device_ns += device_ns
         return TurnTimes(before, device_ns, after, publish, receive)

@@ -160,7 +160,7 @@ def bootstrap_mean(values: np.ndarray, *, seed: int = 0, resamples: int = RESAMP
     random = np.random.default_rng(seed)
     resampled = _resampled_means(sample, random, resamples, min(block, count))
     if block > 1:
-        centre, wider = float(sample.mean()), _student(count / block)
+        centre, wider = float(sample.mean()), student(count / block)
         low, high = (centre + wider * (bound - centre) for bound in np.quantile(resampled, TAILS))
         return Interval(low=float(low), high=float(high), method="block bootstrap")
     low, high = np.quantile(resampled, _bca_tails(sample, resampled))
@@ -204,12 +204,13 @@ def _ratio_error(values: np.ndarray, clusters: np.ndarray, centre: float) -> flo
     _, place = np.unique(clusters, return_inverse=True)
     sums = np.bincount(place, weights=values - centre)
     number = len(sums)
-    return _student(number) * math.sqrt(float(np.sum(sums**2)) * number / max(number - 1, 1)) / len(values)
+    return student(number) * math.sqrt(float(np.sum(sums**2)) * number / max(number - 1, 1)) / len(values)
 
 
-def _student(groups: float) -> float:
-    """How much wider Student's t at 95 % is than the normal, to first order: few groups tell little of their spread."""
-    return 1 + (1 + NORMAL_QUANTILE**2) / (4 * max(groups - 1, 1))
+def student(groups: float, quantile: float = NORMAL_QUANTILE) -> float:
+    """How much wider Student's t is than the normal at a quantile of it, by default that of 95 %, to first order: few
+    groups tell little of their spread."""
+    return 1 + (1 + quantile**2) / (4 * max(groups - 1, 1))
 
 
 def _resampled_means(sample: np.ndarray, random: np.random.Generator, resamples: int, block: int) -> np.ndarray:

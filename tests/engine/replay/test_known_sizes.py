@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -36,7 +37,12 @@ def meta(*entries: SpeedEntry) -> dict:
 
 
 def _fields(each: SpeedEntry) -> dict:
-    return {name: getattr(each, name) for name in ("name", "identity", "measured_at", "settings", "step_ns", "steps")}
+    names = ("name", "identity", "measured_at", "settings", "step_ns", "steps", "most_decodes", "largest_tokens")
+    return {name: getattr(each, name) for name in names}
+
+
+def of_sizes(each: SpeedEntry, most_decodes: float, largest_tokens: float) -> SpeedEntry:
+    return msgspec.structs.replace(each, most_decodes=most_decodes, largest_tokens=largest_tokens)
 
 
 def small_steps(slowdown: float) -> pd.DataFrame:
@@ -87,7 +93,22 @@ def test_nothing_is_taken_from_runs_of_other_settings():
     assert known_sizes(found, steps, step_columns(steps, overlap=False)) is None
 
 
+def test_runs_that_had_no_such_steps_tell_nothing_of_them_however_well_they_agree():
+    steps = small_steps(1.0)
+    columns = step_columns(steps, overlap=False)
+    small = [of_sizes(entry(number), most_decodes=1, largest_tokens=61) for number in (1, 2, 3)]
+    alone = known_sizes(meta(*small), steps, columns)
+    assert alone.steps is None and alone.error is None and alone.speed_spread is not None
+    found = known_sizes(meta(*small, of_sizes(entry(4), most_decodes=32, largest_tokens=64)), steps, columns)
+    assert found.steps.decodes.max() == 48 and found.error is None  # one entry alone agrees with itself
+    times = StepTimes(columns, found.steps)
+    assert times.told_decodes == 48 and times.told_tokens == 1.5 * 61
+    longer_ns = times.device_ns(1000, 0, 0, 1, 0, 1) - times.device_ns(200, 0, 0, 1, 0, 1)
+    assert longer_ns == pytest.approx(800 * 20 * US, rel=0.2)  # the last slope goes on
+
+
 def test_the_error_beyond_the_run_is_largest_where_nothing_is_known():
     errors = [_error_beyond(SimpleNamespace(known=known)) for known in (
-        None, SimpleNamespace(error=None), SimpleNamespace(error=0.001))]  # fmt: skip
-    assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]
+        None, SimpleNamespace(steps=None, error=None), SimpleNamespace(steps=1, error=None),
+        SimpleNamespace(steps=1, error=0.001))]  # fmt: skip
+    assert errors == [USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND, USUAL_ERROR_BEYOND / 2, LEAST_ERROR_BEYOND]

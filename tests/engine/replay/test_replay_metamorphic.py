@@ -1,5 +1,7 @@
 """How a replay must answer when something gets better, or stays as it is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,30 @@ def test_what_cannot_be_replayed_is_refused_and_spares_the_others(predictor, cha
     refused, other = predictor.predict([change, Change(settings={"max_num_seqs": 2})])
     assert not refused.is_trusted and words in refused.doubts[0]
     assert other.change.settings == {"max_num_seqs": 2}
+
+
+def test_steps_beyond_those_of_the_run_widen_the_bounds_of_a_change_that_is_replayed_once(tmp_path):
+    asks = random_asks(8, 60, mean_gap_ns=5_000_000)
+    predictor = predictor_of(write_run(tmp_path / "alone", asks, max_num_seqs=1))
+    unchanged, batched = predictor.predict([Change(), Change(settings={"max_num_seqs": 8})], quick=True)
+
+    def width(prediction):
+        bounds = prediction.tpot_ms["p50"]
+        return bounds.high / bounds.low
+
+    assert width(batched) > 1.1 * width(unchanged)
+    assert any("larger than any of the run" in doubt for doubt in batched.doubts)
+
+
+def test_an_objective_of_a_change_holds_for_classes_with_a_bound_of_their_own(tmp_path):
+    asks = [replace(ask, klass="chat") for ask in random_asks(9, 12)]
+    own = [{"klass": "chat", "ttft_ms": 1e6}]
+    predictor = predictor_of(write_run(tmp_path / "run", asks, objectives=own))
+    (strict,) = predictor.predict([Change(settings={"objective_ttft_ms": 1e-6})])
+    assert strict.attainment.median == 0.0
+
+
+@pytest.mark.parametrize("bound", ["fast", 0, True, float("nan")])
+def test_an_objective_that_is_no_bound_is_refused(predictor, bound):
+    with pytest.raises(ReplayError, match="milliseconds above 0"):
+        predictor.check(Change(settings={"objective_ttft_ms": bound}))
