@@ -1,6 +1,6 @@
 """`sojourn plan`: which settings serve most within the objectives, found by replays of one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,9 +62,11 @@ def plan(
         load = None if _is_closed(predictor) else recorded_load(opened)
         search = Search(predictor, objectives, attainment, load, progress)
         found = search.run(_candidates(opened, predictor), purchases())
-    report = Report(opened, found, walls, objectives, attainment, dollars_per_hour)
+    report = Report(opened, found, walls, predictor.pool_tokens, objectives, attainment, dollars_per_hour)
     if not json:
         report.print()
+    if confirm and slo is not None and not json:
+        out.print("! --confirm judges both runs by the objectives of the recorded run, not by those of --slo")
     confirmed = _confirm(opened, found, predictor, is_shown=not json) if confirm else None
     if json:
         print_json(report.document() | {"confirmed": confirmed and confirmed.entry})
@@ -87,12 +89,12 @@ class Report:
     """The plan of one run as a document, and on a terminal."""
 
     def __init__(
-        self, run: "RunDirectory", found: "Planned", walls: Any, objectives: Sequence[Mapping[str, Any]],
-        attainment: float, dollars_per_hour: float | None,
+        self, run: "RunDirectory", found: "Planned", walls: Any, pool_tokens: "Callable[[Change], int]",
+        objectives: Sequence[Mapping[str, Any]], attainment: float, dollars_per_hour: float | None,
     ) -> None:  # fmt: skip
         self.found, self.attainment, self.dollars_per_hour = found, attainment, dollars_per_hour
         self.objectives = objectives
-        self._run, self._walls = run, walls
+        self._run, self._walls, self._pool_tokens = run, walls, pool_tokens
         self._meta = run.meta()
         self.recorded_rps = _recorded_rps(run)
         self.doubts = (found.best_limit or found.best[0]).prediction.doubts if found.best else []
@@ -103,12 +105,7 @@ class Report:
         return engine_settings(self._meta) | point.settings
 
     def walls_at(self, point: "Point") -> "list[Wall]":
-        from metrics.run.directory import section
-
-        settings, core = self.settings_of(point), section(self._meta, "core")
-        pool_tokens = core.get("num_kv_blocks", 0) * core.get("block_size", 16)
-        if "num_kv_blocks" in point.settings:
-            pool_tokens = point.settings["num_kv_blocks"] * settings.get("block_size", 16)
+        settings, pool_tokens = self.settings_of(point), self._pool_tokens(point.prediction.change)
         tpot = min((each["tpot_ms"] for each in self.objectives if each.get("tpot_ms")), default=None)
         e2e_ms = point.prediction.e2e_ms["p50"].median
         return self._walls.at(settings, pool_tokens, self.recorded_rps * point.rate, e2e_ms, tpot)
@@ -121,15 +118,14 @@ class Report:
         return usd_per_million_tokens(self.dollars_per_hour, point.prediction.output_tokens_per_s * point.attainment)
 
     def document(self) -> dict[str, Any]:
-        def shown(point: "Point | None") -> dict[str, Any] | None:
+        def shown(point: "Point | None", *, has_walls: bool = True) -> dict[str, Any] | None:
             if point is None:
                 return None
-            walls = self.walls_at(point)
+            walls = self.walls_at(point) if has_walls else []
             return {
                 "settings": point.settings, "rate_rps": self.recorded_rps * point.rate, "rate": point.rate,
-                "usd_per_million_good_output_tokens": self.cost(point), "walls": walls, "binding": _binding(walls),
-                "prediction": point.prediction,
-            }  # fmt: skip
+                "usd_per_million_good_output_tokens": self.cost(point), "prediction": point.prediction,
+            } | ({"walls": walls, "binding": _binding(walls)} if has_walls else {})  # fmt: skip
 
         found = self.found
         return {
@@ -137,7 +133,10 @@ class Report:
             "settings": found.settings, "recorded_limit": shown(found.recorded_limit),
             "best_limit": shown(found.best_limit), "recorded": [shown(point) for point in found.recorded],
             "best": [shown(point) for point in found.best],
-            "purchases": {name: shown(point) for name, point in found.purchases.items()},
+            "purchases": {
+                # Bought hardware has other walls than those of this machine.
+                name: shown(point, has_walls=False) for name, point in found.purchases.items()
+            },
             "replays": found.replays, "closed_loop": found.is_closed, "doubts": self.doubts,
         }  # fmt: skip
 

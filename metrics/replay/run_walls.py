@@ -13,8 +13,7 @@ from metrics.compute.step_time import StepTimeModel
 from metrics.errors import RunDataError
 from metrics.replay.plan import Load
 from metrics.replay.walls import MeanRequest, Wall, measured_walls, memory_wall, objective_wall
-from metrics.request.goodput import measured, rate_window
-from metrics.results.load import declared_window_s
+from metrics.request.goodput import measured
 from metrics.run.directory import RunDirectory, section
 from metrics.steps import Steps, rows_of
 
@@ -66,10 +65,14 @@ def recorded_load(run: RunDirectory) -> Load:
     rows = measured(run.requests(), meta)
     if not len(rows):
         raise RunDataError(f"{run.path} has no measured request, so there is nothing to plan for")
+    begin_s = rows.due_ns.astype("float64") / 1e9
+    end_s = begin_s + rows.e2e_ms.astype("float64").fillna(0.0) / 1e3
+    conversation = rows.session_id.where(rows.session_id.notna() & (rows.session_id != ""), rows.request_id)
+    begins, ends = begin_s.groupby(conversation).min(), end_s.groupby(conversation).max()
     return Load(
-        window_s=rate_window(rows, declared_window_s(meta)).seconds,
+        begins_s=(begins - begins.min()).tolist(),
+        lasts_s=(ends - begins).tolist(),
         output_tokens=float(rows.output_tokens.astype("float64").sum()),
-        latency_s=float(rows.e2e_ms.astype("float64").median()) / 1e3,
     )
 
 

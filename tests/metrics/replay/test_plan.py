@@ -22,7 +22,9 @@ from metrics.replay.walls import (
 )  # fmt: skip
 
 RECORDED_RPS, SENT, OUTPUT_TOKENS = 10.0, 100, 20
-LOAD = Load(window_s=SENT / RECORDED_RPS, output_tokens=SENT * OUTPUT_TOKENS, latency_s=0.5)
+LOAD = Load(
+    begins_s=[number / RECORDED_RPS for number in range(SENT)], lasts_s=[0.5] * SENT, output_tokens=SENT * OUTPUT_TOKENS
+)
 SHAPE = ModelShape(
     vocab_size=1000, hidden_size=64, attention_parameters=400_000, mlp_parameters=600_000, pair_flops=256,
     windows=((None, 4),), kv_bytes_per_token=4 * 2 * 128, weight_bytes=4_000_000,
@@ -83,6 +85,18 @@ def test_a_rate_counts_only_if_the_server_keeps_up():
 
     limit = Search(Patient(), None, 0.9, LOAD).limit({})
     assert RECORDED_RPS * limit.rate == pytest.approx(Server().capacity(Change()), rel=0.2)
+
+
+def test_pauses_of_conversations_are_no_backlog():
+    talks = Load(begins_s=[0.0, 1.0, 2.0], lasts_s=[30.0, 10.0, 1.0], output_tokens=600.0)
+    assert talks.ends_s(1.0) == 30.0 and talks.ends_s(100.0) == 30.0
+
+    class Quick(Server):
+        def _predicted(self, change):
+            return msgspec.structs.replace(super()._predicted(change), output_tokens_per_s=600.0 / 31)
+
+    search = Search(Quick(), None, 0.1, talks)
+    assert search.is_kept(*search.points([{}], [4.0]))
 
 
 def test_a_closed_loop_is_planned_at_its_concurrency():
