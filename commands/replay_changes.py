@@ -19,11 +19,14 @@ def grid(words: Sequence[str], option: str = "--set") -> list[Change]:
     for word in words:
         key, equals, values = word.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or not key or not values.strip():
+        if not equals or not key or not values.strip(" ,"):
             raise InputError(f"{option} {word!r} is not KEY=VALUE, such as max_num_seqs=32,64")
         if any(axis[0][0] == key for axis in axes):
             raise InputError(f"{option} names {key} twice; give its values together: {key}=A,B")
         axes.append([(key, _value(key, value.strip(), option)) for value in values.split(",") if value.strip()])
+    keys = [axis[0][0] for axis in axes]
+    if "routing" in keys and "replicas" not in keys:
+        raise InputError(f"{option} routing chooses among replicas, and there is one; give replicas=2 beside it")
     combinations = list(product(*axes)) if axes else []
     if len(combinations) > MOST_CHANGES:
         raise InputError(f"{option} makes {len(combinations):,} combinations; at most {MOST_CHANGES} are replayed")
@@ -40,7 +43,10 @@ def _value(key: str, text: str, option: str) -> Any:
         if text not in WORDS[key]:
             raise InputError(f"{option} {key}={text}: give one of {', '.join(WORDS[key])}")
         return text
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"{option} {key}={text}: give a number, a word, true or false") from None
     if key in FACTORS or key.startswith(REMOVED):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"{option} {key}={text}: give a number, such as {key}={1 if '.' in key else 2}")

@@ -122,11 +122,10 @@ class ReplayedLoad:
             return
         way_ns, recorded_way_ns = self._way(recorded.last_out), sum(recorded.last_out.values())
         last_ns = committed_ns + way_ns
-        if sent.status == "cancelled":
+        if sent.status != "missing":  # its client has left
             return
-        timeout = self._load.timeout_ns
-        if timeout is not None and last_ns - sent.due_ns > timeout + recorded.way_in["client.lag"]:
-            sent.status, last_ns = "timeout", sent.due_ns + timeout
+        if last_ns > (leaves_ns := self._times_out_ns(sent)):
+            sent.status, last_ns = "timeout", leaves_ns
             sent.last_ns = last_ns
         else:
             sent.status, sent.last_ns = "ok", last_ns
@@ -181,7 +180,7 @@ class ReplayedLoad:
         if recorded.patience_ns is not None:
             self._push(due_ns + recorded.patience_ns, LEAVE, place)
         elif self._load.timeout_ns is not None:
-            self._push(due_ns + recorded.way_in["client.lag"] + self._load.timeout_ns, LEAVE, place)
+            self._push(self._times_out_ns(sent), LEAVE, place)
 
     def _follow(self, sent: Sent, free_ns: float) -> None:
         """What is due after an end: the next turn, or the next request of its slot."""
@@ -252,6 +251,11 @@ class ReplayedLoad:
             for choice in range(recorded.choices):
                 sent.replica.abort(_sequence_id(place, choice), now_ns)
         self._follow(sent, now_ns)
+
+    def _times_out_ns(self, sent: Sent) -> float:
+        """The client's time limit begins when it sends."""
+        timeout = self._load.timeout_ns
+        return float("inf") if timeout is None else sent.due_ns + sent.recorded.way_in["client.lag"] + timeout
 
     def _way(self, accounts: dict[str, float]) -> float:
         if not self._kept:

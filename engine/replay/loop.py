@@ -46,7 +46,6 @@ class Replica:
         self.cutoff_ns = float("inf")  # messages until then are received by the next turn; infinite: it sleeps
         self.steps = 0
         self.preemptions = 0
-        self.busy_ns = 0.0
         self._on_emitted = on_emitted
         self._begin_ns = self._received_ns = self._device_free_ns = float("-inf")  # a prelude comes before moment 0
         self._under_way: deque[tuple[StepPlan, float, TurnTimes]] = deque()
@@ -89,7 +88,6 @@ class Replica:
             launched_ns += times.before
             device_begin_ns = max(launched_ns, self._device_free_ns)
             self._device_free_ns = device_begin_ns + times.device
-            self.busy_ns += times.device
             under_way.append((plan, self._device_free_ns, times))
         elif not under_way:
             self._sleep(launched_ns)

@@ -18,6 +18,7 @@ class FittedStepTime:
         self._slowness = slowness
 
     def predict_work(self, work: StepWork, *, eager: bool = True) -> float:
+        """Of the device. `eager` says nothing that the work does not: in the fit, only steps with prompts are eager."""
         expected_ns = self._times.device_ns(
             int(work.tokens), int(work.decodes), int(work.decode_pairs), int(work.chunks), int(work.chunk_pairs),
             int(work.logit_rows),

@@ -31,6 +31,9 @@ def test_commas_make_a_grid_over_all_keys():
         (["routing=random"], "give one of round-robin"),
         (["device_speed=fast"], "give a number"),
         (["replicas=1.5"], "give a whole number"),
+        (["max_num_seqs=,"], "is not KEY=VALUE"),
+        (["policy=["], "give a number, a word"),
+        (["routing=prefix"], "give replicas=2"),
         (["max_num_seqs=" + ",".join(map(str, range(1, 600)))], "at most 500"),
     ],
 )
